@@ -1,0 +1,3 @@
+"""Lockstep: synchronous data-parallel training for PyTorch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,61 @@
+"""The command line: one file a subcommand, imported when it is called.
+
+`lockstep --help` imports nothing else, so that it answers at once on a login node.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from lockstep import __version__
+from lockstep.errors import LockstepError
+
+COMMANDS = {
+    "train": "train a network on a data set or a folder of images",
+    "eval": "evaluate a checkpoint",
+    "predict": "name what is on images",
+    "models": "list the networks",
+    "datasets": "list the data sets",
+    "data": "fetch a data set ahead of a job",
+    "doctor": "say what this machine offers, what is wrong, and how to mend it",
+}
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if words else USAGE_ERROR
+    if words[0] == "--version":
+        print(f"lockstep {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean `lockstep {near[0]}`?" if near else "`lockstep --help` lists the commands"
+        print(f"lockstep: error: there is no command {words[0]!r}; {hint}", file=sys.stderr)
+        return USAGE_ERROR
+    try:
+        code: int = import_module(f"lockstep.cli.{words[0]}").main(words[1:])
+    except LockstepError as error:
+        print(f"lockstep {words[0]}: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        sys.stderr.close()
+        return 0
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:{width}}  {about}" for name, about in COMMANDS.items())
+    return (
+        f"Lockstep {__version__}: synchronous data-parallel training for PyTorch\n\n"
+        f"usage: lockstep COMMAND ...\n\n{rows}\n\n"
+        f"lockstep COMMAND --help explains a command; lockstep --version prints the version.\n"
+        f"To begin: lockstep train -np 2"
+    )

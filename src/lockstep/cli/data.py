@@ -1,0 +1,41 @@
+"""`lockstep data get`: fetch a data set ahead of a job, such as on a login node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import parse
+from lockstep.config import DataConfig
+from lockstep.errors import DataError
+
+
+@dataclass(frozen=True)
+class DataCommand:
+    """Fetch a data set, so that a job on nodes without a network finds it."""
+
+    action: Annotated[Positional[Literal["get"]], arg(metavar="get")]
+    """What to do."""
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """The data set (see `lockstep datasets`)."""
+    data_dir: Path = Path("data")
+    """Where to keep it; give the same to `lockstep train`."""
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(DataCommand, "data", words)
+    from lockstep.data import catalog
+
+    fetched = [name for name, entry in catalog.NAMED.items() if entry.fetched]
+    if command.name not in fetched:
+        near = get_close_matches(command.name, fetched, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"these can be: {', '.join(fetched)}"
+        raise DataError(f"{command.name!r} cannot be fetched; {hint}")
+    data = catalog.load(DataConfig(dataset=command.name, data_dir=command.data_dir), download=True)
+    print(f"{command.name} is in {command.data_dir}: {len(data.train):,} + {len(data.val):,} images")
+    return 0

@@ -1,0 +1,50 @@
+"""`lockstep eval`: evaluate a checkpoint on a data set's validation images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import Workers, parse
+from lockstep.cli.workers import run_workers
+from lockstep.config import DataConfig, TrainConfig
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class EvalCommand:
+    """Evaluate a checkpoint: each validation image once, over all workers."""
+
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
+    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    data: DataConfig = field(default_factory=DataConfig)
+    batch_size: Annotated[int, arg(aliases=["-b"])] = 64
+    """Images of one worker in one forward pass."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """bf16: autocast to bfloat16. fp64: double precision."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    workers: Workers = 1
+    """Workers on this machine; auto: one a GPU, or 1."""
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(EvalCommand, "eval", words)
+    config = TrainConfig(
+        data=command.data, batch_size=command.batch_size, precision=command.precision, device=command.device
+    )
+    work = partial(_work, config, command.checkpoint)
+    return run_workers("eval", words, command.workers, command.device, work)
+
+
+def _work(config: TrainConfig, checkpoint: Path, world: World) -> None:
+    from lockstep.train.inference import evaluate_checkpoint, summarize
+
+    figures = evaluate_checkpoint(config, world, checkpoint)
+    if world.is_main:
+        print(summarize(figures, world))

@@ -1,0 +1,56 @@
+"""Reading a command's words into its dataclass, with tyro, and a recipe's values under the flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+from tyro.conf import OmitArgPrefixes, arg
+
+from lockstep import recipes
+from lockstep.config import TrainConfig
+
+T = TypeVar("T")
+Workers = Annotated[int | Literal["auto"], arg(name="np", aliases=["-np"], metavar="N|auto")]
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train a network on a data set or a folder of images."""
+
+    job: TrainConfig = field(default_factory=TrainConfig)
+    workers: Workers = 1
+    """Workers on this machine; auto: one a GPU, or 1."""
+    config: Annotated[str | None, arg(metavar="RECIPE|FILE.yaml")] = None
+    """Start from this recipe instead of the data set's own."""
+    print_config: bool = False
+    """Print the outcome of recipe and flags as YAML, and stop."""
+
+
+def parse(kind: type[T], command: str, words: Sequence[str], default: T | None = None) -> T:
+    """Read words into a dataclass; a wrong word ends the process with exit code 2 and says what was meant."""
+    prog = f"lockstep {command}"
+    if default is None:
+        return tyro.cli(kind, prog=prog, args=words, config=(OmitArgPrefixes,))
+    return tyro.cli(kind, prog=prog, args=words, default=default, config=(OmitArgPrefixes,))
+
+
+def parse_train(words: Sequence[str]) -> TrainCommand:
+    """Read `lockstep train`'s words: the flags over the recipe that the data set or --config names.
+
+    Raises:
+        ConfigError: The recipe cannot be read or is wrong, or --global-batch-size meets --batch-size.
+    """
+    flags = parse(TrainCommand, "train", words)
+    name = flags.config or recipes.for_source(flags.job.data.source)
+    recipe = recipes.load(name)
+    if flags.job.batch_size is not None:
+        recipe = replace(recipe, global_batch_size=None)
+    if flags.job.global_batch_size is not None:
+        recipe = replace(recipe, batch_size=None)
+    if flags.job.data.dataset or flags.job.data.data:
+        recipe = replace(recipe, data=replace(recipe.data, dataset="", data=None))
+    return parse(TrainCommand, "train", words, TrainCommand(job=recipe))
+

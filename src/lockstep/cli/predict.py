@@ -1,0 +1,41 @@
+"""`lockstep predict`: name what is on images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import parse
+from lockstep.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PredictCommand:
+    """Name what is on images: the most probable classes and their probabilities."""
+
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
+    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
+    """Image files."""
+    top: int = 3
+    """Classes to name for each image."""
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise ConfigError(f"--top must be 1 or more; got {self.top}")
+        if not self.images:
+            raise ConfigError("name at least one IMAGE")
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(PredictCommand, "predict", words)
+    from lockstep.train.inference import load_network, predict
+
+    for prediction in predict(load_network(command.checkpoint), command.images, command.top):
+        named = "  ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.classes)
+        print(f"{prediction.path}: {named}", flush=True)
+    return 0

@@ -1,0 +1,83 @@
+"""Random changes to whole batches of small images, each drawn from (seed, epoch, sample)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lockstep.config import AugmentConfig
+from lockstep.data.draws import Draws
+
+
+def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+    """Pick samples from a set, shifted and mirrored, in a single pass.
+
+    Args:
+        images: The whole set, uint8 [M, C, H, W].
+        draws: The samples to pick, and their draws.
+
+    Returns:
+        uint8 [N, C, H, W], on the device of `images`.
+    """
+    samples = torch.from_numpy(draws.samples).to(images.device)
+    if not (config.shift or config.flip):
+        return images.index_select(0, samples)
+    _, channels, height, width = images.shape
+    rows, columns = np.arange(height)[None], np.arange(width)[None]
+    if config.flip:
+        mirrored = draws.uniform("flip") < 0.5
+        columns = np.where(mirrored[:, None], columns[:, ::-1], columns)
+    if config.shift:
+        rows = rows + draws.integers("shift rows", -config.shift, config.shift)[:, None]
+        columns = columns + draws.integers("shift columns", -config.shift, config.shift)[:, None]
+    y, x = (
+        torch.from_numpy(_reflect(part, length)).to(images.device)
+        for part, length in ((rows, height), (columns, width))
+    )
+    channel = torch.arange(channels, device=images.device)
+    picked = images[samples[:, None, None, None], channel[:, None, None], y[:, None, :, None], x[:, None, None, :]]
+    if config.shift and config.shift_padding == "zero":
+        inside = [
+            torch.from_numpy((part >= 0) & (part < length)).to(images.device)
+            for part, length in ((rows, height), (columns, width))
+        ]
+        picked *= (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
+    return picked
+
+
+def _reflect(positions: np.ndarray[tuple[int, ...], np.dtype[np.int64]], length: int) -> np.ndarray:  # type: ignore[type-arg]
+    """Fold positions outside 0 .. length - 1 back in, as a mirror at the edge pixel's centre does."""
+    last = max(1, length - 1)
+    folded: np.ndarray = last - np.abs(last - np.abs(positions) % (2 * last))  # type: ignore[type-arg]
+    return np.minimum(folded, length - 1)
+
+
+def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+    """Rotate and scale about the centre, bilinearly, with zeros outside: floating [N, C, H, W] to the same."""
+    angle = np.radians(draws.between("rotate", -config.rotate, config.rotate))
+    scale = draws.between("zoom", 1 - config.zoom, 1 + config.zoom)
+    cosine, sine = np.cos(angle) / scale, np.sin(angle) / scale
+    aspect = images.shape[2] / images.shape[3]
+    zero = np.zeros_like(angle)
+    rows = [np.stack([cosine, -sine * aspect, zero], 1), np.stack([sine / aspect, cosine, zero], 1)]
+    matrix = torch.from_numpy(np.stack(rows, 1)).to(images.device, images.dtype)
+    grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
+    """Blank a square of `side` pixels around a random centre, in place, as T. DeVries and G. Taylor do (arXiv 1708.04552).
+
+    Args:
+        images: Normalised, floating [N, C, H, W]: the blank is 0, the mean.
+    """
+    height, width = images.shape[2:]
+    masks = []
+    for purpose, length in (("cutout row", height), ("cutout column", width)):
+        start = draws.integers(purpose, 0, length - 1)[:, None] - math.ceil(side / 2) + 1
+        position = np.arange(length)[None]
+        masks.append(torch.from_numpy((position >= start) & (position < start + side)).to(images.device))
+    return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)

@@ -1,0 +1,104 @@
+"""The catalogue of data sets: what each name means, and how it is loaded. Imports no torch until something is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.config import DataConfig
+from lockstep.errors import DataError
+from lockstep.references import resolve
+
+if TYPE_CHECKING:
+    from lockstep.data.sets import ImageData
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of `lockstep datasets`. `fetched`: whether `lockstep data get` can fetch it."""
+
+    samples: str
+    images: str
+    about: str
+    fetched: bool = False
+
+
+NAMED = {
+    "digits": Entry("1,437 + 360", "8 x 8 grey", "UCI optical digits; comes with Lockstep"),
+    "mnist": Entry("60,000 + 10,000", "28 x 28 grey", "handwritten digits", fetched=True),
+    "fashion-mnist": Entry("60,000 + 10,000", "28 x 28 grey", "articles of clothing", fetched=True),
+    "cifar10": Entry("50,000 + 10,000", "32 x 32 colour", "ten kinds of things and animals", fetched=True),
+    "cifar100": Entry("50,000 + 10,000", "32 x 32 colour", "a hundred kinds of things", fetched=True),
+    "imagenet": Entry("1,281,167 + 50,000", "photographs", "ILSVRC 2012; put its folders in DATA_DIR/imagenet"),
+    "synthetic": Entry("1,024 + 256", "noise, --image-size", "for measuring without reading anything"),
+}
+
+
+def load(config: DataConfig, download: bool = False) -> ImageData:
+    """Load the data set that a configuration names.
+
+    Raises:
+        DataError: It is unknown (the message names the nearest), missing, or malformed.
+    """
+    source = config.source
+    if config.data:
+        return _load_users(config.data)
+    if source == "digits":
+        from lockstep.data import digits
+
+        return digits.load()
+    if source == "synthetic":
+        from lockstep.data import synthetic
+
+        return synthetic.load(config.image_size or 224)
+    if source in NAMED and NAMED[source].fetched:
+        from lockstep.data import named
+
+        return named.load(source, config.data_dir, download)
+
+    from lockstep.data import folder
+
+    return folder.load(locate(config), config)
+
+
+def locate(config: DataConfig) -> Path:
+    """The folder that a configuration names as its data set.
+
+    Raises:
+        DataError: There is no such folder.
+    """
+    path = config.data_dir / "imagenet" if config.source == "imagenet" else Path(config.source)
+    if path.is_dir():
+        return path
+    if config.source == "imagenet":
+        raise DataError(
+            f"{path} is not there: ImageNet may not be fetched automatically; put its train/ and val/ class folders "
+            f"there, or name their folder: lockstep train FOLDER"
+        )
+    near = get_close_matches(config.source, NAMED, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMED)}"
+    raise DataError(f"{config.source!r} is neither a data set nor a folder; {hint}")
+
+
+def check(config: DataConfig) -> None:
+    """Refuse a data set that cannot exist, before any worker starts; loads nothing.
+
+    Raises:
+        DataError: The name is unknown, or the folder is not there.
+    """
+    if not config.data and not (config.source in NAMED and config.source != "imagenet"):
+        locate(config)
+
+
+def _load_users(reference: str) -> ImageData:
+    from lockstep.data.sets import ImageData
+    from lockstep.data.users import describe
+
+    result = resolve("--data", reference)()
+    if isinstance(result, ImageData):
+        return result
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise DataError(f"--data {reference} must return (training set, validation set); it returned {result!r}")
+    return describe(reference, *result)

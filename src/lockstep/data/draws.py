@@ -1,0 +1,49 @@
+"""Random numbers by position: each draw is a hash of (seed, epoch, sample, purpose).
+
+Unlike a generator with a state, the same sample gets the same draws whichever worker, process or batch handles it, and
+an epoch can be entered anywhere. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.sharding import Indices
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of some samples in one epoch; `samples` are indices into the data set, int64 [N]."""
+
+    seed: int
+    epoch: int
+    samples: Indices
+
+    def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
+        """Independent numbers, uniform in [0, 1), float64 [N]; another purpose gives other numbers."""
+        with np.errstate(over="ignore"):
+            key = np.uint64(crc32(purpose.encode()))
+            for part in (self.seed, self.epoch):
+                key = _mix(key ^ np.uint64(part)) + _GOLDEN
+            bits = _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ key)
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def between(self, purpose: str, low: float, high: float) -> npt.NDArray[np.float64]:
+        """Uniform in [low, high), float64 [N]."""
+        return low + (high - low) * self.uniform(purpose)
+
+    def integers(self, purpose: str, low: int, high: int) -> npt.NDArray[np.int64]:
+        """Whole numbers from low to high, both included, int64 [N]."""
+        return low + np.floor(self.uniform(purpose) * (high - low + 1)).astype(np.int64)
+
+
+def _mix(bits: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))

@@ -1,0 +1,150 @@
+"""Loaders: what a training loop iterates over. Each is a reader (how batches are made) with a sharding (which samples).
+
+People with a loop of their own use `loaders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.config import AugmentConfig, DataConfig
+from lockstep.data import catalog
+from lockstep.data.prefetch import prefetch
+from lockstep.data.readers import Batch, MemoryReader, Placement, Reader
+from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split
+from lockstep.data.sharding import Sharding, evaluation_batches
+from lockstep.data.stream import FileSource, Source, StreamReader, UserSource
+from lockstep.data.users import describe
+
+
+def reader_for(
+    split: Split,
+    spec: InputSpec,
+    placement: Placement,
+    augment: AugmentConfig,
+    *,
+    seed: int = 0,
+    processes: int = 0,
+    skip_corrupt: bool = False,
+) -> Reader:
+    """The reader for a kind of split; `processes` counts loader processes, which images in memory do not need."""
+    if isinstance(split, MemorySplit):
+        return MemoryReader(split, spec, placement, augment, seed)
+    source: Source = FileSource(split, spec, augment, seed) if isinstance(split, FileSplit) else UserSource(split)
+    return StreamReader(source, spec, placement, processes, skip_corrupt)
+
+
+class TrainLoader:
+    """This worker's share of each step of an epoch."""
+
+    def __init__(self, reader: Reader, sharding: Sharding, device: torch.device):
+        self.reader = reader
+        self.sharding = sharding
+        self._device = device
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """Batches of the steps from `start_step` on.
+
+        A worker whose share of the last step is empty gets one sample of weight 0: it has to take the step too.
+        """
+        shares = self.sharding.epoch(epoch, start_step)
+        filler = np.zeros(1, np.int64)
+        plan = [samples if len(samples) else filler for samples in shares]
+        batches = prefetch(self.reader.read(plan, epoch), self._device)
+        for samples, batch in zip(shares, batches, strict=True):
+            yield batch if len(samples) else batch._replace(weights=batch.images.new_zeros(1))
+
+
+class EvalLoader:
+    """This worker's part of an evaluation: over all workers each sample once."""
+
+    def __init__(self, reader: Reader, samples: int, batch: int, rank: int, size: int, device: torch.device):
+        self.reader = reader
+        self._plan = evaluation_batches(samples, batch, rank, size)
+        self._device = device
+
+    def __iter__(self) -> Iterator[Batch]:
+        return prefetch(self.reader.read(self._plan, None), self._device)
+
+
+class _Epochs:
+    """A `TrainLoader` as a plain iterable of (images, labels) for loops outside Lockstep."""
+
+    def __init__(self, loader: TrainLoader):
+        self._loader = loader
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order and augmentation of the next pass; without it, each pass takes the next epoch's."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._loader.sharding.steps_per_epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for images, labels, _ in self._loader.epoch(epoch):
+            yield images, labels
+
+
+class _Pairs:
+    """An `EvalLoader` as a plain iterable of (images, labels)."""
+
+    def __init__(self, loader: EvalLoader):
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for images, labels, _ in self._loader:
+            yield images, labels
+
+
+def loaders(
+    data: str | tuple[Any, Any],
+    batch_size: int,
+    rank: int = 0,
+    size: int = 1,
+    *,
+    data_dir: str | Path = "data",
+    download: bool = False,
+    augment: AugmentConfig | None = None,
+    device: str | torch.device = "cpu",
+    workers: int = 0,
+    seed: int = 0,
+) -> tuple[_Epochs, _Pairs]:
+    """Training and test loaders of one worker's share, for a training loop of your own.
+
+    Args:
+        data: A data set's name, a folder, or (training set, test set), map-style, of (image tensor [C, H, W], label).
+        batch_size: Samples of one worker in one step; a step has `batch_size * size` over all workers. The epoch's
+            last, smaller batch is dropped, so that all workers' batches are equal and plain averages are exact.
+        rank: This worker's number.
+        size: The number of workers.
+        workers: Loader processes, for data that is not held in memory.
+
+    Returns:
+        Two iterables of (images, floating [N, C, H, W], normalised; labels, int64 [N]) on `device`. The training
+        loader shuffles by (seed, epoch) and has `set_epoch`; over all workers the test loader gives each sample once.
+
+    Raises:
+        DataError: The data set is unknown, missing or malformed.
+    """
+    if isinstance(data, str):
+        content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
+    else:
+        content = describe("data", *data)
+    placement = Placement(torch.device(device))
+    spec, augmentation = content.input, augment or AugmentConfig()
+    train, test = (
+        reader_for(split, spec, placement, augmentation, seed=seed, processes=workers)
+        for split in (content.train, content.val)
+    )
+    sharding = Sharding(len(content.train), batch_size * size, rank, size, seed, drop_last=True)
+    return (
+        _Epochs(TrainLoader(train, sharding, placement.device)),
+        _Pairs(EvalLoader(test, len(content.val), batch_size, rank, size, placement.device)),
+    )

@@ -1,0 +1,91 @@
+"""Readers: from lists of sample numbers to batches on the device, one kind for each kind of split.
+
+A reader is handed a plan, the samples of each batch to come, and yields the batches in that order. It knows nothing of
+ranks; `loaders.py` makes the plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from lockstep.config import AugmentConfig
+from lockstep.data import augment
+from lockstep.data.draws import Draws
+from lockstep.data.sets import InputSpec, MemorySplit
+from lockstep.data.sharding import Indices
+
+
+class Batch(NamedTuple):
+    """Images, floating [N, C, H, W], and labels, int64 [N]; `weights` [N] is None where every sample counts once."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a batch is to lie: its device, its floating dtype, and NCHW or NHWC order."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+
+
+class Reader(Protocol):
+    """`read` yields one batch for each entry of a plan; `epoch` None means evaluation, without augmentation."""
+
+    left_out: set[str]
+
+    def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]: ...
+
+    def close(self) -> None:
+        """End what the reader started."""
+
+
+class Normalizer:
+    """uint8 pixels to normalised numbers, on the device where the pixels are."""
+
+    def __init__(self, spec: InputSpec, placement: Placement):
+        self._placement = placement
+        mean, std = (torch.tensor(x, dtype=torch.float64).view(1, -1, 1, 1) for x in (spec.mean, spec.std))
+        self._scale = (1 / (255 * std)).to(placement.device, placement.dtype)
+        self._shift = (-mean / std).to(placement.device, placement.dtype)
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 or floating (0 to 255) [N, C, H, W] to normalised numbers of the same shape."""
+        images = pixels.to(self._placement.dtype, memory_format=self._placement.memory_format, copy=True)
+        return images.mul_(self._scale).add_(self._shift)
+
+
+class MemoryReader:
+    """Batches from images that lie in the device's memory."""
+
+    def __init__(self, split: MemorySplit, spec: InputSpec, placement: Placement, config: AugmentConfig, seed: int):
+        self._images = split.images.to(placement.device)
+        self._labels = split.labels.to(placement.device)
+        self._normalize = Normalizer(spec, placement)
+        self._dtype = placement.dtype
+        self._config = config
+        self._seed = seed
+        self.left_out: set[str] = set()
+
+    def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
+        for samples in plan:
+            labels = self._labels.index_select(0, torch.from_numpy(samples).to(self._labels.device))
+            draws = Draws(self._seed, epoch or 0, samples)
+            yield Batch(self._images_of(draws, AugmentConfig() if epoch is None else self._config), labels)
+
+    def _images_of(self, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+        pixels = augment.gather(self._images, draws, config)
+        if config.rotate or config.zoom:
+            pixels = augment.warp(pixels.to(self._dtype), draws, config)
+        images = self._normalize(pixels)
+        return augment.cutout_(images, draws, config.cutout) if config.cutout else images
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,75 @@
+"""What a data set is here: two splits, the names of its classes, and how its pixels become a model's input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A model's input: `channels` x `height` x `width`, with pixels (0 to 1) normalised by `mean` and `std`.
+
+    `crop_ratio` is the side of evaluation's centre crop over the resized image's short side.
+    """
+
+    channels: int
+    height: int
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_ratio: float = 1.0
+
+
+@dataclass(frozen=True)
+class MemorySplit:
+    """Images held in memory: uint8 [N, C, H, W], labels int64 [N]."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class FileSplit:
+    """Images read from files when they are needed."""
+
+    paths: Sequence[Path]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True)
+class UserSplit:
+    """The user's own map-style data set: item i is (image [C, H, W], label).
+
+    Floating images are taken as they are; uint8 images are scaled to 0 to 1.
+    """
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+Split = MemorySplit | FileSplit | UserSplit
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A data set ready for training. `left_out` lists the files that could not be decoded and were skipped."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split
+    input: InputSpec
+    left_out: list[str] = field(default_factory=list)

@@ -1,0 +1,69 @@
+"""Which samples a worker sees in which step: pure functions of (seed, epoch, step, rank, size).
+
+One permutation of (seed, epoch) is cut into global batches, and each worker takes its share of each. So with a fixed
+global batch, any number of workers sees the same samples in the same steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+def permutation(samples: int, seed: int, epoch: int) -> Indices:
+    """The order of an epoch: a permutation of 0 .. samples - 1, int64."""
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(samples)
+
+
+def share(count: int, rank: int, size: int) -> slice:
+    """The contiguous part of `count` items that belongs to worker `rank`; parts differ by one item at most."""
+    return slice(count * rank // size, count * (rank + 1) // size)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How epochs of `samples` samples are cut into steps of `global_batch` and shared out.
+
+    With `drop_last` the last, smaller batch of an epoch is left out, unless it is the only one.
+    """
+
+    samples: int
+    global_batch: int
+    rank: int = 0
+    size: int = 1
+    seed: int = 0
+    drop_last: bool = False
+
+    @property
+    def steps_per_epoch(self) -> int:
+        whole, rest = divmod(self.samples, self.global_batch)
+        return whole + (rest > 0 and not (self.drop_last and whole > 0))
+
+    @property
+    def dropped(self) -> int:
+        """Samples that an epoch leaves out."""
+        return max(0, self.samples - self.steps_per_epoch * self.global_batch)
+
+    def count(self, step: int) -> int:
+        """Samples of one step (counted from the epoch's start) over all workers."""
+        return min(self.global_batch, self.samples - step * self.global_batch)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
+        """This worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""
+        order = permutation(self.samples, self.seed, epoch)
+        shares = []
+        for step in range(start_step, self.steps_per_epoch):
+            count = self.count(step)
+            batch = order[step * self.global_batch :][:count]
+            shares.append(batch[share(count, self.rank, self.size)])
+        return shares
+
+
+def evaluation_batches(samples: int, batch: int, rank: int, size: int) -> list[Indices]:
+    """This worker's part of an evaluation, in batches: each sample once over all workers, none padded, none left out."""
+    mine = np.arange(samples, dtype=np.int64)[share(samples, rank, size)]
+    return [mine[start : start + batch] for start in range(0, len(mine), batch)]

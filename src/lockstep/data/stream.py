@@ -1,0 +1,159 @@
+"""Batches that are made while training runs: files decoded, or the user's data set read, in loader processes.
+
+Pixels travel as uint8 and become numbers on the device. The processes are torch's DataLoader's and live as long as the
+reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from lockstep.config import AugmentConfig
+from lockstep.data.crop import RandomCrop
+from lockstep.data.decode import Pixels, evaluation_pixels, open_image, to_pixels
+from lockstep.data.draws import Draws
+from lockstep.data.readers import Batch, Normalizer, Placement
+from lockstep.data.sets import FileSplit, InputSpec, UserSplit
+from lockstep.data.sharding import Indices
+from lockstep.errors import CorruptImageError, DataError
+
+
+class Request(NamedTuple):
+    """One batch to make: which samples, in which epoch (None: evaluation)."""
+
+    epoch: int | None
+    samples: Indices
+
+
+class Raw(NamedTuple):
+    """One batch as a loader process hands it over: images [N, C, H, W], labels [N], and the files that failed."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    corrupt: dict[int, tuple[str, str]]  # position in the batch: (path, message)
+
+
+class Source(Protocol):
+    """What runs in a loader process."""
+
+    def __getitems__(self, request: Request) -> Raw: ...
+
+
+class FileSource:
+    """Decodes, crops and mirrors image files."""
+
+    def __init__(self, split: FileSplit, spec: InputSpec, config: AugmentConfig, seed: int):
+        self._split, self._spec, self._config, self._seed = split, spec, config, seed
+
+    def __getitems__(self, request: Request) -> Raw:
+        draws = Draws(self._seed, request.epoch or 0, request.samples)
+        crop = None if request.epoch is None else RandomCrop(draws, self._config.min_crop)
+        mirrored = (draws.uniform("flip") < 0.5) & (crop is not None and self._config.flip)
+        shape = (len(request.samples), self._spec.height, self._spec.width, self._spec.channels)
+        pixels, corrupt = np.zeros(shape, np.uint8), {}
+        for position, sample in enumerate(request.samples):
+            path = self._split.paths[sample]
+            try:
+                image = self._read(path, crop, position)
+            except CorruptImageError as error:
+                corrupt[position] = (str(path), str(error))
+            else:
+                pixels[position] = image[:, ::-1] if mirrored[position] else image
+        labels = torch.tensor([self._split.labels[sample] for sample in request.samples], dtype=torch.int64)
+        return Raw(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, corrupt)
+
+    def _read(self, path: Path, crop: RandomCrop | None, position: int) -> Pixels:
+        image = open_image(path, self._spec.channels)
+        if crop is None:
+            return evaluation_pixels(image, self._spec)
+        box = crop.box(position, image.width, image.height)
+        return to_pixels(image, box, (self._spec.width, self._spec.height))
+
+
+class UserSource:
+    """Reads the user's data set, item by item; its augmentation is its own."""
+
+    def __init__(self, split: UserSplit):
+        self._dataset = split.dataset
+
+    def __getitems__(self, request: Request) -> Raw:
+        items = [self._dataset[int(sample)] for sample in request.samples]
+        try:
+            images = torch.stack([image for image, _ in items])
+            labels = torch.tensor([int(label) for _, label in items], dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"items {request.samples[:4].tolist()}... of the data set do not make a batch of (image tensor "
+                f"[C, H, W], label): {error}"
+            ) from None
+        return Raw(images, labels, {})
+
+
+class StreamReader:
+    """Batches from a source that runs in `processes` loader processes (0: in this one)."""
+
+    def __init__(
+        self, source: Source, spec: InputSpec, placement: Placement, processes: int, skip_corrupt: bool = False
+    ):
+        self._requests: list[Request] = []
+        self._placement = placement
+        self._normalize = Normalizer(spec, placement)
+        self._skip_corrupt = skip_corrupt
+        self.left_out: set[str] = set()
+        self._loader: DataLoader[Raw] = DataLoader(
+            source,  # type: ignore[arg-type]  # DataLoader asks __getitems__ first, and nothing else of it
+            batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
+            num_workers=processes,
+            collate_fn=_as_it_is,
+            pin_memory=placement.device.type == "cuda",
+            persistent_workers=processes > 0,
+        )
+
+    def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
+        self._requests[:] = [Request(epoch, samples) for samples in plan]
+        for raw in self._loader:
+            yield self._batch(raw)
+
+    def _batch(self, raw: Raw) -> Batch:
+        device = self._placement.device
+        images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, raw.labels))
+        if images.dtype == torch.uint8:
+            images = self._normalize(images)
+        else:
+            images = images.to(self._placement.dtype, memory_format=self._placement.memory_format)
+        if not raw.corrupt:
+            return Batch(images, labels)
+        if not self._skip_corrupt:
+            raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
+        self.left_out.update(path for path, _ in raw.corrupt.values())
+        weights = torch.ones(len(labels), dtype=images.dtype)
+        weights[list(raw.corrupt)] = 0
+        return Batch(images, labels, weights.to(device))
+
+    def close(self) -> None:
+        """End the loader processes."""
+        iterator, self._loader._iterator = self._loader._iterator, None
+        del iterator
+
+
+class _Requests:
+    """The batches to make, in torch's form of a batch sampler; `read` fills in the list before each pass."""
+
+    def __init__(self, requests: list[Request]):
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._requests))
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+
+def _as_it_is(raw: Raw) -> Raw:
+    return raw

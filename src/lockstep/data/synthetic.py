@@ -1,0 +1,23 @@
+"""Synthetic images: noise of the right shape, to measure training without reading anything."""
+
+from __future__ import annotations
+
+import torch
+
+from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+
+CLASSES = 1000
+TRAIN_SAMPLES, VAL_SAMPLES = 1024, 256
+
+
+def load(side: int) -> ImageData:
+    """1,024 training and 256 validation images, uint8 [3, side, side], with random labels of 1,000 classes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(samples: int) -> MemorySplit:
+        images = torch.randint(0, 256, (samples, 3, side, side), generator=generator, dtype=torch.uint8)
+        return MemorySplit(images, torch.randint(0, CLASSES, (samples,), generator=generator))
+
+    names = tuple(f"class-{number:03d}" for number in range(CLASSES))
+    half = (0.5, 0.5, 0.5)
+    return ImageData("synthetic", names, split(TRAIN_SAMPLES), split(VAL_SAMPLES), InputSpec(3, side, side, half, half))

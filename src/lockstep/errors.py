@@ -1,0 +1,45 @@
+"""The errors that Lockstep raises on purpose.
+
+Each carries one message for the person who reads it: what happened, where, and what to do. The command line prints
+that message alone, without a traceback, and exits with the class's `exit_code`.
+"""
+
+
+class LockstepError(Exception):
+    """Base of all errors whose message is meant for the user. Exit code 1."""
+
+    exit_code = 1
+
+
+class ConfigError(LockstepError, ValueError):
+    """A flag, recipe field or argument is wrong or contradicts another. Exit code 2, as for any usage error."""
+
+    exit_code = 2
+
+
+class WorldError(LockstepError):
+    """The worker's place in the job is unknown or contradictory, or the job cannot be connected. Exit code 3."""
+
+    exit_code = 3
+
+
+class DataError(LockstepError):
+    """A data set is missing, malformed or empty. Exit code 4."""
+
+    exit_code = 4
+
+
+class CorruptImageError(DataError):
+    """One image file cannot be decoded; the message names it. Exit code 4."""
+
+
+class CheckpointError(LockstepError):
+    """A checkpoint cannot be written, read, or does not fit this run. Exit code 5."""
+
+    exit_code = 5
+
+
+class NonFiniteLossError(LockstepError):
+    """The loss became NaN or infinite. Exit code 6."""
+
+    exit_code = 6

@@ -1,0 +1,62 @@
+"""Records: one JSON object a line, appended as the run goes on.
+
+`metrics.jsonl` is the ground truth of a run; figures and reports read nothing else. Each record has `kind` ("run",
+"step" or "epoch"), `step` (optimizer steps done) and `time_seconds` (of training, over all sessions of the run).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one indented JSON object in place of `path`, whole or not at all."""
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+class RecordWriter:
+    """Appends records to a file, each whole and at once, so that a reader never waits for them."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record. NaN and infinities, which JSON lacks, are written as null."""
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file; a last line that a crash left half-written is passed over."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Rewrite a file with only the records that `keep` accepts, whole or not at all."""
+    if not path.exists():
+        return
+    partial = path.with_name(path.name + ".part")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))
+    os.replace(partial, path)

@@ -1,0 +1,33 @@
+"""`MODULE:FUNCTION`: how a flag names the user's own code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from lockstep.errors import ConfigError
+
+
+def resolve(flag: str, reference: str) -> Callable[..., Any]:
+    """Import the function that `reference` names; modules are looked for in the current folder too.
+
+    Raises:
+        ConfigError: The module or the function is not there; the message names `flag`.
+    """
+    module_name, _, name = reference.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise ConfigError(
+            f"{flag} {reference}: there is no module {error.name!r} in the current folder or the environment"
+        ) from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{flag} {reference}: {module.__file__} has no function {name!r}")
+    return function  # type: ignore[no-any-return]

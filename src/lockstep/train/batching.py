@@ -1,0 +1,35 @@
+"""How large a step is: samples of a worker, of all workers, and steps of an epoch, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.config import TrainConfig
+
+DEFAULT_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Samples of one optimizer step, and where that number comes from."""
+
+    global_batch: int
+    accumulate: int
+    reason: str
+
+
+def plan_batches(config: TrainConfig, workers: int) -> Batching:
+    """The global batch that a configuration and a number of workers give."""
+    passes = config.accumulate
+    each = f" × {passes} accumulated" if passes > 1 else ""
+    if config.global_batch_size is None:
+        batch = config.batch_size or DEFAULT_BATCH
+        total = batch * workers * passes
+        return Batching(total, passes, f"{batch} per worker × {_count(workers, 'worker')}{each}")
+    total = config.global_batch_size
+    each_pass = f"{total / workers / passes:g} per worker × {_count(workers, 'worker')}{each}"
+    return Batching(total, passes, f"as given; {each_pass}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

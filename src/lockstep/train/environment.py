@@ -1,0 +1,35 @@
+"""What a run ran on: the machine, the versions and the command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from lockstep.world import World
+
+
+def describe_environment(world: World) -> dict[str, Any]:
+    """The machine, the versions and the command, as far as they may matter for repeating a run."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in ("lockstep-torch", "torch", "torchvision", "numpy", "pillow")},
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "workers": world.size,
+        "threads_per_worker": torch.get_num_threads(),
+    }

@@ -1,0 +1,25 @@
+"""Evaluation: every sample once, whatever the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lockstep.data.readers import Batch
+from lockstep.train.metrics import Meter, Totals
+from lockstep.train.precision import Precision
+
+
+def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision, meter: Meter) -> Totals:
+    """Cross-entropy and right answers of a model over all workers' batches, the same totals on each worker."""
+    model.eval()
+    with torch.inference_mode():
+        for images, labels, weights in batches:
+            with precision.autocast():
+                logits = model(images)
+            losses = F.cross_entropy(logits.to(images.dtype), labels, reduction="none")
+            meter.add(losses, logits, labels, weights)
+    return meter.reduce_passes()

@@ -1,0 +1,67 @@
+"""Training as a Python function: your model, your data, Lockstep's loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lockstep.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from lockstep.data.users import describe
+from lockstep.errors import ConfigError
+from lockstep.train.loop import Result
+from lockstep.train.run import run_with
+from lockstep.world import Place, connect
+
+_GROUPS: dict[str, Any] = {
+    "data": DataConfig,
+    "augment": AugmentConfig,
+    "model": ModelConfig,
+    "optim": OptimConfig,
+    "run": RunConfig,
+}
+
+
+def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Result:
+    """Train a model and return what came out; call it in every worker that the launcher started, or in one alone.
+
+    Args:
+        model: Images [N, C, H, W] to logits [N, K], both floating.
+        train_set: Map-style data set of (image tensor [C, H, W], label). Floating images are taken as they are; uint8
+            images are scaled to 0 to 1.
+        val_set: The same, for evaluation.
+        **settings: Any field of `TrainConfig` or of its groups by name, such as epochs=10, batch_size=64, lr=0.1,
+            run_dir="runs/mine", resume="auto".
+
+    Raises:
+        ConfigError: A setting that there is not, or a value that cannot be.
+        LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
+    """
+    config = configure(**settings)
+    arch = f"{type(model).__module__}:{type(model).__qualname__}"
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch=arch))
+    data = describe(type(train_set).__name__, train_set, val_set)
+    with connect(Place.from_environment(), config.device) as world:
+        return run_with(config, world, data, model)
+
+
+def configure(**settings: Any) -> TrainConfig:
+    """A configuration from flat settings; each goes to the group that has a field of its name.
+
+    Raises:
+        ConfigError: There is no such field; the message names the nearest.
+    """
+    own = {field.name for field in dataclasses.fields(TrainConfig)} - _GROUPS.keys()
+    home = {field.name: group for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)}
+    grouped: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
+    top: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in own and name not in home:
+            near = get_close_matches(name, [*own, *home], n=1)
+            raise ConfigError(f"fit() has no setting {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+        target = top if name in own else grouped[home[name]]
+        target[name] = Path(value) if name in ("run_dir", "data_dir") else value
+    return TrainConfig(**top, **{group: kind(**grouped[group]) for group, kind in _GROUPS.items()})

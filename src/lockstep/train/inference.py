@@ -1,0 +1,128 @@
+"""Using trained weights: evaluating a checkpoint, and naming what is on an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.config import TrainConfig
+from lockstep.data.decode import evaluation_pixels, open_image
+from lockstep.data.readers import Normalizer, Placement
+from lockstep.data.sets import InputSpec, MemorySplit
+from lockstep.errors import CheckpointError
+from lockstep.models import registry
+from lockstep.train.batching import plan_batches
+from lockstep.train.checkpoint import load_model
+from lockstep.train.evaluation import evaluate
+from lockstep.train.metrics import Meter
+from lockstep.train.precision import build_precision
+from lockstep.train.setup import build_loaders, load_data, place_model
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained model with the names of its classes and the input it takes."""
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    input: InputSpec
+    data: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable classes of one image, the first the most: (name, probability)."""
+
+    path: Path
+    classes: list[tuple[str, float]]
+
+
+def load_network(path: Path) -> Network:
+    """Rebuild a model from an exported file, a checkpoint or a run folder, on the CPU.
+
+    Raises:
+        CheckpointError: There is no such thing, it is damaged, or its model cannot be rebuilt by name.
+    """
+    weights, about = load_model(path)
+    try:
+        spec = InputSpec(**{**about["input"], "mean": tuple(about["input"]["mean"]), "std": tuple(about["input"]["std"])})
+        classes, arch = tuple(about["classes"]), about["arch"]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
+    model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
+    dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    try:
+        (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: the weights do not fit {arch}: {str(error).splitlines()[-1].strip()}") from None
+    return Network(model.float(), classes, spec, about.get("data", ""))
+
+
+def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[str, Any]:
+    """Evaluate a checkpoint on a data set's validation images, each once over all workers.
+
+    Args:
+        config: Names the data set; "" takes the one that the checkpoint was trained on.
+
+    Returns:
+        Mean `loss`, `top1` and `top5` as shares, and the number of `samples`; the same on every worker.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or its classes or input are not the data set's.
+    """
+    network = load_network(path)
+    if not (config.data.dataset or config.data.data):
+        config = replace(config, data=replace(config.data, dataset=network.data))
+    data = load_data(config, world)
+    if data.classes != network.classes:
+        raise CheckpointError(f"{path} knows the classes {_few(network.classes)}, {data.name} has {_few(data.classes)}")
+    if isinstance(data.val, MemorySplit):
+        shape, expected = data.val.images.shape[1:], (network.input.channels, network.input.height, network.input.width)
+        if shape != expected:
+            raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
+    data = replace(data, input=network.input)
+    precision = build_precision(config, world.device.type)
+    model = place_model(network.model, config, precision, world)
+    train_loader, val_loader = build_loaders(config, world, data, precision, plan_batches(config, world.size))
+    try:
+        return evaluate(model, val_loader, precision, Meter(world)).figures()
+    finally:
+        train_loader.reader.close()
+        val_loader.reader.close()
+
+
+def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
+    """The `top` most probable classes of each image, prepared as evaluation prepares them.
+
+    Raises:
+        CorruptImageError: A file cannot be decoded.
+    """
+    normalize = Normalizer(network.input, Placement(torch.device("cpu")))
+    network.model.eval()
+    for path in paths:
+        pixels = torch.from_numpy(evaluation_pixels(open_image(path, network.input.channels), network.input).copy())
+        with torch.inference_mode():
+            logits = network.model(normalize(pixels.permute(2, 0, 1).unsqueeze(0)))
+        best = logits.softmax(1)[0].topk(min(top, len(network.classes)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        yield Prediction(path, [(network.classes[index], share) for index, share in pairs])
+
+
+def summarize(figures: dict[str, Any], world: World) -> str:
+    """An evaluation in one line."""
+    right = round(figures["top1"] * figures["samples"])
+    return (
+        f"top-1 {100 * figures['top1']:.2f} % ({right:,} of {figures['samples']:,} images right), "
+        f"top-5 {100 * figures['top5']:.2f} %, loss {figures['loss']:.4f}, over {world.size} "
+        f"worker{'s' if world.size > 1 else ''}"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} ({len(names)})"

@@ -1,0 +1,19 @@
+"""In which number format a step computes: one precision a file; `base.py` is single precision."""
+
+from __future__ import annotations
+
+from lockstep.config import TrainConfig
+from lockstep.train.precision.base import Precision
+
+
+def build_precision(config: TrainConfig, device_type: str) -> Precision:
+    """The precision that a configuration names, on "cpu" or "cuda"."""
+    if config.precision == "bf16":
+        from lockstep.train.precision.bf16 import Bfloat16
+
+        return Bfloat16(device_type)
+    if config.precision == "fp64":
+        from lockstep.train.precision.fp64 import Double
+
+        return Double()
+    return Precision()

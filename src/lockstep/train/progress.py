@@ -1,0 +1,43 @@
+"""How far a run has come: what a checkpoint must remember beside tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lockstep.train.metrics import Totals
+
+
+@dataclass
+class Progress:
+    """Counts and sums up to the last finished step.
+
+    `seconds` is training time over all sessions of the run; the `epoch_` fields cover the epoch that runs.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    epoch_totals: Totals = field(default_factory=Totals)
+    epoch_seconds: float = 0.0
+    epoch_wait_seconds: float = 0.0
+    best_top1: float = -1.0
+    best_step: int = 0
+
+    def add_interval(self, totals: Totals, seconds: float, wait_seconds: float) -> None:
+        """Take in the steps since the last call: their sums, their time, and the part of it spent waiting for data."""
+        self.epoch_totals += totals
+        self.seconds += seconds
+        self.epoch_seconds += seconds
+        self.epoch_wait_seconds += wait_seconds
+
+    def end_epoch(self) -> None:
+        """Start the next epoch's sums."""
+        self.epoch_totals, self.epoch_seconds, self.epoch_wait_seconds = Totals(), 0.0, 0.0
+
+    def to_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Progress:
+        return cls(**{**values, "epoch_totals": Totals(**values["epoch_totals"])})

@@ -1,0 +1,108 @@
+"""One worker's run from start to end: report what will happen, train, report what came out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lockstep import __version__
+from lockstep.config import TrainConfig, check_workers
+from lockstep.data.sets import ImageData
+from lockstep.train.loop import Result, train
+from lockstep.train.run_folder import start_log
+from lockstep.train.schedule import peak_rate
+from lockstep.train.setup import Job, build_job, build_model, load_data
+from lockstep.world import World
+
+
+def run(config: TrainConfig, world: World) -> Result:
+    """Train as configured. Call it on every worker.
+
+    Raises:
+        LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
+    """
+    data = load_data(config, world)
+    return run_with(config, world, data, build_model(config, data))
+
+
+def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Result:
+    """The same with a data set and a model that are already there."""
+    check_workers(config, world.size)
+    job = build_job(config, world, data, model)
+    log = job.folder.log(world.rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start_log(log, world.rank)
+    workers = world.gather(_describe_worker(world))
+    try:
+        for line in _introduce(job, workers):
+            job.tracker.say(line)
+        result = train(job)
+        for line in _conclude(job, result):
+            job.tracker.say(line)
+    finally:
+        job.close()
+    return result
+
+
+def _describe_worker(world: World) -> str:
+    threads = torch.get_num_threads()
+    return (
+        f"worker {world.rank} of {world.size}: {socket.gethostname()}, process {os.getpid()}, {world.device}, "
+        f"{threads} thread{'s' if threads > 1 else ''}"
+    )
+
+
+def _introduce(job: Job, workers: list[str]) -> list[str]:
+    config, sharding, progress = job.config, job.train_loader.sharding, job.progress
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    peak, how = peak_rate(config.optim, job.batching.global_batch)
+    rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
+    exact = sharding.samples % sharding.global_batch == 0
+    lines = [
+        f"Lockstep {__version__}, torch {torch.__version__}: {config.model.arch} ({parameters:,} parameters) on "
+        f"{job.data.name} ({len(job.data.train):,} + {len(job.data.val):,} images, {len(job.data.classes)} classes)",
+        *workers,
+        f"strategy {job.strategy.name}, precision {job.precision.name}, seed {config.seed}",
+        f"global batch {job.batching.global_batch} = {job.batching.reason}",
+        f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
+        f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
+        f"run folder {job.folder.path}",
+    ]
+    if job.data.left_out:
+        lines += [f"left out {len(job.data.left_out)} images that cannot be decoded:", *job.data.left_out]
+    if progress.step:
+        lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
+    job.tracker.record(
+        {
+            "kind": "run",
+            "step": progress.step,
+            "time_seconds": progress.seconds,
+            "workers": job.world.size,
+            "global_batch": job.batching.global_batch,
+            "steps_per_epoch": job.steps_per_epoch,
+            "peak_lr": peak,
+            "arch": config.model.arch,
+            "data": job.data.name,
+            "parameters": parameters,
+        }
+    )
+    return lines
+
+
+def _conclude(job: Job, result: Result) -> list[str]:
+    left_out = sorted(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
+    right = round(result.top1 * result.samples)
+    lines = [
+        f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
+        f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
+        f"{result.seconds:.1f} s of training",
+        f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
+    ]
+    if left_out:
+        lines += [f"worker {job.world.rank} left out {len(left_out)} images that cannot be decoded:", *left_out]
+    return lines

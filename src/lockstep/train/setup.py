@@ -1,0 +1,251 @@
+"""From a configuration and a world to everything that the training loop uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import Optimizer
+
+from lockstep.config import TrainConfig
+from lockstep.data import catalog
+from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
+from lockstep.data.readers import Placement, Reader
+from lockstep.data.sets import ImageData, MemorySplit, Split
+from lockstep.data.sharding import Sharding
+from lockstep.errors import CheckpointError, DataError
+from lockstep.models import registry
+from lockstep.train import checkpoint
+from lockstep.train.batching import Batching, plan_batches
+from lockstep.train.checkpoint import Checkpoints, Snapshot
+from lockstep.train.ema import NoAverage, build_average
+from lockstep.train.metrics import Meter
+from lockstep.train.optim import build_optimizer
+from lockstep.train.precision import Precision, build_precision
+from lockstep.train.progress import Progress
+from lockstep.train.run_folder import RunFolder, new_run_path, newest_run_path
+from lockstep.train.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.seeding import seed_step
+from lockstep.train.strategies import Strategy, build_strategy
+from lockstep.train.trackers import Tracker, build_trackers
+from lockstep.world import World
+
+Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MAX_LOADER_PROCESSES = 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """All parts of one worker's training run.
+
+    `model` holds the weights; `replica` is what training calls: the same, wrapped by the strategy and compiled.
+    `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N].
+    """
+
+    config: TrainConfig
+    world: World
+    data: ImageData
+    model: nn.Module
+    replica: nn.Module
+    average: NoAverage
+    criterion: Criterion
+    optimizer: Optimizer
+    schedule: Schedule
+    batching: Batching
+    strategy: Strategy
+    precision: Precision
+    train_loader: TrainLoader
+    val_loader: EvalLoader
+    meter: Meter
+    folder: RunFolder
+    checkpoints: Checkpoints
+    tracker: Tracker
+    progress: Progress
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.train_loader.sharding.steps_per_epoch
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run ends."""
+        planned = self.config.epochs * self.steps_per_epoch
+        return min(planned, self.config.max_steps or planned)
+
+    def about(self) -> dict[str, Any]:
+        """What one must know to use the weights."""
+        return {
+            "arch": self.config.model.arch,
+            "classes": list(self.data.classes),
+            "input": asdict(self.data.input),
+            "data": self.config.data.source,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What a run and its continuation must share, each under the flag that sets it."""
+        return {
+            "DATASET": self.data.name,
+            "number of training samples": len(self.data.train),
+            "--arch": self.config.model.arch,
+            "--optimizer": self.config.optim.optimizer,
+            "--ema-decay": self.config.model.ema_decay,
+            "--seed": self.config.seed,
+            "--global-batch-size": self.batching.global_batch,
+            "--drop-last": self.config.data.drop_last,
+        }
+
+    def close(self) -> None:
+        """End what the job started."""
+        self.tracker.close()
+        self.train_loader.reader.close()
+        self.val_loader.reader.close()
+
+
+def load_data(config: TrainConfig, world: World) -> ImageData:
+    """Load the data set on every worker; if it must be fetched, one worker a node does so first."""
+    name = config.data.source
+    if name in catalog.NAMED and catalog.NAMED[name].fetched:
+        if world.place.local_rank == 0:
+            catalog.load(config.data, download=config.data.download)
+        world.barrier()
+    data = catalog.load(config.data)
+    if not len(data.train) or not len(data.val):
+        raise DataError(f"{name}: the training and validation sets must not be empty")
+    return data
+
+
+def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
+    """The model with this data's classes and channels; its weights depend on the seed alone."""
+    seed_step(config.seed, 0, 0)
+    side = min(data.input.height, data.input.width)
+    return registry.build(config.model.arch, len(data.classes), data.input.channels, side)
+
+
+def place_model(model: nn.Module, config: TrainConfig, precision: Precision, world: World) -> nn.Module:
+    """The model on the worker's device, in the precision and memory order that are asked for."""
+    return precision.prepare(model).to(device=world.device, memory_format=_memory_format(config))
+
+
+def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Job:
+    """Put a run together, and restore its state if it resumes one.
+
+    Raises:
+        ConfigError: The configuration contradicts the world or the data.
+        CheckpointError: The checkpoint to resume is damaged or belongs to another job.
+    """
+    strategy = build_strategy(config, world)
+    precision = build_precision(config, world.device.type)
+    batching = plan_batches(config, world.size)
+    model = place_model(model, config, precision, world)
+    replica = strategy.wrap(model)
+    train_loader, val_loader = build_loaders(config, world, data, precision, batching)
+    peak, _ = peak_rate(config.optim, batching.global_batch)
+    resumed = _find_checkpoint(config, world)
+    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
+    if world.is_main:
+        folder.create(config, world)
+    snapshot = checkpoint.load(resumed) if resumed else None
+    progress = Progress.from_mapping(snapshot.progress) if snapshot else Progress()
+    job = Job(
+        config=config,
+        world=world,
+        data=data,
+        model=model,
+        replica=torch.compile(replica) if config.model.compile else replica,
+        average=build_average(model, config.model.ema_decay),
+        criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
+        optimizer=build_optimizer(model, config.optim),
+        schedule=build_schedule(config.optim, peak, config.epochs, train_loader.sharding.steps_per_epoch),
+        batching=batching,
+        strategy=strategy,
+        precision=precision,
+        train_loader=train_loader,
+        val_loader=val_loader,
+        meter=Meter(world),
+        folder=folder,
+        checkpoints=Checkpoints(folder.checkpoints, config.run.keep),
+        tracker=build_trackers(config, world, folder, progress.step),
+        progress=progress,
+    )
+    if snapshot is not None and resumed is not None:
+        _restore(job, snapshot, resumed)
+    return job
+
+
+def build_loaders(
+    config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
+) -> tuple[TrainLoader, EvalLoader]:
+    """This worker's loaders; loader processes are shared out over the node's workers."""
+    placement = Placement(world.device, precision.input_dtype, _memory_format(config))
+    sharding = Sharding(
+        len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last
+    )
+    one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
+
+    def reader(split: Split) -> Reader:
+        return reader_for(
+            split,
+            data.input,
+            placement,
+            config.augment,
+            seed=config.seed,
+            processes=_loader_processes(config, world, split),
+            skip_corrupt=config.data.skip_corrupt,
+        )
+
+    return (
+        TrainLoader(reader(data.train), sharding, world.device),
+        EvalLoader(reader(data.val), len(data.val), one_pass, world.rank, world.size, world.device),
+    )
+
+
+def _loader_processes(config: TrainConfig, world: World, split: Split) -> int:
+    if isinstance(split, MemorySplit):
+        return 0
+    if config.data.loader_workers != "auto":
+        return config.data.loader_workers
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(MAX_LOADER_PROCESSES, cores // world.place.local_size))
+
+
+def _memory_format(config: TrainConfig) -> torch.memory_format:
+    return torch.channels_last if config.model.channels_last else torch.contiguous_format
+
+
+def _find_checkpoint(config: TrainConfig, world: World) -> Path | None:
+    """The checkpoint to go on from, the same on every worker; None starts anew."""
+    found = None
+    if world.is_main and config.run.resume:
+        if config.run.resume != "auto":
+            found = checkpoint.locate(Path(config.run.resume))
+        else:
+            run = config.run.run_dir or newest_run_path(config)
+            found = checkpoint.newest(run / "checkpoints") if run else None
+    path = world.from_main(str(found) if found else None)
+    return Path(path) if path else None
+
+
+def _choose_run_path(config: TrainConfig, resumed: Path | None) -> Path:
+    if config.run.run_dir is not None:
+        return config.run.run_dir
+    return checkpoint.run_folder_of(resumed) if resumed else new_run_path(config)
+
+
+def _restore(job: Job, snapshot: Snapshot, path: Path) -> None:
+    different = {key: (snapshot.job.get(key), value) for key, value in job.identity().items()}
+    wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
+    if wrong:
+        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
+    try:
+        job.model.load_state_dict(snapshot.model)
+        job.average.load_state_dict(snapshot.average)
+        job.optimizer.load_state_dict(dict(snapshot.optimizer))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} does not fit this model: {error}") from None

@@ -1,0 +1,37 @@
+"""Where a run's figures go: one tracker a file; `base.py` keeps nothing.
+
+Only the main worker builds trackers, so nobody else needs to ask who it is.
+"""
+
+from __future__ import annotations
+
+from lockstep.config import TrainConfig
+from lockstep.train.run_folder import RunFolder
+from lockstep.train.trackers.base import Tracker, TrackerGroup
+from lockstep.train.trackers.console import build_console
+from lockstep.train.trackers.jsonl import RecordTracker
+from lockstep.world import World
+
+
+def build_trackers(config: TrainConfig, world: World, folder: RunFolder, start_step: int) -> Tracker:
+    """The trackers that a configuration asks for, on the main worker; one that keeps nothing on the others.
+
+    Raises:
+        ConfigError: A tracker's package is not installed.
+    """
+    if not world.is_main:
+        return Tracker()
+    trackers: list[Tracker] = [RecordTracker(folder.metrics, start_step), build_console()]
+    if "tensorboard" in config.run.track:
+        from lockstep.train.trackers.tensorboard import TensorBoardTracker
+
+        trackers.append(TensorBoardTracker(folder.path / "tensorboard", start_step))
+    if "mlflow" in config.run.track:
+        from lockstep.train.trackers.mlflow import MlflowTracker
+
+        trackers.append(MlflowTracker(config, folder.path))
+    if "wandb" in config.run.track:
+        from lockstep.train.trackers.wandb import WandbTracker
+
+        trackers.append(WandbTracker(config, folder.path))
+    return TrackerGroup(trackers)

@@ -1,0 +1,76 @@
+"""The base tracker, which keeps nothing, and a group of trackers as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+
+# The scalars of a record under the names that TensorBoard users of such scripts know.
+_STEP_SCALARS = {
+    "loss": "Loss/train",
+    "top1": "Top1/train",
+    "top5": "Top5/train",
+    "images_per_second": "Throughput/train",
+    "data_wait": "DataWait/train",
+    "lr": "Lr",
+}
+
+
+class Tracker:
+    """What the training loop tells about a run. The base class does nothing with it."""
+
+    def say(self, line: str) -> None:
+        """A line for people."""
+
+    def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        """An epoch of `steps` steps begins, of which `done` were taken before a resume."""
+
+    def advance(self) -> None:
+        """One step was taken; its figures may still be on the device."""
+
+    def record(self, record: Record) -> None:
+        """One record (see `lockstep.records`)."""
+
+    def close(self) -> None:
+        """The run is over, well or not."""
+
+
+class TrackerGroup(Tracker):
+    """Several trackers, told everything in turn."""
+
+    def __init__(self, trackers: Sequence[Tracker]):
+        self._trackers = trackers
+
+    def say(self, line: str) -> None:
+        for tracker in self._trackers:
+            tracker.say(line)
+
+    def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        for tracker in self._trackers:
+            tracker.begin_epoch(epoch, epochs, steps, done)
+
+    def advance(self) -> None:
+        for tracker in self._trackers:
+            tracker.advance()
+
+    def record(self, record: Record) -> None:
+        for tracker in self._trackers:
+            tracker.record(record)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """A record's figures under the names used in TensorBoard, MLflow and W&B."""
+    if record["kind"] == "step":
+        return {tag: record[key] for key, tag in _STEP_SCALARS.items()}
+    if record["kind"] != "epoch":
+        return {}
+    split = record["split"]
+    suffix = "train_epoch" if split == "train" else split
+    figures = {f"{name}/{suffix}": record[name.lower()] for name in ("Loss", "Top1", "Top5")}
+    return figures | {f"Time/{split}": record["epoch_seconds"], f"Throughput/{suffix}": record["images_per_second"]}

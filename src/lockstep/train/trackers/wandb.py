@@ -1,0 +1,28 @@
+"""Weights & Biases, where the extra `lockstep-torch[wandb]` is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.config import TrainConfig, to_mapping
+from lockstep.errors import ConfigError
+from lockstep.train.trackers.base import Record, Tracker, scalars
+
+
+class WandbTracker(Tracker):
+    """Logs the configuration and the scalars to where W&B's own variables say (WANDB_MODE=offline needs no account)."""
+
+    def __init__(self, config: TrainConfig, folder: Path):
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError("--track wandb: install it with pip install 'lockstep-torch[wandb]'") from None
+        self._run = wandb.init(project="lockstep", name=folder.name, dir=str(folder), config=to_mapping(config))
+
+    def record(self, record: Record) -> None:
+        figures = scalars(record)
+        if figures:
+            self._run.log(figures, step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
