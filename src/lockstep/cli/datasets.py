@@ -21,12 +21,13 @@ def main(words: Sequence[str]) -> int:
     from lockstep import recipes
     from lockstep.data.catalog import NAMED
 
-    table = Table("name", "training + validation", "images", "recipe", "about")
+    table = Table("name", "samples", "images", "recipe", "about", show_edge=False)
     for name, entry in NAMED.items():
-        about = entry.about + ("; `lockstep data get` fetches it" if entry.fetched else "")
-        table.add_row(name, entry.samples, entry.images, recipes.for_source(name), about)
+        table.add_row(name, entry.samples, entry.images, recipes.for_source(name), entry.about)
     console = Console()
     console.print(table)
+    fetched = ", ".join(name for name, entry in NAMED.items() if entry.fetched)
+    console.print(f"Samples are training + validation. `lockstep data get` fetches {fetched}.", highlight=False)
     console.print(
         "Any folder with train/CLASS/... and val/CLASS/... (or test) is a data set too: lockstep train FOLDER. "
         "Your own: --data MODULE:FUNCTION.",

@@ -31,8 +31,8 @@ NAMED = {
     "fashion-mnist": Entry("60,000 + 10,000", "28 x 28 grey", "articles of clothing", fetched=True),
     "cifar10": Entry("50,000 + 10,000", "32 x 32 colour", "ten kinds of things and animals", fetched=True),
     "cifar100": Entry("50,000 + 10,000", "32 x 32 colour", "a hundred kinds of things", fetched=True),
-    "imagenet": Entry("1,281,167 + 50,000", "photographs", "ILSVRC 2012; put its folders in DATA_DIR/imagenet"),
-    "synthetic": Entry("1,024 + 256", "noise, --image-size", "for measuring without reading anything"),
+    "imagenet": Entry("1,281,167 + 50,000", "photographs", "ILSVRC 2012, in DATA_DIR/imagenet"),
+    "synthetic": Entry("1,024 + 256", "noise, --image-size", "to measure without reading"),
 }
 
 

@@ -1,0 +1,127 @@
+"""The examination behind `lockstep doctor`: facts of this machine, each with a remedy if it stands in the way."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from lockstep.errors import WorldError
+from lockstep.world import Place
+
+GIB = 1 << 30
+MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
+MIN_DISK_BYTES = 1 * GIB
+MIN_SHARED_MEMORY_BYTES = GIB // 4
+MIN_OPEN_FILES = 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact; `remedy` is "" where nothing is wrong."""
+
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything that a job on this machine depends on."""
+    return [*_versions(), *_devices(), *_backends(), _launcher(), *_machine(), *_storage(), _loopback()]
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("Lockstep", version("lockstep-torch"))
+    remedy = "" if sys.version_info >= MIN_PYTHON else "Lockstep needs Python 3.11 or newer"
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
+    found = version("torch")
+    number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    yield Finding("torch", found, "" if number >= MIN_TORCH else "Lockstep needs torch 2.11 or newer: pip install -U torch")
+    yield Finding("torchvision", version("torchvision"))
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    count = torch.cuda.device_count()
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+    if count == 0:
+        driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        remedy = ""
+        if hidden == "":
+            remedy = "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs: unset it to use them"
+        elif driver:
+            remedy = "there is an NVIDIA driver, but torch sees no GPU: compare `nvidia-smi` with torch.version.cuda"
+        yield Finding("GPUs", f"none (torch is built for CUDA {torch.version.cuda or '-'})", remedy)
+
+
+def _backends() -> Iterator[Finding]:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        yield Finding("backends", "none", "this torch is built without torch.distributed; install another build")
+        return
+    checks = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    yield Finding("backends", ", ".join(name for name, available in checks.items() if available()))
+
+
+def _launcher() -> Finding:
+    try:
+        place = Place.from_environment()
+    except WorldError as error:
+        return Finding("launcher", "contradictory variables", str(error))
+    if place.launcher == "none":
+        return Finding("launcher", "none: start workers with lockstep train -np N, or torchrun")
+    return Finding("launcher", f"{place.launcher}: worker {place.rank} of {place.size}, node {place.node}")
+
+
+def _machine() -> Iterator[Finding]:
+    import psutil
+    import torch
+
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
+    yield Finding("cores", f"{usable} usable of {total}; torch uses {torch.get_num_threads()} threads in one worker")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is not None:
+        fits = threads.isdigit() and int(threads) <= usable
+        remedy = "" if fits else f"more threads than cores wait for each other: export OMP_NUM_THREADS={usable}"
+        yield Finding("OMP_NUM_THREADS", threads, remedy)
+    memory = psutil.virtual_memory()
+    low = "close to full: end other programs, or lower --batch-size" if memory.available < GIB else ""
+    yield Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free", low)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = "" if limit >= MIN_OPEN_FILES else f"loader processes may run out of files: ulimit -n {MIN_OPEN_FILES}"
+    yield Finding("open files", f"at most {limit:,}", remedy)
+
+
+def _storage() -> Iterator[Finding]:
+    folder = Path.cwd()
+    free = shutil.disk_usage(folder).free
+    remedy = "" if free >= MIN_DISK_BYTES else "little room for checkpoints: choose another disk with --run-dir"
+    if not os.access(folder, os.W_OK):
+        remedy = "this folder cannot be written to: go elsewhere, or choose --run-dir"
+    yield Finding("this folder", f"{free / GIB:.1f} GiB free in {folder}", remedy)
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free
+        small = "loader processes hand over batches there: add --workers 0, or enlarge it (docker run --shm-size=2g)"
+        yield Finding("/dev/shm", f"{free / GIB:.1f} GiB free", "" if free >= MIN_SHARED_MEMORY_BYTES else small)
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=2).close()
+    except OSError as error:
+        return Finding("loopback", "does not work", f"workers on one machine talk over 127.0.0.1: {error}")
+    return Finding("loopback", "works")

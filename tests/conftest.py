@@ -1,0 +1,46 @@
+"""Shared by all tests: small data, the real images beside the project, and one thread, so that forking is safe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+# Worker processes are forked from this one; a pool of OpenMP threads would not survive that.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The real images that lie beside the project on the developers' machines."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the image data in {SHARED}")
+    return SHARED
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of 40 + 10 small colour images of two classes, one reddish and one bluish."""
+    return make_folder(tmp_path / "images")
+
+
+def make_folder(root: Path, sizes: tuple[tuple[int, int], ...] = ((16, 12),), train: int = 20, val: int = 5) -> Path:
+    """Make `train` + `val` images a class, of the given sizes (width, height) in turn."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for name, channel in (("blue", 2), ("red", 0)):
+            path = root / split / name
+            path.mkdir(parents=True)
+            for number in range(count):
+                width, height = sizes[number % len(sizes)]
+                pixels = generator.integers(0, 120, (height, width, 3), dtype=np.uint8)
+                pixels[:, :, channel] += 100
+                Image.fromarray(pixels).save(path / f"{number:03d}.png")
+    return root

@@ -1,0 +1,90 @@
+"""Real workers for tests: forked processes that meet over a store on loopback, as the launcher's workers do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
+from torch.distributed import TCPStore
+
+from lockstep.world import Place, World, connect
+
+TIMEOUT_SECONDS = 120
+
+
+def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call `function(world, *arguments)` in `size` connected workers; return their results by rank."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+    context = multiprocessing.get_context("fork")
+    pipes, children = [], []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_work, args=(sender, rank, size, port, function, arguments))
+        child.start()
+        sender.close()
+        pipes.append(receiver)
+        children.append(child)
+    try:
+        outcomes = [_receive(pipe) for pipe in pipes]
+    finally:
+        for child in children:
+            child.join(10)
+            if child.is_alive():
+                child.kill()
+                child.join()
+    del store
+    errors = [f"worker {rank}:\n{error}" for rank, (error, _) in enumerate(outcomes) if error]
+    assert not errors, "\n".join(errors)
+    return [result for _, result in outcomes]
+
+
+def _receive(pipe: Any) -> tuple[str, Any]:
+    if not pipe.poll(TIMEOUT_SECONDS):
+        return f"no answer in {TIMEOUT_SECONDS} s", None
+    try:
+        return pipe.recv()
+    except EOFError:
+        return "ended without an answer", None
+
+
+def _work(pipe: Any, rank: int, size: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(size),
+        GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    torch.set_num_threads(1)
+    try:
+        with connect(Place.from_environment(), "cpu") as world:
+            result = function(world, *arguments)
+        pipe.send(("", result))
+    except BaseException:
+        pipe.send((traceback.format_exc(), None))
+        os._exit(1)  # as a failed worker does; its peers must not wait for an orderly goodbye
+
+
+def size_of(world: World) -> int:
+    """The simplest work there is."""
+    return world.size
