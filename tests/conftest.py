@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,13 @@ def shared_data() -> Path:
 def folder(tmp_path: Path) -> Path:
     """A folder of 40 + 10 small colour images of two classes, one reddish and one bluish."""
     return make_folder(tmp_path / "images")
+
+
+@pytest.fixture
+def new_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Makes another such folder at each call; takes `make_folder`'s options."""
+    numbers = count()
+    return lambda **options: make_folder(tmp_path / f"images-{next(numbers)}", **options)
 
 
 def make_folder(root: Path, sizes: tuple[tuple[int, int], ...] = ((16, 12),), train: int = 20, val: int = 5) -> Path:

@@ -349,6 +349,10 @@ def _describe(hint: Any) -> str:
         return " or ".join(repr(option) for option in options)
     if origin is tuple:
         return f"a list of {_describe(options[0])}"
-    return {type(None): "null", str: "a string", int: "a whole number", float: "a number", bool: "true or false"}.get(
-        hint, "a path"
-    )
+    return {
+        type(None): "null",
+        str: "a string",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+    }.get(hint, "a path")

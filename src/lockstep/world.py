@@ -61,7 +61,8 @@ class Place:
         except ValueError:
             shown = ", ".join(f"{name}={environment[name]!r}" for name in TORCHRUN)
             raise WorldError(f"torchrun's variables must be whole numbers: {shown}") from None
-        place = cls(*numbers, launcher="torchrun")
+        rank, size, local_rank, local_size, node = numbers
+        place = cls(rank, size, local_rank, local_size, node, "torchrun")
         if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
             shown = ", ".join(f"{name}={environment[name]}" for name in TORCHRUN)
             raise WorldError(f"torchrun's variables contradict each other: {shown}")

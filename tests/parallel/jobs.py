@@ -22,7 +22,12 @@ from lockstep.world import World
 def plain_net() -> nn.Module:
     """No batch norm and no dropout: its gradient is that of the global batch, however that is shared out."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 64, 32), nn.Tanh(), nn.Linear(32, 10)
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 32),
+        nn.Tanh(),
+        nn.Linear(32, 10),
     )
 
 

@@ -43,7 +43,9 @@ def test_every_kind_of_state_is_resumed(tmp_path: Path, extra: dict[str, object]
     _train(3, tmp_path / "stopped", max_steps=7, **extra)
     _train(3, tmp_path / "stopped", resume="auto", **extra)
     assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
-    average = [max((tmp_path / run / "checkpoints").glob("step-*")) / "average.safetensors" for run in ("whole", "stopped")]
+    average = [
+        max((tmp_path / run / "checkpoints").glob("step-*")) / "average.safetensors" for run in ("whole", "stopped")
+    ]
     assert [path.exists() for path in average] == ["ema_decay" in extra] * 2
     if "ema_decay" in extra:
         assert average[0].read_bytes() == average[1].read_bytes()

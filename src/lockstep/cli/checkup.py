@@ -43,7 +43,11 @@ def _versions() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
     found = version("torch")
     number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    yield Finding("torch", found, "" if number >= MIN_TORCH else "Lockstep needs torch 2.11 or newer: pip install -U torch")
+    yield Finding(
+        "torch",
+        found,
+        "" if number >= MIN_TORCH else "Lockstep needs torch 2.11 or newer: pip install -U torch",
+    )
     yield Finding("torchvision", version("torchvision"))
 
 

@@ -53,4 +53,3 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     if flags.job.data.dataset or flags.job.data.data:
         recipe = replace(recipe, data=replace(recipe.data, dataset="", data=None))
     return parse(TrainCommand, "train", words, TrainCommand(job=recipe))
-

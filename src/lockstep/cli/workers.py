@@ -16,6 +16,8 @@ from lockstep.errors import ConfigError, LockstepError
 from lockstep.world import Place, World, connect
 
 INTERRUPTED = 130
+# What Gloo and NCCL say when a peer is gone; such an error follows from another worker's and is reported after it.
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 def run_workers(
@@ -36,19 +38,20 @@ def run_workers(
     """
     place = Place.from_environment()
     if place.launcher != "none":
-        if workers not in (1, "auto", place.size):
-            raise ConfigError(f"-np {workers}, but {place.launcher} has started {place.size} workers; leave -np out")
-        return _work(place, device, work)
-    if isinstance(workers, int) and workers < 1:
-        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
-    if workers == "auto":
-        import torch
+        return _work(place, device, work, workers)
+    size = _one_a_gpu(device) if workers == "auto" else workers
+    if size < 1:
+        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {size}")
+    check(size)
+    if size == 1:
+        return _work(place, device, work, size)
+    return _launch(size, [sys.executable, "-m", "lockstep", command, *words])
 
-        workers = max(1, torch.cuda.device_count()) if device != "cpu" else 1
-    check(workers)
-    if workers == 1:
-        return _work(place, device, work)
-    return _launch(workers, [sys.executable, "-m", "lockstep", command, *words])
+
+def _one_a_gpu(device: str) -> int:
+    import torch
+
+    return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
 def _launch(workers: int, command: Sequence[str]) -> int:
@@ -62,12 +65,20 @@ def _launch(workers: int, command: Sequence[str]) -> int:
     return run_local(plan)
 
 
-def _work(place: Place, device: Literal["auto", "cpu", "cuda"], work: Callable[[World], None]) -> int:
+def _work(
+    place: Place,
+    device: Literal["auto", "cpu", "cuda"],
+    work: Callable[[World], None],
+    expected: int | Literal["auto"],
+) -> int:
     try:
+        if expected not in (1, "auto", place.size):
+            raise ConfigError(f"-np {expected}, but {place.launcher} has started {place.size} workers; leave -np out")
         with connect(place, device) as world:
             work(world)
     except KeyboardInterrupt:
-        print("\nlockstep: interrupted; `--resume auto` goes on from the last checkpoint", file=sys.stderr)
+        if place.launcher == "none":
+            print("\nlockstep: interrupted; `--resume auto` goes on from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         return _fail(place, error)
@@ -75,20 +86,28 @@ def _work(place: Place, device: Literal["auto", "cpu", "cuda"], work: Callable[[
 
 
 def _fail(place: Place, error: Exception) -> int:
-    """Tell the launcher, the worker's log and, where nobody else will, the terminal."""
-    expected = isinstance(error, LockstepError)
-    text = f"error: {error}" if expected else traceback.format_exc()
-    logging.getLogger("lockstep").error(text)
+    """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
+    lost_peer = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
+    trace = traceback.format_exc().rstrip()
+    text = f"error: {error}" if isinstance(error, LockstepError) else trace
+    if lost_peer:
+        text = "error: lost the connection to a peer, which has ended or cannot be reached"
+    logger = logging.getLogger("lockstep")
+    logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    if logs:
+        logger.error(trace)
+    text = "\n".join([text, *(f"its log: {log}" for log in logs)])
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and place.size > 1:
-        _write_error_file(Path(error_file), f"worker {place.rank}: {text}")
+        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer)
     else:
-        print(f"lockstep: {text}" if expected else text, file=sys.stderr)
+        print(f"lockstep: {text}", file=sys.stderr)
     return error.exit_code if isinstance(error, LockstepError) else 1
 
 
-def _write_error_file(path: Path, text: str) -> None:
-    """Leave word in torchrun's form, and the exact time, for our launcher to find the first of several failures."""
+def _write_error_file(path: Path, text: str, lost_peer: bool) -> None:
+    """Leave word in torchrun's form, with what our launcher needs to find the first of several failures."""
     now = time.time_ns()
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
-    path.write_text(json.dumps({"message": message, "lockstep": {"text": text, "time_ns": now}}))
+    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer}
+    path.write_text(json.dumps({"message": message, "lockstep": ours}))

@@ -1,1 +1,1 @@
-"""Data sets, sharding, augmentation and loaders. A newcomer starts at `catalog.py`; users' own loops at `loaders.py`."""
+"""Data sets, sharding, augmentation and loaders; start at `catalog.py`, or at `loaders.py` for a loop of your own."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from lockstep.config import AugmentConfig
 from lockstep.data.draws import Draws
+from lockstep.data.sharding import Indices
 
 
 def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
@@ -48,10 +49,10 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
     return picked
 
 
-def _reflect(positions: np.ndarray[tuple[int, ...], np.dtype[np.int64]], length: int) -> np.ndarray:  # type: ignore[type-arg]
+def _reflect(positions: Indices, length: int) -> Indices:
     """Fold positions outside 0 .. length - 1 back in, as a mirror at the edge pixel's centre does."""
     last = max(1, length - 1)
-    folded: np.ndarray = last - np.abs(last - np.abs(positions) % (2 * last))  # type: ignore[type-arg]
+    folded: Indices = last - np.abs(last - np.abs(positions) % (2 * last))
     return np.minimum(folded, length - 1)
 
 
@@ -69,7 +70,7 @@ def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Ten
 
 
 def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
-    """Blank a square of `side` pixels around a random centre, in place, as T. DeVries and G. Taylor do (arXiv 1708.04552).
+    """Blank a square of `side` pixels around a random centre, in place (T. DeVries, G. Taylor, arXiv 1708.04552).
 
     Args:
         images: Normalised, floating [N, C, H, W]: the blank is 0, the mean.

@@ -1,4 +1,4 @@
-"""The catalogue of data sets: what each name means, and how it is loaded. Imports no torch until something is loaded."""
+"""The catalogue of data sets: what each name means, and how it is loaded. torch is imported when something is."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def open_image(path: Path, channels: int) -> Image.Image:
             return image.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise CorruptImageError(
-            f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it, or add --skip-corrupt"
+            f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
+            f"`lockstep train --skip-corrupt` goes on without such files"
         ) from None
 
 

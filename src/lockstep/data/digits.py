@@ -1,8 +1,8 @@
 """The embedded data set: UCI optical handwritten digits, 1,797 grey images of 8 x 8 pixels.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998,
-https://doi.org/10.24432/C50P49, CC BY 4.0: the repository's test file, as scikit-learn also carries it. The split is fixed:
-the first 1,437 images in file order train, the last 360 test (mostly other writers than the training images').
+https://doi.org/10.24432/C50P49, CC BY 4.0: the repository's test file, as scikit-learn also carries it. The split is
+fixed: the first 1,437 images in file order train, the last 360 test (mostly other writers than the training images').
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Draws:
     def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
         """Independent numbers, uniform in [0, 1), float64 [N]; another purpose gives other numbers."""
         with np.errstate(over="ignore"):
-            key = np.uint64(crc32(purpose.encode()))
+            key = np.array(crc32(purpose.encode()), np.uint64)
             for part in (self.seed, self.epoch):
                 key = _mix(key ^ np.uint64(part)) + _GOLDEN
             bits = _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ key)
@@ -43,7 +43,7 @@ class Draws:
         return low + np.floor(self.uniform(purpose) * (high - low + 1)).astype(np.int64)
 
 
-def _mix(bits: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
+def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(bits ^ (bits >> np.uint64(31)))

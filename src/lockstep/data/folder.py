@@ -1,4 +1,4 @@
-"""A folder of images: FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), as torchvision's ImageFolder reads it."""
+"""A folder of images: FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), read as by ImageFolder."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _decode_all(
     split: FileSplit, channels: int, size: tuple[int, int], config: DataConfig, left_out: list[str]
 ) -> MemorySplit:
     images = np.empty((len(split), size[1], size[0], channels), np.uint8)
-    labels = []
+    labels: list[int] = []
     for path, label in zip(split.paths, split.labels, strict=True):
         try:
             images[len(labels)] = _decode(path, channels, size, resize=config.image_size is not None)

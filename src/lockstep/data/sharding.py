@@ -64,6 +64,6 @@ class Sharding:
 
 
 def evaluation_batches(samples: int, batch: int, rank: int, size: int) -> list[Indices]:
-    """This worker's part of an evaluation, in batches: each sample once over all workers, none padded, none left out."""
+    """This worker's part of an evaluation, in batches: each sample once over all workers, none padded."""
     mine = np.arange(samples, dtype=np.int64)[share(samples, rank, size)]
     return [mine[start : start + batch] for start in range(0, len(mine), batch)]

@@ -99,7 +99,12 @@ class StreamReader:
     """Batches from a source that runs in `processes` loader processes (0: in this one)."""
 
     def __init__(
-        self, source: Source, spec: InputSpec, placement: Placement, processes: int, skip_corrupt: bool = False
+        self,
+        source: Source,
+        spec: InputSpec,
+        placement: Placement,
+        processes: int,
+        skip_corrupt: bool = False,
     ):
         self._requests: list[Request] = []
         self._placement = placement
@@ -110,7 +115,7 @@ class StreamReader:
             source,  # type: ignore[arg-type]  # DataLoader asks __getitems__ first, and nothing else of it
             batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
             num_workers=processes,
-            collate_fn=_as_it_is,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]  # a source hands over whole batches
             pin_memory=placement.device.type == "cuda",
             persistent_workers=processes > 0,
         )

@@ -7,6 +7,7 @@ every address; here the launcher serves the job's store on a loopback socket, an
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -78,6 +79,7 @@ def run_local(plan: LocalPlan) -> int:
         The job's exit code: 0, or that of the worker that failed first (128 + N where signal N ended it).
     """
     os.environ.update(plan.environment)
+    _silence_agent()
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
         signal.signal(getattr(signal, name), _raise_signal)
     with TemporaryDirectory(prefix="lockstep-") as folder:
@@ -94,9 +96,16 @@ def run_local(plan: LocalPlan) -> int:
         try:
             result = agent.run()
         except SignalException as error:
-            print(f"lockstep: stopped by {error.sigval.name}; all workers have ended", file=sys.stderr)
+            print(f"\nlockstep: stopped by {error.sigval.name}; all workers have ended", file=sys.stderr)
             return 128 + int(error.sigval)
         return _report(result, plan.workers)
+
+
+def _silence_agent() -> None:
+    """torch's agent logs each failure in its own words, too; `_report` says it once."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _raise_signal(number: int, frame: Any) -> None:
@@ -107,19 +116,21 @@ def _report(result: RunResult, workers: int) -> int:
     """Say which worker failed first, and return the job's exit code."""
     if not result.is_failed():
         return 0
-    failure = min(result.failures.values(), key=_order_of_failure)
+    rank, failure = min(result.failures.items(), key=lambda item: _order_of_failure(item[1]))
     code = int(failure.exitcode)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-    print(f"lockstep: worker {failure.global_rank} of {workers} {how}; the others were stopped", file=sys.stderr)
-    message = _error_of(failure).get("text")
-    if message:
-        print(message, file=sys.stderr)
+    print(f"lockstep: worker {rank} of {workers} {how}; the others were stopped", file=sys.stderr)
+    text = _error_of(failure).get("text")
+    if text:
+        print(text, file=sys.stderr)
     return 128 - code if code < 0 else code
 
 
-def _order_of_failure(failure: ProcessFailure) -> tuple[bool, int]:
-    """Workers that a signal ended come first: they leave no report, and their peers then fail for lack of them."""
-    return failure.exitcode >= 0, int(_error_of(failure).get("time_ns", 0))
+def _order_of_failure(failure: ProcessFailure) -> tuple[int, int]:
+    """Most telling first: an error of the worker's own, a signal, then the loss of a peer, which only follows."""
+    error = _error_of(failure)
+    kind = 1 if not error else 2 if error.get("lost_peer") else 0
+    return kind, int(error.get("time_ns", 0))
 
 
 def _error_of(failure: ProcessFailure) -> dict[str, Any]:

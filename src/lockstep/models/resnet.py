@@ -1,7 +1,7 @@
 """ResNet for 32 x 32 images.
 
-K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv 1512.03385, in the form that CIFAR
-models usually take: a 3 x 3 first convolution without pooling, then the four stages of the ImageNet network.
+K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv 1512.03385, in the form that
+CIFAR models usually take: a 3 x 3 first convolution without pooling, then the four stages of the ImageNet network.
 """
 
 from __future__ import annotations

@@ -15,7 +15,12 @@ from lockstep.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 # Data sets that have no recipe of their own name.
-FOR_DATASET = {"fashion-mnist": "mnist", "cifar100": "cifar10", "imagenet": "imagefolder", "synthetic": "imagefolder"}
+FOR_DATASET = {
+    "fashion-mnist": "mnist",
+    "cifar100": "cifar10",
+    "imagenet": "imagefolder",
+    "synthetic": "imagefolder",
+}
 
 
 def names() -> list[str]:

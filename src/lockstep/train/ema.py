@@ -35,7 +35,7 @@ class MovingAverage(NoAverage):
         self._averaged.update_parameters(self._source)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._averaged.state_dict()  # type: ignore[no-any-return]
+        return self._averaged.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._averaged.load_state_dict(state)

@@ -51,7 +51,9 @@ def load_network(path: Path) -> Network:
     """
     weights, about = load_model(path)
     try:
-        spec = InputSpec(**{**about["input"], "mean": tuple(about["input"]["mean"]), "std": tuple(about["input"]["std"])})
+        spec = InputSpec(
+            **{**about["input"], "mean": tuple(about["input"]["mean"]), "std": tuple(about["input"]["std"])}
+        )
         classes, arch = tuple(about["classes"]), about["arch"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
@@ -83,7 +85,10 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[s
     if data.classes != network.classes:
         raise CheckpointError(f"{path} knows the classes {_few(network.classes)}, {data.name} has {_few(data.classes)}")
     if isinstance(data.val, MemorySplit):
-        shape, expected = data.val.images.shape[1:], (network.input.channels, network.input.height, network.input.width)
+        shape, expected = (
+            data.val.images.shape[1:],
+            (network.input.channels, network.input.height, network.input.width),
+        )
         if shape != expected:
             raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
     data = replace(data, input=network.input)

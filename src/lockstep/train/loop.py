@@ -176,9 +176,9 @@ def _check_finite(job: Job, steps: list[Totals]) -> None:
         if not math.isfinite(totals.loss):
             good = checkpoint.newest(job.folder.checkpoints)
             raise NonFiniteLossError(
-                f"the loss is {totals.loss / totals.count} at step {step} (epoch {(step - 1) // job.steps_per_epoch + 1}, "
-                f"learning rate {job.schedule.rate(step - 1):g}); the last good checkpoint is {good or 'none yet'}. "
-                f"Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
+                f"the loss is {totals.loss / totals.count} at step {step} (epoch "
+                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}); the last "
+                f"good checkpoint: {good or 'none yet'}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
             )
 
 
@@ -187,7 +187,12 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     run, progress = job.config.run, job.progress
     epoch, rest = divmod(progress.step, job.steps_per_epoch)
     finished = progress.step == job.last_step
-    common = {"kind": "epoch", "step": progress.step, "epoch": epoch + (rest > 0), "epochs": job.config.epochs}
+    common = {
+        "kind": "epoch",
+        "step": progress.step,
+        "epoch": epoch + (rest > 0),
+        "epochs": job.config.epochs,
+    }
     if progress.epoch_totals.count:
         job.tracker.record(
             {

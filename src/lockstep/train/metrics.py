@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,11 +20,9 @@ class Totals:
     count: float = 0.0
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count
-        )
+        return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """Mean loss, top-1 and top-5 as shares (0 to 1), and the number of samples."""
         samples = max(1.0, self.count)
         return {
@@ -46,7 +45,11 @@ class Meter:
         self._steps: list[torch.Tensor] = []
 
     def add(
-        self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None
+        self,
+        losses: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None = None,
     ) -> None:
         """Add one forward pass to the step: losses [N], logits [N, K], labels [N], weights [N] (None: all 1)."""
         hits = logits.detach().topk(min(5, logits.shape[1]), dim=1).indices == labels.unsqueeze(1)

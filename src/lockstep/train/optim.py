@@ -13,7 +13,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> optim.Optimizer:
     # Norms' weights and all biases are vectors; what a layer multiplies with has two dimensions or more.
     spared = [parameter for parameter in parameters if parameter.ndim < 2 and not config.decay_all]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2 or config.decay_all]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
     groups = [group for group in groups if group["params"]]
     if config.optimizer == "sgd":
         nesterov = config.nesterov and config.momentum > 0

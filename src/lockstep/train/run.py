@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from pathlib import Path
+import time
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
 from lockstep.train.loop import Result, train
-from lockstep.train.run_folder import start_log
+from lockstep.train.run_folder import logger, start_log
 from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
 from lockstep.world import World
@@ -39,14 +38,19 @@ def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Modul
     start_log(log, world.rank)
     workers = world.gather(_describe_worker(world))
     try:
-        for line in _introduce(job, workers):
-            job.tracker.say(line)
+        _say(job, _introduce(job, workers))
         result = train(job)
-        for line in _conclude(job, result):
-            job.tracker.say(line)
+        _say(job, _conclude(job, result))
     finally:
         job.close()
     return result
+
+
+def _say(job: Job, lines: list[str]) -> None:
+    """Tell people, and every worker's own log."""
+    for line in lines:
+        job.tracker.say(line)
+        logger.info(line)
 
 
 def _describe_worker(world: World) -> str:
@@ -82,6 +86,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
             "kind": "run",
             "step": progress.step,
             "time_seconds": progress.seconds,
+            "unix_time": time.time(),
             "workers": job.world.size,
             "global_batch": job.batching.global_batch,
             "steps_per_epoch": job.steps_per_epoch,
@@ -95,7 +100,8 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
 
 
 def _conclude(job: Job, result: Result) -> list[str]:
-    left_out = sorted(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
+    own = sorted(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
+    left_out = sorted({path for paths in job.world.gather(own) for path in paths})
     right = round(result.top1 * result.samples)
     lines = [
         f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
@@ -104,5 +110,5 @@ def _conclude(job: Job, result: Result) -> list[str]:
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
     ]
     if left_out:
-        lines += [f"worker {job.world.rank} left out {len(left_out)} images that cannot be decoded:", *left_out]
+        lines += [f"left out {len(left_out)} images that cannot be decoded:", *left_out]
     return lines

@@ -52,7 +52,9 @@ class RunFolder:
             (self.path / "config.yaml").write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
-            raise ConfigError(f"run folder {self.path} cannot be written: {error}; choose another with --run-dir") from None
+            raise ConfigError(
+                f"run folder {self.path} cannot be written: {error}; choose another with --run-dir"
+            ) from None
 
 
 def new_run_path(config: TrainConfig) -> Path:

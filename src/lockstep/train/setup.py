@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +130,7 @@ def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
 
 def place_model(model: nn.Module, config: TrainConfig, precision: Precision, world: World) -> nn.Module:
     """The model on the worker's device, in the precision and memory order that are asked for."""
-    return precision.prepare(model).to(device=world.device, memory_format=_memory_format(config))
+    return precision.prepare(model).to(world.device).to(memory_format=_memory_format(config))
 
 
 def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Job:
@@ -158,7 +158,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         world=world,
         data=data,
         model=model,
-        replica=torch.compile(replica) if config.model.compile else replica,
+        replica=cast(nn.Module, torch.compile(replica)) if config.model.compile else replica,
         average=build_average(model, config.model.ema_decay),
         criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
         optimizer=build_optimizer(model, config.optim),

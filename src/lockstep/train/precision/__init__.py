@@ -5,6 +5,8 @@ from __future__ import annotations
 from lockstep.config import TrainConfig
 from lockstep.train.precision.base import Precision
 
+__all__ = ["Precision", "build_precision"]
+
 
 def build_precision(config: TrainConfig, device_type: str) -> Precision:
     """The precision that a configuration names, on "cpu" or "cuda"."""

@@ -6,6 +6,8 @@ from lockstep.config import TrainConfig
 from lockstep.train.strategies.base import Strategy
 from lockstep.world import World
 
+__all__ = ["Strategy", "build_strategy"]
+
 
 def build_strategy(config: TrainConfig, world: World) -> Strategy:
     """The strategy that a configuration names; `lockstep.config.check_workers` has passed it."""

@@ -12,6 +12,8 @@ from lockstep.train.trackers.console import build_console
 from lockstep.train.trackers.jsonl import RecordTracker
 from lockstep.world import World
 
+__all__ = ["Tracker", "build_trackers"]
+
 
 def build_trackers(config: TrainConfig, world: World, folder: RunFolder, start_step: int) -> Tracker:
     """The trackers that a configuration asks for, on the main worker; one that keeps nothing on the others.

@@ -73,4 +73,7 @@ def scalars(record: Record) -> dict[str, float]:
     split = record["split"]
     suffix = "train_epoch" if split == "train" else split
     figures = {f"{name}/{suffix}": record[name.lower()] for name in ("Loss", "Top1", "Top5")}
-    return figures | {f"Time/{split}": record["epoch_seconds"], f"Throughput/{suffix}": record["images_per_second"]}
+    return figures | {
+        f"Time/{split}": record["epoch_seconds"],
+        f"Throughput/{suffix}": record["images_per_second"],
+    }

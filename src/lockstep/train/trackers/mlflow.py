@@ -32,9 +32,9 @@ class MlflowTracker(Tracker):
         self._client.log_batch(self._run, params=params)
 
     def record(self, record: Record) -> None:
-        milliseconds = int(record["unix_time"] * 1000)
         metrics = [
-            self._metric(tag, float(value), milliseconds, record["step"]) for tag, value in scalars(record).items()
+            self._metric(tag, float(value), int(record["unix_time"] * 1000), record["step"])
+            for tag, value in scalars(record).items()
         ]
         if metrics:
             self._client.log_batch(self._run, metrics=metrics)

@@ -1,0 +1,138 @@
+"""Augmentation of whole batches, against plain padding, cropping, flipping and torchvision's affine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.nn.functional as F
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import affine
+
+from lockstep.config import AugmentConfig
+from lockstep.data import augment
+from lockstep.data.draws import Draws
+
+SHAPES = [(1, 5, 7), (3, 6, 9), (3, 8, 8)]
+
+
+@dataclass(frozen=True)
+class Constant(Draws):
+    """Draws that are all `value`, so that a test knows the angle and the scale."""
+
+    value: float = 0.0
+
+    def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
+        return np.full(len(self.samples), self.value)
+
+
+def _noise(count: int, *shape: int) -> torch.Tensor:
+    return torch.randint(1, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def _draws(count: int, epoch: int = 0) -> Draws:
+    return Draws(seed=1, epoch=epoch, samples=np.arange(count, dtype=np.int64))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("padding", ["zero", "reflect"])
+@pytest.mark.parametrize(("shift", "flip"), [(0, False), (0, True), (2, False), (2, True)])
+def test_gather_is_padding_then_cropping_and_flipping_with_equal_chances(
+    shape: tuple[int, int, int], padding: Any, shift: int, flip: bool
+) -> None:
+    images = _noise(1500, *shape)
+    mode = "constant" if padding == "zero" else "reflect"
+    padded = F.pad(images.float(), (shift,) * 4, mode=mode).to(torch.uint8)
+    height, width = shape[1:]
+    crops = [
+        padded[:, :, top : top + height, left : left + width]
+        for top, left in product(range(2 * shift + 1), range(2 * shift + 1))
+    ]
+    possible = crops + [torch.flip(crop, (3,)) for crop in crops] if flip else crops
+    picked = augment.gather(images, _draws(1500), AugmentConfig(shift=shift, shift_padding=padding, flip=flip))
+    matches = torch.stack([(picked == crop).flatten(1).all(1) for crop in possible])
+    assert picked.dtype == torch.uint8
+    assert matches.sum(0).tolist() == [1] * 1500  # each result is one of the possible ones
+    expected = 1500 / len(possible)
+    chi_square = ((matches.sum(1) - expected) ** 2 / expected).sum().item()
+    degrees = len(possible) - 1
+    assert chi_square <= degrees + 4 * (2 * degrees) ** 0.5
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 2), (1, 1, 4)])
+def test_a_shift_wider_than_the_image_reflects_again(shape: tuple[int, int, int]) -> None:
+    images = _noise(60, *shape)
+    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (9, 9), (9, 9)), mode="reflect")
+    picked = augment.gather(images, _draws(60), AugmentConfig(shift=9, shift_padding="reflect")).numpy()
+    height, width = shape[1:]
+    for image, around in zip(picked, padded, strict=True):
+        windows = np.lib.stride_tricks.sliding_window_view(around, (height, width), axis=(1, 2))
+        assert (windows == image[:, None, None]).all((0, 3, 4)).any()
+
+
+def test_gather_picks_the_samples_in_the_order_asked_for() -> None:
+    images = _noise(9, 3, 4, 4)
+    samples = np.array([8, 0, 0, 3])
+    assert torch.equal(augment.gather(images, Draws(0, 0, samples), AugmentConfig()), images[[8, 0, 0, 3]])
+    config = AugmentConfig(shift=1, flip=True)
+    one_by_one = [augment.gather(images, Draws(0, 0, samples[k : k + 1]), config) for k in range(4)]
+    assert torch.equal(augment.gather(images, Draws(0, 0, samples), config), torch.cat(one_by_one))
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12), (3, 8, 8)])
+def test_warp_without_rotation_and_zoom_is_the_identity(shape: tuple[int, int, int]) -> None:
+    images = _noise(4, *shape).double()
+    assert torch.allclose(augment.warp(images, _draws(4), AugmentConfig()), images, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12)])
+@pytest.mark.parametrize(("value", "angle", "scale"), [(0.0, -35.0, 0.75), (1.0, 35.0, 1.25)])
+def test_warp_is_torchvisions_affine_also_on_images_that_are_not_square(
+    shape: tuple[int, int, int], value: float, angle: float, scale: float
+) -> None:
+    images = _noise(2, *shape).double()
+    draws = Constant(0, 0, np.arange(2), value)
+    warped = augment.warp(images, draws, AugmentConfig(rotate=35.0, zoom=0.25))
+    # torchvision turns clockwise for positive angles; which way is up to the draw here.
+    expected = affine(images, -angle, [0, 0], scale, [0.0], InterpolationMode.BILINEAR)
+    assert torch.allclose(warped, expected, atol=1e-2, rtol=0)  # of 255
+
+
+def test_warp_turns_each_image_by_its_own_angle() -> None:
+    images = _noise(1, 1, 9, 9).double().expand(50, 1, 9, 9)
+    for config in (AugmentConfig(rotate=20.0), AugmentConfig(zoom=0.3)):
+        assert len(torch.unique(augment.warp(images, _draws(50), config), dim=0)) == 50
+
+
+@pytest.mark.parametrize(("side", "height", "width"), [(3, 8, 8), (4, 8, 11), (5, 7, 12), (9, 6, 6)])
+def test_cutout_blanks_a_square_clipped_at_the_edges(side: int, height: int, width: int) -> None:
+    images = torch.ones(3000, 2, height, width)
+    result = augment.cutout_(images, _draws(3000), side)
+    assert result.data_ptr() == images.data_ptr()
+    assert set(images.unique().tolist()) <= {0.0, 1.0}
+    blank = images == 0
+    assert torch.equal(blank[:, 0], blank[:, 1])
+    rows, columns = blank[:, 0].any(2), blank[:, 0].any(1)
+    assert torch.equal(blank[:, 0], rows[:, :, None] & columns[:, None, :])
+    for lines, length in ((rows, height), (columns, width)):
+        spans = {tuple(line.nonzero().flatten().tolist()) for line in lines}
+        assert all(span == tuple(range(span[0], span[-1] + 1)) for span in spans)
+        inner = {span for span in spans if span[0] > 0 and span[-1] < length - 1}
+        assert {len(span) for span in inner} <= {side}
+        assert all(min(side // 2, length) <= len(span) <= side for span in spans)
+        if side < length:
+            assert len(spans) == length  # a square for every centre
+            assert inner
+
+
+def test_cutout_leaves_what_is_outside_as_it_was() -> None:
+    images = torch.randn(50, 3, 10, 12, generator=torch.Generator().manual_seed(0))
+    before = images.clone()
+    augment.cutout_(images, _draws(50), 4)
+    assert torch.equal(images, before * (images != 0))
+    assert (images == 0).any((1, 2, 3)).all()

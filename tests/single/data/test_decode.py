@@ -1,0 +1,145 @@
+"""Image files to pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
+
+from lockstep.data.decode import evaluation_pixels, open_image, to_pixels
+from lockstep.data.sets import InputSpec
+from lockstep.errors import CorruptImageError
+
+WIDTH, HEIGHT = 24, 16
+
+
+def _ramp(width: int = WIDTH, height: int = HEIGHT) -> npt.NDArray[np.float64]:
+    """A smooth picture, 0 to 1, darkest at the top left: [H, W]."""
+    y, x = np.mgrid[0:height, 0:width]
+    return (x / (width - 1) + y / (height - 1)) / 2
+
+
+def _colours(width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+    ramp = _ramp(width, height)
+    waves = np.stack([ramp, 1 - ramp, 0.5 + 0.5 * np.sin(9 * ramp)], 2)
+    return Image.fromarray(np.round(255 * waves).astype(np.uint8))
+
+
+def _spec(height: int, width: int, crop_ratio: float = 1.0, channels: int = 3) -> InputSpec:
+    return InputSpec(channels, height, width, (0.0,) * channels, (1.0,) * channels, crop_ratio)
+
+
+def _write(path: Path, kind: str) -> None:
+    grey = Image.fromarray(np.round(255 * _ramp()).astype(np.uint8))
+    if kind == "16-bit":
+        Image.fromarray(np.round(65535 * _ramp()).astype(np.uint16)).save(path)
+    elif kind == "palette with transparency":
+        grey.quantize(64).save(path, transparency=bytes(range(64)))
+    elif kind == "palette":
+        grey.quantize(64).save(path)
+    else:
+        grey.convert(kind).save(path)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "palette", "palette with transparency", "16-bit"])
+def test_every_kind_of_png_keeps_its_picture(tmp_path: Path, kind: str, channels: int) -> None:
+    path = tmp_path / "ramp.png"
+    _write(path, kind)
+    pixels = to_pixels(open_image(path, channels))
+    assert pixels.shape == (HEIGHT, WIDTH, channels)
+    assert pixels.dtype == np.uint8
+    assert np.abs(pixels - 255 * _ramp()[:, :, None]).max() < 8  # of 255; a palette of 64 greys is coarse
+
+
+def test_black_and_white_becomes_0_and_255(tmp_path: Path) -> None:
+    Image.new("1", (4, 3), 1).save(tmp_path / "white.png")
+    assert set(to_pixels(open_image(tmp_path / "white.png", 1)).flatten().tolist()) == {255}
+
+
+def test_colour_becomes_grey_by_its_luminance(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 3), (255, 0, 0)).save(tmp_path / "red.png")
+    assert set(to_pixels(open_image(tmp_path / "red.png", 1)).flatten().tolist()) == {76}  # 0.299 of 255
+
+
+def _truncated_jpeg(path: Path) -> None:
+    _colours(200, 150).save(path, "JPEG")
+    path.write_bytes(path.read_bytes()[:2500])
+
+
+def _truncated_png(path: Path) -> None:
+    _colours(200, 150).save(path, "PNG")
+    path.write_bytes(path.read_bytes()[:2500])
+
+
+def _far_too_large(path: Path) -> None:
+    Image.new("1", (20_000, 20_000)).save(path, "PNG")  # 50 kB that would unfold to 1.2 GB of RGB
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _truncated_jpeg,
+        _truncated_png,
+        _far_too_large,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("this is no image\n" * 100),
+        lambda path: path.mkdir(),
+        lambda path: None,
+    ],
+    ids=["truncated JPEG", "truncated PNG", "far too large", "empty", "text", "a folder", "missing"],
+)
+def test_what_cannot_be_decoded_is_named(tmp_path: Path, spoil: object) -> None:
+    path = tmp_path / "spoiled.jpg"
+    spoil(path)  # type: ignore[operator]
+    with pytest.raises(CorruptImageError, match=f"{path}.*--skip-corrupt"):
+        open_image(path, 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (1200, 260), (100, 120)])
+def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: int, height: int) -> None:
+    image = _colours(width, height)
+    ours = evaluation_pixels(image, _spec(224, 224, 0.875))
+    theirs = np.asarray(Compose([Resize(256, InterpolationMode.BILINEAR), CenterCrop(224)])(image))
+    assert ours.shape == (224, 224, 3)
+    difference = np.abs(ours.astype(float) - theirs)
+    assert difference.mean() < 1  # of 255; torchvision rounds the resized sides and the crop's place to whole pixels
+    assert difference.max() < 6
+
+
+def test_evaluation_keeps_the_aspect_ratio_for_inputs_that_are_not_square() -> None:
+    pixels = evaluation_pixels(_colours(300, 100), _spec(50, 100))
+    expected = _colours(300, 100).crop((50, 0, 250, 100)).resize((100, 50), Image.Resampling.BILINEAR)
+    assert np.abs(pixels.astype(int) - np.asarray(expected)).max() <= 1
+
+
+def test_an_image_of_the_right_size_is_taken_as_it_is() -> None:
+    image = _colours()
+    assert np.array_equal(evaluation_pixels(image, _spec(HEIGHT, WIDTH)), np.asarray(image))
+
+
+@pytest.mark.parametrize("side", [8, 28, 32, 224])
+def test_images_of_any_size_can_be_evaluated(side: int) -> None:
+    """The centre's box must not leave the image, not even by a rounding error."""
+    refused = []
+    for width in range(1, 130):
+        for height in (width, 2 * width + 1):
+            try:
+                pixels = evaluation_pixels(Image.new("L", (width, height)), _spec(side, side, channels=1))
+                assert pixels.shape == (side, side, 1)
+            except ValueError as error:
+                refused.append((width, height, str(error)))
+    assert refused == []
+
+
+def test_a_box_is_cut_out_and_resized() -> None:
+    image = _colours()
+    box = (4.0, 2.0, 14.0, 10.0)
+    cut = to_pixels(image, box, (10, 8))
+    assert np.array_equal(cut, np.asarray(image)[2:10, 4:14])
+    whole = to_pixels(image, None, (12, 8))
+    assert np.array_equal(whole, np.asarray(image.resize((12, 8), Image.Resampling.BILINEAR)))

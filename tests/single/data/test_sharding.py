@@ -1,0 +1,87 @@
+"""Who sees which sample in which step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.data.sharding import Sharding, evaluation_batches, permutation, share
+
+SETTINGS = settings(derandomize=True, deadline=None)
+SAMPLES, BATCHES, SIZES = st.integers(1, 300), st.integers(1, 80), st.integers(1, 9)
+
+
+@SETTINGS
+@given(samples=SAMPLES, batch=BATCHES, size=SIZES, seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
+def test_the_workers_shares_are_one_permutation_cut_into_global_batches(
+    samples: int, batch: int, size: int, seed: int, epoch: int
+) -> None:
+    workers = [Sharding(samples, batch, rank, size, seed) for rank in range(size)]
+    steps = list(zip(*(worker.epoch(epoch) for worker in workers), strict=True))
+    together = [np.concatenate(shares) for shares in steps]
+    order = np.concatenate(together)
+    assert order.tolist() == permutation(samples, seed, epoch).tolist()
+    assert sorted(order.tolist()) == list(range(samples))
+    assert len(steps) == workers[0].steps_per_epoch
+    assert [len(step) for step in together] == [workers[0].count(step) for step in range(len(steps))]
+    assert {len(step) for step in together[:-1]} <= {batch}
+    assert 1 <= len(together[-1]) <= batch
+    for shares in steps:
+        lengths = [len(part) for part in shares]
+        assert max(lengths) - min(lengths) <= 1
+
+
+@SETTINGS
+@given(samples=SAMPLES, batch=BATCHES, size=SIZES)
+def test_drop_last_leaves_out_one_named_remainder_and_never_the_only_step(samples: int, batch: int, size: int) -> None:
+    workers = [Sharding(samples, batch, rank, size, drop_last=True) for rank in range(size)]
+    kept = np.concatenate([part for worker in workers for part in worker.epoch(0)])
+    assert len(kept) == len(set(kept.tolist()))
+    assert set(kept.tolist()) == set(permutation(samples, 0, 0)[: len(kept)].tolist())
+    assert len(kept) == (samples - samples % batch if samples >= batch else samples)
+    assert {worker.dropped for worker in workers} == {samples - len(kept)}
+
+
+@SETTINGS
+@given(samples=SAMPLES, batch=BATCHES, size=SIZES, drop_last=st.booleans(), data=st.data())
+def test_entering_an_epoch_later_gives_its_tail(
+    samples: int, batch: int, size: int, drop_last: bool, data: st.DataObject
+) -> None:
+    sharding = Sharding(samples, batch, data.draw(st.integers(0, size - 1)), size, seed=3, drop_last=drop_last)
+    start = data.draw(st.integers(0, sharding.steps_per_epoch))
+    whole, tail = sharding.epoch(2), sharding.epoch(2, start)
+    assert [part.tolist() for part in tail] == [part.tolist() for part in whole[start:]]
+
+
+@SETTINGS
+@given(samples=st.integers(0, 300), batch=BATCHES, size=SIZES)
+def test_an_evaluation_covers_each_sample_once(samples: int, batch: int, size: int) -> None:
+    workers = [evaluation_batches(samples, batch, rank, size) for rank in range(size)]
+    assert [int(sample) for worker in workers for part in worker for sample in part] == list(range(samples))
+    assert all(1 <= len(part) <= batch for worker in workers for part in worker)
+    loads = [sum(map(len, worker)) for worker in workers]
+    assert max(loads) - min(loads) <= 1
+
+
+@pytest.mark.parametrize(("count", "size", "lengths"), [(7, 3, [2, 2, 3]), (1, 3, [0, 0, 1]), (6, 3, [2, 2, 2])])
+def test_shares_are_neighbours_without_gaps(count: int, size: int, lengths: list[int]) -> None:
+    parts = [list(range(count))[share(count, rank, size)] for rank in range(size)]
+    assert sum(parts, []) == list(range(count))
+    assert [len(part) for part in parts] == lengths
+
+
+def test_every_seed_and_every_epoch_has_an_order_of_its_own() -> None:
+    orders = [tuple(permutation(100, seed, epoch)) for seed in range(5) for epoch in range(5)]
+    assert len(set(orders)) == 25
+    assert tuple(permutation(100, 3, 4)) == orders[3 * 5 + 4]
+
+
+def test_every_sample_comes_everywhere_in_the_order() -> None:
+    """Over many epochs, each of 8 samples is on each of 8 places about equally often."""
+    counts = np.zeros((8, 8))
+    for epoch in range(4000):
+        counts[permutation(8, 7, epoch), np.arange(8)] += 1
+    chi_square = ((counts - 500) ** 2 / 500).sum()
+    assert chi_square < 90  # 49 degrees of freedom; 85 is passed once in a thousand

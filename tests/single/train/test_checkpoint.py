@@ -1,0 +1,129 @@
+"""Checkpoints: whole or not there, checked when read, read without executing anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.errors import CheckpointError
+from lockstep.train import checkpoint
+from lockstep.train.checkpoint import Checkpoints, Snapshot
+
+ABOUT = {"arch": "digits-net", "classes": ["a", "b"]}
+
+
+def _snapshot(step: int, kind: type = torch.optim.AdamW) -> Snapshot:
+    torch.manual_seed(step)
+    net = nn.Linear(3, 2)
+    optimizer = kind(net.parameters(), lr=0.1)
+    net(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    return Snapshot(step, dict(net.state_dict()), optimizer.state_dict(), {"step": step}, ABOUT, {"--seed": 0})
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, kind: type) -> None:
+    snapshot = _snapshot(7, kind)
+    loaded = checkpoint.load(Checkpoints(tmp_path, keep=1).save(snapshot))
+    assert loaded.step == 7
+    assert (loaded.progress, loaded.job, loaded.about) == ({"step": 7}, {"--seed": 0}, ABOUT)
+    assert all(torch.equal(loaded.model[name], tensor) for name, tensor in snapshot.model.items())
+    fresh = kind(nn.Linear(3, 2).parameters(), lr=0.5)
+    fresh.load_state_dict(dict(loaded.optimizer))
+    for number, entries in snapshot.optimizer["state"].items():
+        for name, value in entries.items():
+            assert torch.equal(torch.as_tensor(fresh.state_dict()["state"][number][name]), torch.as_tensor(value))
+    assert fresh.param_groups[0]["lr"] == 0.1
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(_snapshot(step), is_best=step == 2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == [
+        "step-00000002",
+        "step-00000005",
+        "step-00000006",
+    ]
+    assert checkpoint.load(checkpoint.best_or_newest(tmp_path)).step == 2
+    assert not list(tmp_path.glob(".partial*"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
+    path = Checkpoints(tmp_path, keep=1).save(_snapshot(1)) / name
+    content = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content[:-3] if damage == "cut" else content)
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint.load(path.parent)
+
+
+def test_a_folder_that_was_not_finished_is_no_checkpoint(tmp_path: Path) -> None:
+    done = Checkpoints(tmp_path, keep=3).save(_snapshot(1))
+    unfinished = tmp_path / ".partial-step-00000002"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"")
+    assert checkpoint.newest(tmp_path) == done
+    Checkpoints(tmp_path, keep=3).save(_snapshot(2))
+    assert not unfinished.exists()
+
+
+def test_a_full_or_readonly_disk_says_so_and_keeps_the_last_one(tmp_path: Path) -> None:
+    good = Checkpoints(tmp_path, keep=3).save(_snapshot(1))
+    (tmp_path / ".partial-step-00000002").write_text("in the way")  # a file where the folder is to be
+    with pytest.raises(CheckpointError, match=f"step 2 cannot be written .* newest complete one is {good}"):
+        Checkpoints(tmp_path, keep=3).save(_snapshot(2))
+    assert checkpoint.load(good).step == 1
+
+
+def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'owned'}",)
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        checkpoint.load_model(path)
+    torch.save({"net": Attack()}, path)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        checkpoint.load_model(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path, keep=1).save(_snapshot(1))
+    for state in ([], {"step": "x"}, {"step": 1, "optimizer": 3}):
+        (path / "state.json").write_text(json.dumps(state))
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["files"]["state.json"] = checkpoint._describe_file(path / "state.json")
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match=str(path)):
+            checkpoint.load(path)
+
+
+def test_an_exported_model_says_what_it_is(tmp_path: Path) -> None:
+    weights = {"w": torch.arange(3.0)}
+    checkpoint.export(tmp_path / "model.safetensors", weights, ABOUT)
+    loaded, about = checkpoint.load_model(tmp_path / "model.safetensors")
+    assert about == ABOUT
+    assert torch.equal(loaded["w"], weights["w"])
+    assert checkpoint.load_model(tmp_path)[1] == ABOUT  # the run folder means its exported model
+
+
+def test_the_moving_average_is_what_is_used(tmp_path: Path) -> None:
+    average = {"module.w": torch.ones(2), "n_averaged": torch.tensor(5)}
+    snapshot = Snapshot(1, {"w": torch.zeros(2)}, {"state": {}, "param_groups": []}, {}, ABOUT, average=average)
+    weights, _ = checkpoint.load_model(Checkpoints(tmp_path, keep=1).save(snapshot))
+    assert torch.equal(weights["w"], torch.ones(2))

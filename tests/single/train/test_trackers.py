@@ -1,0 +1,146 @@
+"""What each tracker makes of a run's records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.config import TrainConfig
+from lockstep.records import read_records
+from lockstep.train.trackers.base import Tracker, TrackerGroup, scalars
+from lockstep.train.trackers.console import describe
+from lockstep.train.trackers.jsonl import RecordTracker
+
+STEP = {
+    "kind": "step",
+    "step": 20,
+    "epoch": 1,
+    "loss": 1.5,
+    "top1": 0.25,
+    "top5": 0.75,
+    "samples": 1280,
+    "lr": 0.1,
+    "images_per_second": 2000.0,
+    "data_wait": 0.02,
+    "time_seconds": 1.0,
+    "unix_time": 1.7e9,
+}
+VAL = {
+    "kind": "epoch",
+    "split": "val",
+    "step": 23,
+    "epoch": 1,
+    "epochs": 12,
+    "loss": 0.5,
+    "top1": 0.875,
+    "top5": 1.0,
+    "samples": 360,
+    "images_per_second": 9000.0,
+    "epoch_seconds": 0.04,
+    "time_seconds": 1.2,
+    "unix_time": 1.7e9,
+}
+TRAIN = {**VAL, "split": "train", "samples": 1437, "data_wait": 0.5}
+EXPECTED = {
+    "Loss/train": (20, 1.5),
+    "Top1/train": (20, 0.25),
+    "Top5/train": (20, 0.75),
+    "Throughput/train": (20, 2000.0),
+    "DataWait/train": (20, 0.02),
+    "Lr": (20, 0.1),
+    "Loss/val": (23, 0.5),
+    "Top1/val": (23, 0.875),
+    "Top5/val": (23, 1.0),
+    "Throughput/val": (23, 9000.0),
+    "Time/val": (23, 0.04),
+    "Time/train": (23, 0.04),
+}
+
+
+def _feed(tracker: Tracker) -> None:
+    tracker.begin_epoch(0, 12, 23, 0)
+    tracker.advance()
+    for record in ({"kind": "run", "step": 0}, STEP, TRAIN, VAL):
+        tracker.record(record)
+    tracker.close()
+
+
+def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+
+    _feed(TensorBoardTracker(tmp_path, start_step=0))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = {tag: (events.Scalars(tag)[0].step, events.Scalars(tag)[0].value) for tag in events.Tags()["scalars"]}
+    for tag, (step, value) in EXPECTED.items():
+        assert found[tag] == (step, pytest.approx(value))
+
+
+def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
+    from lockstep.train.trackers.mlflow import MlflowTracker
+
+    _feed(MlflowTracker(TrainConfig(), tmp_path / "my-run"))
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
+    assert run.info.run_name == "my-run"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optim.lr"] == "0.1"
+    assert {tag: run.data.metrics[tag] for tag in EXPECTED} == pytest.approx({t: v for t, (_, v) in EXPECTED.items()})
+
+
+def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    from lockstep.train.trackers.wandb import WandbTracker
+
+    _feed(WandbTracker(TrainConfig(), tmp_path))
+    (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    content = stored.read_bytes()
+    assert all(tag.encode() in content for tag in EXPECTED)
+
+
+@pytest.mark.parametrize("package", ["mlflow", "wandb"])
+def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib
+    import sys
+
+    from lockstep.errors import ConfigError
+
+    monkeypatch.setitem(sys.modules, package, None)
+    module = importlib.import_module(f"lockstep.train.trackers.{package}")
+    kind: Any = getattr(module, f"{package.capitalize()}Tracker")
+    with pytest.raises(ConfigError, match=rf"lockstep-torch\[{package}\]"):
+        kind(TrainConfig(), tmp_path)
+
+
+def test_records_are_kept_whole_and_a_resume_drops_what_comes_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _feed(RecordTracker(path, start_step=0))
+    assert [record["kind"] for record in read_records(path)] == ["run", "step", "epoch", "epoch"]
+    RecordTracker(path, start_step=20).close()
+    assert [record["kind"] for record in read_records(path)] == ["run", "step"]
+    RecordTracker(path, start_step=0).close()  # a new run in an old folder
+
+
+def test_a_group_tells_everyone(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    _feed(TrackerGroup([RecordTracker(path, 0) for path in paths]))
+    assert paths[0].read_bytes() == paths[1].read_bytes() != b""
+
+
+def test_lines_for_people_have_shares_in_percent() -> None:
+    assert "top-1  87.50 %" in describe(VAL)
+    assert "360 images" in describe(VAL)
+    assert describe(TRAIN).startswith("epoch  1/12  train")
+    assert "50 % waiting for data" in describe(TRAIN)
+
+
+def test_the_run_record_has_no_scalars() -> None:
+    assert scalars({"kind": "run", "step": 0}) == {}
