@@ -72,15 +72,20 @@ class AugmentConfig:
     """Rotate by up to this many degrees; in-memory images only."""
     zoom: float = 0.0
     """Scale by a factor from 1 - ZOOM to 1 + ZOOM; in-memory images only."""
+    shear: float = 0.0
+    """Slant by up to this many degrees; in-memory images only."""
     cutout: int = 0
     """Blank a square of this many pixels; in-memory images only."""
     min_crop: float = 0.08
     """Smallest share of the area that the random crop of a folder's image keeps."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--shift", self.shift), ("--rotate", self.rotate), ("--cutout", self.cutout)):
+        for flag, value in (("--shift", self.shift), ("--cutout", self.cutout)):
             if value < 0:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
+        for flag, angle in (("--rotate", self.rotate), ("--shear", self.shear)):
+            if not 0 <= angle < 90:
+                raise ConfigError(f"{flag} is an angle in degrees, at least 0 and below 90; got {angle}")
         if not 0 <= self.zoom < 1:
             raise ConfigError(f"--zoom must be at least 0 and below 1; got {self.zoom}")
         if not 0 < self.min_crop <= 1:

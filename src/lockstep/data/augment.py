@@ -56,15 +56,26 @@ def _reflect(positions: Indices, length: int) -> Indices:
     return np.minimum(folded, length - 1)
 
 
+def warps(config: AugmentConfig) -> bool:
+    """Whether a configuration asks for anything that `warp` does."""
+    return bool(config.rotate or config.zoom or config.shear)
+
+
 def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """Rotate and scale about the centre, bilinearly, with zeros outside: floating [N, C, H, W] to the same."""
+    """Slant, rotate and scale about the centre, bilinearly, with zeros outside.
+
+    Args:
+        images: Floating [N, C, H, W]; the result is the same.
+    """
     angle = np.radians(draws.between("rotate", -config.rotate, config.rotate))
+    slant = np.tan(np.radians(draws.between("shear", -config.shear, config.shear)))
     scale = draws.between("zoom", 1 - config.zoom, 1 + config.zoom)
-    cosine, sine = np.cos(angle) / scale, np.sin(angle) / scale
+    cosine, sine, zero = np.cos(angle) / scale, np.sin(angle) / scale, np.zeros_like(angle)
+    # From a place in the result to one in the image, in pixels; torch's places run from -1 to 1 along each side.
     aspect = images.shape[2] / images.shape[3]
-    zero = np.zeros_like(angle)
-    rows = [np.stack([cosine, -sine * aspect, zero], 1), np.stack([sine / aspect, cosine, zero], 1)]
-    matrix = torch.from_numpy(np.stack(rows, 1)).to(images.device, images.dtype)
+    x = np.stack([cosine, (cosine * slant - sine) * aspect, zero], 1)
+    y = np.stack([sine / aspect, sine * slant + cosine, zero], 1)
+    matrix = torch.from_numpy(np.stack([x, y], 1)).to(images.device, images.dtype)
     grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 

@@ -82,7 +82,7 @@ class MemoryReader:
 
     def _images_of(self, draws: Draws, config: AugmentConfig) -> torch.Tensor:
         pixels = augment.gather(self._images, draws, config)
-        if config.rotate or config.zoom:
+        if augment.warps(config):
             pixels = augment.warp(pixels.to(self._dtype), draws, config)
         images = self._normalize(pixels)
         return augment.cutout_(images, draws, config.cutout) if config.cutout else images

@@ -246,7 +246,7 @@ def _save(job: Job, is_best: bool = False) -> None:
         optimizer=job.optimizer.state_dict(),
         progress=job.progress.to_mapping(),
         about=job.about(),
-        job=job.identity(),
+        job=job.identity,
     )
     job.checkpoints.save(snapshot, is_best)
 

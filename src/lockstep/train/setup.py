@@ -24,7 +24,7 @@ from lockstep.errors import CheckpointError, DataError
 from lockstep.models import registry
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
-from lockstep.train.checkpoint import Checkpoints, Snapshot
+from lockstep.train.checkpoint import Checkpoints
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter
 from lockstep.train.optim import build_optimizer
@@ -68,6 +68,7 @@ class Job:
     checkpoints: Checkpoints
     tracker: Tracker
     progress: Progress
+    identity: dict[str, Any]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,19 +87,6 @@ class Job:
             "classes": list(self.data.classes),
             "input": asdict(self.data.input),
             "data": self.config.data.source,
-        }
-
-    def identity(self) -> dict[str, Any]:
-        """What a run and its continuation must share, each under the flag that sets it."""
-        return {
-            "DATASET": self.data.name,
-            "number of training samples": len(self.data.train),
-            "--arch": self.config.model.arch,
-            "--optimizer": self.config.optim.optimizer,
-            "--ema-decay": self.config.model.ema_decay,
-            "--seed": self.config.seed,
-            "--global-batch-size": self.batching.global_batch,
-            "--drop-last": self.config.data.drop_last,
         }
 
     def close(self) -> None:
@@ -145,23 +133,27 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     batching = plan_batches(config, world.size)
     model = place_model(model, config, precision, world)
     replica = strategy.wrap(model)
+    average = build_average(model, config.model.ema_decay)
+    optimizer = build_optimizer(model, config.optim)
     train_loader, val_loader = build_loaders(config, world, data, precision, batching)
     peak, _ = peak_rate(config.optim, batching.global_batch)
+
+    progress, identity = Progress(), identify(config, data, batching)
     resumed = _find_checkpoint(config, world)
+    if resumed is not None:
+        progress = _restore(resumed, identity, model, average, optimizer)
     folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
     if world.is_main:
         folder.create(config, world)
-    snapshot = checkpoint.load(resumed) if resumed else None
-    progress = Progress.from_mapping(snapshot.progress) if snapshot else Progress()
-    job = Job(
+    return Job(
         config=config,
         world=world,
         data=data,
         model=model,
         replica=cast(nn.Module, torch.compile(replica)) if config.model.compile else replica,
-        average=build_average(model, config.model.ema_decay),
+        average=average,
         criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
-        optimizer=build_optimizer(model, config.optim),
+        optimizer=optimizer,
         schedule=build_schedule(config.optim, peak, config.epochs, train_loader.sharding.steps_per_epoch),
         batching=batching,
         strategy=strategy,
@@ -173,10 +165,22 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         checkpoints=Checkpoints(folder.checkpoints, config.run.keep),
         tracker=build_trackers(config, world, folder, progress.step),
         progress=progress,
+        identity=identity,
     )
-    if snapshot is not None and resumed is not None:
-        _restore(job, snapshot, resumed)
-    return job
+
+
+def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[str, Any]:
+    """What a run and its continuation must share, each under the flag that sets it."""
+    return {
+        "DATASET": data.name,
+        "number of training samples": len(data.train),
+        "--arch": config.model.arch,
+        "--optimizer": config.optim.optimizer,
+        "--ema-decay": config.model.ema_decay,
+        "--seed": config.seed,
+        "--global-batch-size": batching.global_batch,
+        "--drop-last": config.data.drop_last,
+    }
 
 
 def build_loaders(
@@ -238,14 +242,19 @@ def _choose_run_path(config: TrainConfig, resumed: Path | None) -> Path:
     return checkpoint.run_folder_of(resumed) if resumed else new_run_path(config)
 
 
-def _restore(job: Job, snapshot: Snapshot, path: Path) -> None:
-    different = {key: (snapshot.job.get(key), value) for key, value in job.identity().items()}
+def _restore(
+    path: Path, identity: dict[str, Any], model: nn.Module, average: NoAverage, optimizer: Optimizer
+) -> Progress:
+    """Put a checkpoint's state into the parts of a run, and return how far it had come."""
+    snapshot = checkpoint.load(path)
+    different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
     try:
-        job.model.load_state_dict(snapshot.model)
-        job.average.load_state_dict(snapshot.average)
-        job.optimizer.load_state_dict(dict(snapshot.optimizer))
-    except (RuntimeError, ValueError, KeyError) as error:
+        model.load_state_dict(snapshot.model)
+        average.load_state_dict(snapshot.average)
+        optimizer.load_state_dict(dict(snapshot.optimizer))
+        return Progress.from_mapping(snapshot.progress)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None

@@ -1,0 +1,157 @@
+"""`lockstep train` as users start it: several workers, torchrun, and what happens when one fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import final_weights
+
+from lockstep.records import read_records
+
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep"]
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what the tests' conftest set for themselves."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
+def _run(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *words], cwd=cwd, env=_environment(), capture_output=True, text=True, timeout=150, check=False
+    )
+
+
+@contextmanager
+def _started(*words: str, cwd: Path) -> Iterator[tuple[psutil.Popen, Path]]:
+    """A job that runs while the block does, and leaves no process behind; its output is in a file."""
+    output = cwd / "output.txt"
+    with output.open("w") as file:
+        job = psutil.Popen([*LOCKSTEP, *words], cwd=cwd, env=_environment(), stdout=file, stderr=subprocess.STDOUT)
+        family = [job]
+        try:
+            yield job, output
+        finally:
+            if job.is_running():
+                family += job.children(recursive=True)
+                job.terminate()
+            _, alive = psutil.wait_procs(family, timeout=20)
+            for process in alive:
+                process.kill()
+
+
+def _wait_for(text: str, output: Path, job: psutil.Popen) -> None:
+    deadline = time.monotonic() + 100
+    while text not in output.read_text():
+        assert job.poll() is None, output.read_text()
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.1)
+
+
+def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path) -> None:
+    done = _run("train", "-np", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "worker 0 of 2: " in done.stdout
+    assert "worker 1 of 2: " in done.stdout
+    assert "threads each" in done.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    records = list(read_records(run / "metrics.jsonl"))
+    assert records[-1]["top1"] >= 0.985
+    assert records[-1]["samples"] == 360
+    assert f"top-1 {100 * records[-1]['top1']:.2f} %" in done.stdout
+    assert {path.name for path in (run / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
+    assert json.loads((run / "environment.json").read_text())["workers"] == 2
+
+    evaluated = _run("eval", str(run), "-np", "2", cwd=tmp_path)
+    assert f"top-1 {100 * max(r['top1'] for r in records if r.get('split') == 'val'):.2f} %" in evaluated.stdout
+
+
+def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path) -> None:
+    words = ("train", "--epochs", "1", "--run-dir", "run")
+    done = _run(*words, "-np", "2", cwd=tmp_path, command=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert "over 2 workers" in done.stdout
+    done = _run(*words, "-np", "3", cwd=tmp_path, command=TORCHRUN)
+    assert done.returncode != 0
+    assert "torchrun has started 2 workers; leave -np out" in done.stderr
+
+
+def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
+    with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
+        _wait_for("epoch   1/500", output, job)
+        family = [job, *job.children(recursive=True)]
+        assert len(family) == 3
+        listening = [
+            connection.laddr.ip
+            for process in family
+            for connection in process.net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
+    with _started("train", "-np", "3", "--epochs", "500", cwd=tmp_path) as (job, output):
+        _wait_for("epoch   1/500", output, job)
+        workers = job.children()
+        victim = next(worker for worker in workers if worker.environ()["RANK"] == "1")
+        victim.send_signal(signal.SIGKILL)
+        assert job.wait(timeout=30) == 128 + signal.SIGKILL
+        assert psutil.wait_procs(workers, timeout=1)[1] == []
+    assert "worker 1 of 3 was ended by SIGKILL" in output.read_text()
+
+
+def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
+    with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
+        _wait_for("epoch   1/500", output, job)
+        workers = job.children()
+        job.send_signal(signal.SIGINT)
+        assert job.wait(timeout=30) == 128 + signal.SIGINT
+        assert psutil.wait_procs(workers, timeout=1)[1] == []
+    assert "stopped by SIGINT" in output.read_text()
+
+
+def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> None:
+    words = ("train", "-np", "2", "--epochs", "3", "--checkpoint-steps", "5", "--log-every", "5")
+    assert _run(*words, "--run-dir", "whole", cwd=tmp_path).returncode == 0
+    with _started(*words, "--run-dir", "killed", cwd=tmp_path) as (job, output):
+        _wait_for("epoch 1/3", output, job)
+        for process in [job, *job.children(recursive=True)]:
+            process.kill()
+    assert list((tmp_path / "killed" / "checkpoints").glob("step-*"))
+    done = _run(*words, "--run-dir", "killed", "--resume", "auto", cwd=tmp_path)
+    assert "resumed after step" in done.stdout
+    assert final_weights(tmp_path / "killed") == final_weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damaged", ["image", "loss", "data"])
+def test_an_error_in_one_worker_is_said_once_and_ends_the_job(tmp_path: Path, folder: Path, damaged: str) -> None:
+    image = folder / "train" / "blue" / "007.png"
+    words = ["train", str(folder), "-np", "2", "-a", "cifar-small", "-b", "4"]
+    if damaged == "image":
+        image.write_bytes(image.read_bytes()[:60])
+        words += ["--in-memory", "never", "--image-size", "32"]
+        code, hint = 4, str(image)
+    elif damaged == "loss":
+        words += ["--lr", "1e30"]
+        code, hint = 6, "Lower --lr"
+    else:
+        words = ["train", "mnist", "-np", "2", "--no-download"]
+        code, hint = 4, "lockstep data get mnist"
+    done = _run(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert hint in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert "Traceback" not in done.stderr

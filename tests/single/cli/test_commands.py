@@ -1,0 +1,195 @@
+"""The command line in one process: what each command prints, and what it says of wrong words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from lockstep.cli import COMMANDS, main
+from lockstep.data import digits
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, outside any launcher."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(here: Path) -> Path:
+    """A short run on the digits."""
+    assert main(["train", "digits", "--max-steps", "3", "--run-dir", "a-run"]) == 0
+    return here / "a-run"
+
+
+def test_help_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys\nfrom lockstep.cli import main\nmain(['--help'])\n"
+        "assert not {'torch', 'numpy', 'tyro'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_without_torch(command: str) -> None:
+    code = (
+        f"import sys\nfrom lockstep.cli import main\ntry: main(['{command}', '--help'])\n"
+        f"except SystemExit as e: assert e.code == 0\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert f"usage: lockstep {command}" in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lockstep 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian"], "did you mean `lockstep train`?"),
+        (["train", "cifar01"], "did you mean cifar10?"),
+        (["train", "nowhere/images"], "neither a data set nor a folder"),
+        (["train", "imagenet"], "put its train/ and val/ class folders"),
+        (["train", "--config", "mnits"], "did you mean mnist?"),
+        (["train", "-a", "resnet19", "--epochs", "1"], "did you mean resnet18?"),
+        (["train", "-e"], "--evaluate needs a checkpoint"),
+        (["train", "-np", "0"], "-np is a number of workers, 1 or more"),
+        (["train", "-np", "2", "--strategy", "single"], "use --strategy ddp"),
+        (["train", "-np", "3", "--global-batch-size", "2"], "make it 3 or more"),
+        (["train", "-b", "8", "--global-batch-size", "16"], "contradict"),
+        (["train", "mnist", "--data", "a:b"], "contradict"),
+        (["train", "--lr", "-1"], "--lr must be above 0"),
+        (["train", "--lrr", "1"], "--lr"),
+        (["train", "--lr", "fast"], "could not convert"),
+        (["train", "--optimizer", "lion"], "sgd"),
+        (["train", "--model", "nomodule:build"], "there is no module 'nomodule'"),
+        (["train", "--resume", "nowhere"], "is no checkpoint and holds none"),
+        (["data", "get", "mnits"], "did you mean mnist?"),
+        (["data", "get", "digits"], "cannot be fetched"),
+        (["eval", "nowhere"], "is no checkpoint and holds none"),
+        (["predict", "nowhere", "x.png"], "is no checkpoint and holds none"),
+    ],
+)
+def test_wrong_words_name_the_fix(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str) -> None:
+    try:
+        code = main(words)
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    assert code != 0
+    assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (here / "runs").exists()
+
+
+def test_print_config_is_a_recipe_that_gives_the_same_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mnist", "--lr", "0.5", "--no-nesterov", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["optim"]["lr"] == 0.5
+    Path("mine.yaml").write_text(printed)
+    assert main(["train", "--config", "mine.yaml", "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_flags_beat_the_recipe_and_either_batch_size_beats_the_other(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text("batch_size: 7\nepochs: 3\noptim: {lr: 1e-4}\n")
+    main(["train", "--config", "mine.yaml", "--global-batch-size", "12", "--print-config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["batch_size"], printed["global_batch_size"]) == (None, 12)
+    assert (printed["epochs"], printed["optim"]["lr"]) == (3, 1e-4)
+
+
+def test_a_run_folder_has_everything_and_serves_eval_and_predict(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints", "logs"}
+    log = (run / "logs" / "worker-0.log").read_text()
+    assert "run folder a-run" in log
+    capsys.readouterr()
+    assert main(["eval", str(run)]) == 0
+    evaluated = capsys.readouterr().out
+    share = evaluated.split("top-1 ")[1].split(" %")[0]
+    assert f"top-1 {share} %" in log
+    assert "of 360 images right" in evaluated
+    assert main(["train", "-e", "--resume", str(run)]) == 0
+    assert capsys.readouterr().out == evaluated
+
+    image = digits.load().val.images[0, 0].numpy()  # type: ignore[union-attr]
+    Image.fromarray(image).save("digit.png")
+    Image.fromarray(np.kron(image, np.ones((4, 4), np.uint8))).convert("RGB").save("large.jpg")
+    assert main(["predict", str(run), "digit.png", "large.jpg", "--top", "10"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["digit.png", "large.jpg"]
+    shares = [float(word) for word in lines[0].replace("%", "").split(":")[1].split()[1::2]]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_eval_refuses_another_data_sets_classes(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), str(folder)]) == 5
+    assert "knows the classes 0, 1, 2, 3, ... (10), images has blue, red (2)" in capsys.readouterr().err
+
+
+def test_resume_of_another_job_is_refused_by_the_flag(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--resume", str(run), "--seed", "3"]) == 5
+    assert "--seed 0, not 3" in capsys.readouterr().err
+    assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 0  # the old run is as it was
+
+
+def test_resume_auto_goes_on_in_the_newest_run_of_the_same_kind(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--max-steps", "2"]) == 0
+    assert main(["train", "digits", "--max-steps", "4", "--resume", "auto"]) == 0
+    assert "resumed after step 2" in capsys.readouterr().out
+    (run,) = (here / "runs").iterdir()
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000002", "step-00000004"]
+
+
+def test_a_folder_of_images_trains_in_memory_and_as_a_stream(
+    folder: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["train", str(folder), "-b", "10", "--epochs", "1", "--lr", "0.01"]
+    assert main([*common, "-a", "cifar-small", "--run-dir", "memory"]) == 0
+    stream = ["-a", "mobilenet_v3_small", "--in-memory", "never", "--image-size", "32", "-j", "2"]
+    assert main([*common, *stream, "--run-dir", "stream"]) == 0
+    assert capsys.readouterr().out.count("of 10 validation images right") == 2
+    assert main(["eval", "stream", str(folder), "--in-memory", "never", "--image-size", "32", "-j", "0"]) == 0
+    assert main(["predict", "stream", *map(str, sorted((folder / "val" / "red").iterdir()))]) == 0
+
+
+def test_synthetic_images_need_no_files(here: Path) -> None:
+    words = ["train", "synthetic", "-a", "resnet18", "--image-size", "32", "-b", "8", "--max-steps", "1"]
+    assert main([*words, "--run-dir", "noise"]) == 0
+
+
+def test_your_own_data_and_model_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def data():\n"
+        "    x = torch.randn(60, 2, 4, 4); y = (x.mean((1, 2, 3)) > 0).long()\n"
+        "    return TensorDataset(x[:40], y[:40]), TensorDataset(x[40:], y[40:])\n"
+        "def net(num_classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, num_classes))\n"
+    )
+    assert main(["train", "--data", "mine:data", "--model", "mine:net", "--epochs", "2", "-b", "8", "-j", "0"]) == 0
+    assert "40 + 20 images, 2 classes" in capsys.readouterr().out
+    assert main(["train", "--data", "mine:nothing", "--model", "mine:net"]) == 2
+    assert "has no function 'nothing'" in capsys.readouterr().err
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    models = capsys.readouterr().out
+    assert "digits-net" in models
+    assert "efficientnet_b0" in models
+    assert main(["datasets"]) == 0
+    assert "fashion-mnist" in capsys.readouterr().out

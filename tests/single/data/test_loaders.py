@@ -1,0 +1,286 @@
+"""Loaders: with a fixed global batch, any number of workers sees the same samples, augmented the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from lockstep.config import AugmentConfig, DataConfig
+from lockstep.data import digits, folder
+from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
+from lockstep.data.readers import Batch, Placement
+from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split, UserSplit
+from lockstep.data.sharding import Sharding
+from lockstep.errors import DataError, LockstepError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
+
+CPU = torch.device("cpu")
+EPOCHS = (0, 1)
+SAMPLES, GLOBAL_BATCH = 25, 12  # steps of 12, 12 and 1: with 2 or 3 workers, some have no share of the last
+
+
+def _noise(*shape: int, count: int = SAMPLES) -> MemorySplit:
+    images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return MemorySplit(images, torch.arange(count))
+
+
+def _numbered(split: FileSplit) -> FileSplit:
+    """The first images, each with its number as its label, so that a batch tells which samples it has."""
+    return FileSplit(split.paths[:SAMPLES], range(SAMPLES))
+
+
+def _spec(height: int, width: int, channels: int) -> InputSpec:
+    return InputSpec(channels, height, width, (0.4,) * channels, (0.3,) * channels)
+
+
+def _epochs(split: Split, spec: InputSpec, size: int, start_step: int = 0, **options: Any) -> list[list[list[Batch]]]:
+    """The batches of some epochs: by rank, epoch and step."""
+    ranks = []
+    for rank in range(size):
+        dtype = options.get("dtype", torch.float32)
+        augment, processes = options.get("augment", AugmentConfig()), options.get("processes", 0)
+        reader = reader_for(split, spec, Placement(CPU, dtype), augment, seed=3, processes=processes)
+        sharding = Sharding(len(split), GLOBAL_BATCH, rank, size, seed=3)
+        loader = TrainLoader(reader, sharding, CPU)
+        ranks.append([list(loader.epoch(epoch, start_step)) for epoch in EPOCHS])
+        reader.close()
+    return ranks
+
+
+def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]]) -> None:
+    """The batches that `workers` have in a step are, one after the other, the batch that one worker has."""
+    fillers = 0
+    for epoch, steps in enumerate(alone):
+        assert [len(batch.labels) for batch in steps] == [12, 12, 1]
+        for step, whole in enumerate(steps):
+            parts = [worker[epoch][step] for worker in workers]
+            for part in parts:
+                if part.weights is not None:
+                    assert part.weights.tolist() == [0.0]
+                    assert part.images.shape == (1, *whole.images.shape[1:])
+                    assert torch.isfinite(part.images).all()
+                    fillers += 1
+            shares = [part for part in parts if part.weights is None]
+            assert whole.weights is None
+            assert torch.equal(torch.cat([part.labels for part in shares]), whole.labels)
+            assert torch.equal(torch.cat([part.images for part in shares]), whole.images)
+    assert fillers == (len(workers) - 1) * len(EPOCHS)
+    orders = [torch.cat([batch.labels for batch in steps]).tolist() for steps in alone]
+    assert [sorted(order) for order in orders] == [list(range(SAMPLES))] * len(EPOCHS)
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "augment"),
+    [
+        ((1, 8, 8), AugmentConfig()),
+        ((3, 12, 16), AugmentConfig(shift=2, flip=True)),
+        ((3, 12, 16), AugmentConfig(rotate=15.0, zoom=0.2)),
+        (
+            (3, 16, 12),
+            AugmentConfig(shift=2, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, cutout=5),
+        ),
+    ],
+    ids=["plain", "shift and flip", "rotate and zoom", "everything"],
+)
+def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
+    shape: tuple[int, int, int], augment: AugmentConfig, dtype: torch.dtype
+) -> None:
+    split, spec = _noise(*shape), _spec(shape[1], shape[2], shape[0])
+    (alone,) = _epochs(split, spec, 1, augment=augment, dtype=dtype)
+    assert alone[0][0].images.dtype == dtype
+    if augment != AugmentConfig():
+        places = [torch.cat([batch.labels for batch in steps]).argsort() for steps in alone]
+        pixels = [torch.cat([batch.images for batch in steps])[place] for steps, place in zip(alone, places, strict=True)]
+        assert (pixels[0] != pixels[1]).flatten(1).any(1).float().mean() > 0.8  # augmented, and anew in each epoch
+    for size in (2, 3):
+        _assert_same_steps(alone, _epochs(split, spec, size, augment=augment, dtype=dtype))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_1_2_and_3_workers_see_the_same_crops_of_files(new_folder: Callable[..., Path], processes: int) -> None:
+    path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
+    data = folder.load(path, DataConfig(dataset=str(path), image_size=14))
+    assert isinstance(data.train, FileSplit)
+    split, augment = _numbered(data.train), AugmentConfig(flip=True, min_crop=0.3)
+    (alone,) = _epochs(split, data.input, 1, augment=augment)
+    for size in (1, 2, 3):
+        _assert_same_steps(alone, _epochs(split, data.input, size, augment=augment, processes=processes))
+
+
+def test_1_2_and_3_workers_see_the_same_items_of_a_users_set() -> None:
+    images = torch.rand(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    split = UserSplit(TensorDataset(images, torch.arange(SAMPLES)))
+    (alone,) = _epochs(split, _spec(4, 4, 2), 1)
+    for size in (2, 3):
+        _assert_same_steps(alone, _epochs(split, _spec(4, 4, 2), size))
+
+
+@pytest.mark.parametrize("start", [1, 2, 3])
+def test_an_epoch_entered_later_gives_its_tail(start: int) -> None:
+    split, augment = _noise(3, 8, 8), AugmentConfig(shift=1, flip=True, cutout=3)
+    for whole, tail in zip(
+        _epochs(split, _spec(8, 8, 3), 2, augment=augment),
+        _epochs(split, _spec(8, 8, 3), 2, start, augment=augment),
+        strict=True,
+    ):
+        for before, after in zip(whole, tail, strict=True):
+            assert len(after) == 3 - start
+            for one, other in zip(before[start:], after, strict=True):
+                assert torch.equal(one.images, other.images)
+                assert torch.equal(one.labels, other.labels)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 25])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_an_evaluation_has_each_sample_once_as_it_is(samples: int, size: int) -> None:
+    split, spec = _noise(3, 8, 8, count=samples), _spec(8, 8, 3)
+    augment = AugmentConfig(shift=2, flip=True, rotate=20.0, cutout=4)
+    seen = []
+    for rank in range(size):
+        reader = reader_for(split, spec, Placement(CPU, torch.float64), augment)
+        loader = EvalLoader(reader, samples, 4, rank, size, CPU)
+        seen += [*loader, *loader]  # it can be gone through again
+    assert sorted(torch.cat([batch.labels for batch in seen]).tolist()) == sorted([*range(samples)] * 2)
+    for batch in seen:
+        assert batch.weights is None
+        assert len(batch.labels) <= 4
+        expected = (split.images[batch.labels].double() / 255 - 0.4) / 0.3
+        assert torch.allclose(batch.images, expected, atol=1e-12)
+
+
+Pair = tuple[Any, Any]
+
+
+def _numbered_pair() -> Pair:
+    """Images that tell their number: image k is filled with k."""
+    images = torch.arange(61.0).reshape(-1, 1, 1, 1).expand(61, 3, 4, 4)
+    whole = TensorDataset(images, torch.arange(61) % 5)
+    return Subset(whole, range(50)), Subset(whole, range(50, 61))
+
+
+def _image_keys(images: torch.Tensor) -> list[bytes]:
+    return [image.numpy().tobytes() for image in images]
+
+
+def _go_through(pass_: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(pass_)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["name", "folder", "pair"])
+def test_loaders_give_equal_disjoint_training_batches_and_each_test_image_once(
+    kind: str, size: int, new_folder: Callable[..., Path]
+) -> None:
+    data: str | Pair
+    data, trained, tested, batch, shape = {
+        "name": lambda: ("digits", 1437, 360, 50, (1, 8, 8)),
+        "folder": lambda: (str(new_folder()), 40, 10, 4, (3, 12, 16)),
+        "pair": lambda: (_numbered_pair(), 50, 11, 4, (3, 4, 4)),
+    }[kind]()
+    train_keys: list[list[bytes]] = []
+    test_keys: list[bytes] = []
+    for rank in range(size):
+        train, test = loaders(data, batch, rank, size)
+        steps = _go_through(train)
+        assert len(steps) == len(train) == trained // (batch * size)
+        for images, labels in steps:
+            assert images.shape == (batch, *shape)
+            assert images.dtype == torch.float32
+            assert labels.shape == (batch,)
+            assert labels.dtype == torch.int64
+        train_keys.append(_image_keys(torch.cat([images for images, _ in steps])))
+        test_keys += [key for images, _ in test for key in _image_keys(images)]
+    whole_train, whole_test = loaders(data, 1)
+    known = _image_keys(torch.cat([images for images, _ in whole_train]))
+    together = [key for keys in train_keys for key in keys]
+    assert len(together) == len(train) * batch * size
+    # Each image of the set is seen at most as often as it is in the set (two of the digits could be alike).
+    assert all(together.count(key) <= known.count(key) for key in set(together))
+    assert len(test_keys) == tested
+    assert sorted(test_keys) == sorted(key for images, _ in whole_test for key in _image_keys(images))
+
+
+def test_loaders_normalise_a_named_set_and_keep_labels_with_images() -> None:
+    data = digits.load()
+    assert isinstance(data.val, MemorySplit)
+    _, test = loaders("digits", 100)
+    images = torch.cat([images for images, _ in test])
+    labels = torch.cat([labels for _, labels in test])
+    expected = (data.val.images.double() / 255 - data.input.mean[0]) / data.input.std[0]
+    assert torch.allclose(images.double(), expected, atol=1e-5)
+    assert torch.equal(labels, data.val.labels)
+
+
+def test_loaders_shuffle_anew_in_each_pass_unless_the_epoch_is_set() -> None:
+    def labels_of(pass_: Any) -> list[int]:
+        return [int(label) for _, labels in pass_ for label in labels]
+
+    one, two, other_seed = (loaders("digits", 30, seed=seed)[0] for seed in (0, 0, 1))
+    first, second = labels_of(one), labels_of(one)
+    assert first != second
+    assert [labels_of(two), labels_of(two)] == [first, second]
+    one.set_epoch(0)
+    assert [labels_of(one), labels_of(one)] == [first, second]
+    assert labels_of(other_seed) != first
+
+
+def test_loaders_augment_the_training_images_only() -> None:
+    plain_train, plain_test = loaders("digits", 60)
+    train, test = loaders("digits", 60, augment=AugmentConfig(shift=1))
+    changed = [(a != b).flatten(1).any(1) for (a, _), (b, _) in zip(plain_train, train, strict=True)]
+    assert torch.cat(changed).float().mean() > 0.8  # 8 of 9 shifts move the digit
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(plain_test, test, strict=True))
+
+
+def test_loaders_use_processes_for_a_pair_of_sets() -> None:
+    batches: list[Sequence[tuple[torch.Tensor, torch.Tensor]]] = []
+    for workers in (0, 2):
+        train, test = loaders(_numbered_pair(), 8, workers=workers)
+        batches.append([*train, *train, *test])
+    for (a, a_labels), (b, b_labels) in zip(*batches, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a_labels, b_labels)
+
+
+@pytest.mark.parametrize("samples", [2, 11])
+def test_loaders_refuse_fewer_samples_than_one_step_of_equal_batches(samples: int) -> None:
+    """They promise equal batches; an empty share's filler would count as a sample, since weights are not handed out."""
+    train = TensorDataset(torch.zeros(samples, 1, 4, 4), torch.zeros(samples, dtype=torch.int64))
+    with pytest.raises(LockstepError, match="batch_size"):
+        loaders((train, train), 4, 0, 3)
+
+
+def test_loaders_refuse_what_is_no_data_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="did you mean digits"):
+        loaders("digit", 10)
+    with pytest.raises(DataError, match="lockstep data get cifar10"):
+        loaders("cifar10", 10, data_dir=tmp_path)
+    with pytest.raises(DataError, match="training set"):
+        loaders((3, 4), 10)
+
+
+def test_a_filler_of_a_damaged_image_does_not_stop_a_worker_without_a_share(new_folder: Callable[..., Path]) -> None:
+    """With skip_corrupt, a worker that only lends a sample of weight 0 goes on, and has weight 0 all the same."""
+    path = new_folder(sizes=((40, 30),), train=1, val=1)
+    data = folder.load(path, DataConfig(dataset=str(path), in_memory="never"))
+    assert isinstance(data.train, FileSplit)
+    data.train.paths[0].write_bytes(b"")
+    reader = reader_for(data.train, _spec(14, 14, 3), Placement(CPU), AugmentConfig(), skip_corrupt=True)
+    loader = TrainLoader(reader, Sharding(2, 2, rank=0, size=3), CPU)
+    (batch,) = loader.epoch(0)
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [0.0]
+    assert batch.images.shape == (1, 3, 14, 14)
+    assert np.isfinite(batch.images.numpy()).all()
