@@ -1,9 +1,9 @@
 """The common harness: contestants take turns in random order, and medians with quartiles come out.
 
-In a round each contestant has one turn, so that whatever else the machine does meets all of them; ratios to the first
-contestant are taken within rounds. The first round warms up and does not count. A turn is timed by the wall clock and
-by the CPU time of this process and its ended children, the steadier one where others use the core too. Every turn is
-appended to records/FILE.jsonl, with the machine and the versions.
+In a round each contestant has one turn, so that whatever else the machine does meets all of them; ratios to the
+first contestant are taken within rounds. The first round warms up and does not count. A turn is timed by the wall
+clock and by the CPU time of this process and its ended children, which is the steadier where others use the core
+too. Every turn is appended to records/FILE.jsonl, with the machine and the versions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Unit(NamedTuple):
     per_second: bool = False
 
     def of(self, turn: Turn, clock: Clock) -> float:
-        seconds = getattr(turn, clock)
+        seconds = turn.wall if clock == "wall" else turn.cpu
         return turn.units / seconds if self.per_second else self.factor * seconds / turn.units
 
 
@@ -68,44 +68,29 @@ def pin() -> None:
 
 
 def compare(
-    name: str,
-    contestants: Mapping[str, Work],
-    bars: Mapping[str, Bar],
-    unit: Unit,
-    rounds: int,
-    clock: Clock = "wall",
+    name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int, clock: Clock
 ) -> None:
-    """Measure, print a table, and append the record. `name` is the file's, then perhaps ": CASE"; bars go by `clock`."""
+    """Measure, print a table, append a record. `name` is "FILE" or "FILE: CASE"; bars go by the ratio of `clock`."""
     turns: dict[str, list[Turn]] = {contestant: [] for contestant in contestants}
     for _ in range(1 + rounds):
         for contestant in random.sample(list(contestants), len(contestants)):
             turns[contestant].append(_take(contestants[contestant]))
-    counted = {contestant: taken[1:] for contestant, taken in turns.items()}
-    base = next(iter(counted.values()))
-    rows: dict[str, dict[str, Any]] = {}
-    print(f"{name}, in {unit.label}: median (quartiles) of {rounds} rounds; bars by {clock} time")
-    print(f"  {'':30}{'wall':26}{'ratio':26}{'CPU ratio':26}")
-    for contestant, taken in counted.items():
-        row: dict[str, Any] = {"turns": taken}
-        for kind in _CLOCKS:
-            row[kind] = quantiles([unit.of(turn, kind) for turn in taken])
-            pairs = zip(taken, base, strict=True)
-            row[f"{kind}_ratio"] = quantiles([unit.of(turn, kind) / unit.of(other, kind) for turn, other in pairs])
+    base = next(iter(turns.values()))[1:]
+    rows = {contestant: _summarise(taken[1:], base, unit) for contestant, taken in turns.items()}
+    print(f"\n{name}, {unit.label}: median (quartiles) of {rounds} rounds; bars by {clock} time")
+    print(f"  {'':28}{'by wall time':30}{'ratio':30}ratio by CPU time")
+    for contestant, row in rows.items():
         if contestant in bars:
-            row["verdict"] = bars[contestant].verdict(row[f"{clock}_ratio"][1])
-        cells = "".join(f"{_show(row[key]):26}" for key in ("wall", "wall_ratio", "cpu_ratio"))
-        print(f"  {contestant:30}{cells}{row.get('verdict', '')}".rstrip(), flush=True)
-        rows[contestant] = row
-    _append({"name": name, "unit": unit.label, "bars_by": clock, "contestants": rows})
-
-
-_CLOCKS: tuple[Clock, ...] = ("wall", "cpu")
+            row["bar"] = bars[contestant].verdict(row[f"{clock}_ratio"][1])
+        cells = "".join(f"{_show(row[key]):30}" for key in ("wall", "wall_ratio", "cpu_ratio"))
+        print(f"  {contestant:28}{cells}{row.get('bar', '')}".rstrip())
+    _append({"name": name, "unit": unit.label, "clock": clock, "contestants": rows})
 
 
 def _take(work: Work) -> Turn:
     wall, cpu = time.perf_counter(), _cpu_seconds()
     units = work()
-    return Turn(units, time.perf_counter() - wall, _cpu_seconds() - cpu)
+    return Turn(units, round(time.perf_counter() - wall, 6), round(_cpu_seconds() - cpu, 6))
 
 
 def _cpu_seconds() -> float:
@@ -113,11 +98,33 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def _summarise(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[str, Any]:
+    """Quartiles of the figures and of the ratios, by both clocks; and the turns, [units, wall s, CPU s]."""
+    row: dict[str, Any] = {}
+    clocks: tuple[Clock, Clock] = ("wall", "cpu")
+    for clock in clocks:
+        figures = [unit.of(turn, clock) for turn in turns]
+        row[clock] = quantiles(figures)
+        row[f"{clock}_ratio"] = quantiles(a / unit.of(b, clock) for a, b in zip(figures, base, strict=True))
+    return row | {"turns": turns}
+
+
 def _show(spread: Sequence[float]) -> str:
-    low, median, high = (f"{figure:.4g}" for figure in spread)
+    low, median, high = (f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}" for figure in spread)
     return f"{median} ({low} to {high})"
 
 
 def _append(record: Mapping[str, Any]) -> None:
-    environment = describe_environment(World(Place(), torch.device("cpu")))
-    cpu = next(line.partition(": ")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    describe = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty"]
+    environment = {
+        **describe_environment(World(Place(), torch.device("cpu"))),
+        "processor": next(line.partition(": ")[2] for line in cpuinfo if line.startswith("model name")),
+        "load_average": os.getloadavg(),
+        "commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip(),
+    }
+    path = FOLDER / "records" / f"{record['name'].partition(':')[0]}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    writer = RecordWriter(path)
+    writer.write({**record, "environment": environment})
+    writer.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def new_folder(tmp_path: Path) -> Callable[..., Path]:
     """Makes another such folder at each call; takes `make_folder`'s options."""
-    numbers = count()
+    numbers = itertools.count()
     return lambda **options: make_folder(tmp_path / f"images-{next(numbers)}", **options)
 
 

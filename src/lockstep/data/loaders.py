@@ -72,7 +72,7 @@ class EvalLoader:
         return prefetch(self.reader.read(self._plan, None), self._device)
 
 
-class _Epochs:
+class TrainBatches:
     """A `TrainLoader` as a plain iterable of (images, labels) for loops outside Lockstep."""
 
     def __init__(self, loader: TrainLoader):
@@ -92,7 +92,7 @@ class _Epochs:
             yield images, labels
 
 
-class _Pairs:
+class TestBatches:
     """An `EvalLoader` as a plain iterable of (images, labels)."""
 
     def __init__(self, loader: EvalLoader):
@@ -115,7 +115,7 @@ def loaders(
     device: str | torch.device = "cpu",
     workers: int = 0,
     seed: int = 0,
-) -> tuple[_Epochs, _Pairs]:
+) -> tuple[TrainBatches, TestBatches]:
     """Training and test loaders of one worker's share, for a training loop of your own.
 
     Args:
@@ -145,6 +145,6 @@ def loaders(
     )
     sharding = Sharding(len(content.train), batch_size * size, rank, size, seed, drop_last=True)
     return (
-        _Epochs(TrainLoader(train, sharding, placement.device)),
-        _Pairs(EvalLoader(test, len(content.val), batch_size, rank, size, placement.device)),
+        TrainBatches(TrainLoader(train, sharding, placement.device)),
+        TestBatches(EvalLoader(test, len(content.val), batch_size, rank, size, placement.device)),
     )

@@ -41,11 +41,19 @@ def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Resu
         LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
     """
     config = configure(**settings)
-    arch = f"{type(model).__module__}:{type(model).__qualname__}"
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch=arch))
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, arch=_name_of(model)),
+        data=dataclasses.replace(config.data, data=_name_of(train_set)),
+    )
     data = describe(type(train_set).__name__, train_set, val_set)
     with connect(Place.from_environment(), config.device) as world:
         return run_with(config, world, data, model)
+
+
+def _name_of(thing: Any) -> str:
+    """MODULE:CLASS of an object, for records and messages."""
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
 
 
 def configure(**settings: Any) -> TrainConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,10 @@ def newest_run_path(config: TrainConfig) -> Path | None:
 
 
 def _slug(config: TrainConfig) -> str:
-    words = (Path(config.data.source).name, config.model.arch)
-    return "".join("".join(c if c.isalnum() or c in "-_." else "_" for c in word) + "-" for word in words)
+    """DATASET-ARCH- in letters that any file system takes; of a path or a MODULE:NAME, the last part."""
+    words = (config.data.source, config.model.arch)
+    names = (re.split(r"[:/]", word.rstrip("/"))[-1] for word in words)
+    return "".join(re.sub(r"[^\w.-]", "_", name) + "-" for name in names)
 
 
 def start_log(path: Path, rank: int) -> logging.Handler:

@@ -183,7 +183,7 @@ def test_images_of_different_sizes_cannot_be_held_in_memory_as_they_are(new_fold
     with pytest.raises(DataError, match=r"001\.png is 20 x 12.*--image-size"):
         _load(path, in_memory="always")
     Image.new("RGB", (30, 30)).save(path / "train" / "red" / "000.png")
-    with pytest.raises(ConfigError, match="--in-memory always.*--image-size"):
+    with pytest.raises(ConfigError, match=r"--in-memory always.*--image-size"):
         _load(path, in_memory="always")
     data = _load(path, in_memory="always", image_size=10)
     assert _memory(data)[0].images.shape == (8, 3, 10, 10)

@@ -102,7 +102,9 @@ def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
     assert alone[0][0].images.dtype == dtype
     if augment != AugmentConfig():
         places = [torch.cat([batch.labels for batch in steps]).argsort() for steps in alone]
-        pixels = [torch.cat([batch.images for batch in steps])[place] for steps, place in zip(alone, places, strict=True)]
+        pixels = [
+            torch.cat([batch.images for batch in steps])[place] for steps, place in zip(alone, places, strict=True)
+        ]
         assert (pixels[0] != pixels[1]).flatten(1).any(1).float().mean() > 0.8  # augmented, and anew in each epoch
     for size in (2, 3):
         _assert_same_steps(alone, _epochs(split, spec, size, augment=augment, dtype=dtype))

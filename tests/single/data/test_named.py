@@ -46,7 +46,9 @@ def _write(root: Path, kind: Any, contents: dict[str, Any], monkeypatch: pytest.
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
         sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
     meta = kind.meta["filename"]
-    monkeypatch.setattr(kind, "train_list", [[name, sums[name]] for name in contents if "test" not in name and name != meta])
+    monkeypatch.setattr(
+        kind, "train_list", [[name, sums[name]] for name in contents if "test" not in name and name != meta]
+    )
     monkeypatch.setattr(kind, "test_list", [[name, sums[name]] for name in contents if "test" in name])
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums[meta]})
     return folder
@@ -111,7 +113,12 @@ def test_a_hostile_batch_is_refused_by_name_and_not_executed(tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     "batch",
-    [{"labels": [0]}, {"data": _pixels(1, 0)}, {"data": _pixels(1, 0)[:, :-1], "labels": [0]}, {"data": 1, "labels": [0]}],
+    [
+        {"labels": [0]},
+        {"data": _pixels(1, 0)},
+        {"data": _pixels(1, 0)[:, :-1], "labels": [0]},
+        {"data": 1, "labels": [0]},
+    ],
     ids=["no data", "no labels", "too few pixels", "no array"],
 )
 def test_a_batch_of_another_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: Any) -> None:

@@ -42,7 +42,9 @@ def split(new_folder: Callable[..., Path]) -> FileSplit:
     return data.train
 
 
-def _reader(split: FileSplit | UserSplit, processes: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+def _reader(
+    split: FileSplit | UserSplit, processes: int = 0, dtype: torch.dtype = torch.float32, **options: Any
+) -> Any:
     placement = Placement(torch.device("cpu"), dtype)
     augment = options.pop("augment", AugmentConfig(flip=True))
     return reader_for(split, SPEC, placement, augment, seed=1, processes=processes, **options)
@@ -148,15 +150,29 @@ def test_skip_corrupt_gives_damaged_images_no_weight_and_lists_them(split: FileS
     reader.close()
 
 
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 @BOTH
-def test_close_ends_the_loader_processes(split: FileSplit, processes: int) -> None:
-    before = set(psutil.Process().children(recursive=True))
-    reader = _reader(split, processes)
-    _read(reader, 0)
-    assert len(set(psutil.Process().children(recursive=True)) - before) == processes
+@pytest.mark.parametrize("left", ["after a pass", "within a pass", "after an error"])
+def test_close_ends_the_loader_processes(split: FileSplit, processes: int, left: str) -> None:
+    before = _children()
+    items = [(torch.zeros(3, 12, 16), 0)] * 9 + ["no item"]
+    reader = _reader(UserSplit(items) if left == "after an error" else split, processes)
+    batches = reader.read(PLAN, 0)
+    error = None
+    next(batches)
+    if left == "after a pass":
+        list(batches)
+    if left == "after an error":
+        with pytest.raises(DataError) as error:
+            list(batches)
+    assert len(_children() - before) == processes
     reader.close()
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert _children() <= before
     reader.close()  # twice does no harm
+    del batches, error  # which outlived the processes
 
 
 @BOTH
@@ -180,7 +196,12 @@ def test_users_images_are_scaled_if_they_are_bytes_and_else_taken_as_they_are(pr
 @BOTH
 @pytest.mark.parametrize(
     "odd",
-    [(torch.zeros(3, 12, 17), 0), (torch.zeros(3, 12, 16), "cat"), (torch.zeros(3, 12, 16),), (np.zeros((3, 12, 16)), 0)],
+    [
+        (torch.zeros(3, 12, 17), 0),
+        (torch.zeros(3, 12, 16), "cat"),
+        (torch.zeros(3, 12, 16),),
+        (np.zeros((3, 12, 16)), 0),
+    ],
     ids=["another size", "a word as label", "no label", "an array"],
 )
 def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> None:

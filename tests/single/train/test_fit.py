@@ -122,3 +122,12 @@ def test_an_unknown_setting_names_the_nearest() -> None:
 def test_a_set_of_another_form_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="items must be"):
         fit(_net(), [1, 2, 3], _separable(16, 2), run_dir=tmp_path)
+
+
+def test_a_run_without_a_folder_of_its_own_is_named_after_data_and_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = fit(_net(), _separable(64, 1), _separable(16, 2), batch_size=16, max_steps=1, loader_workers=0)
+    assert result.run_dir.parent == Path("runs")
+    assert result.run_dir.name.startswith("TensorDataset-Sequential-2")

@@ -1,0 +1,52 @@
+"""How fast does `lockstep --help` answer, against the time that importing torch alone would take?
+
+    python benchmarks/help.py
+
+Bar: at most 0.12 of the time of `python -c "import torch"`, with the same interpreter; and neither torch nor numpy is
+imported on the way.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from harness import Bar, Unit, Work, compare, pin
+
+HELP = ("-m", "lockstep", "--help")
+HEAVY = {"torch", "numpy"}
+
+
+def command(*words: str) -> Work:
+    """Run this interpreter with some arguments to its end."""
+
+    def turn() -> int:
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        return 1
+
+    return turn
+
+
+def imported() -> set[str]:
+    """The modules that `lockstep --help` imports, as Python's own log has them."""
+    arguments = [sys.executable, "-X", "importtime", *HELP]
+    log = subprocess.run(arguments, check=True, capture_output=True, text=True).stderr
+    return {line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time:")}
+
+
+def main() -> None:
+    modules = imported()
+    assert "lockstep.cli" in modules, "the import log is not understood"
+    assert not modules & HEAVY, f"lockstep --help imports {modules & HEAVY}"
+    pin()
+    contestants = {
+        "import torch": command("-c", "import torch"),
+        "lockstep --help": command(*HELP),
+        "an empty program": command("-c", "pass"),
+    }
+    bars = {"lockstep --help": Bar("at most", 0.12)}
+    compare("help", contestants, bars, Unit("seconds"), rounds=11, clock="wall")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""How many MNIST images a second does Lockstep's data pipeline make, against torch's DataLoader over torchvision's MNIST?
+
+    python benchmarks/mnist_pipeline.py DATA_DIR
+
+Both shuffle and give float32 batches of 128, normalised alike. Lockstep keeps the set in memory as bytes and makes a
+batch at a time; the peer makes an image at a time (ToTensor, Normalize), as PyTorch's own MNIST example does.
+Bar: at least 10 times the DataLoader in the same process, on one core with one thread. A second DataLoader has a
+process beside it, free to use another core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from harness import Bar, Unit, Work, compare, pin
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import datasets, transforms
+
+from lockstep.data.loaders import loaders
+
+BATCH = 128
+PASSES = 20  # of 60,000 images a turn, for Lockstep
+SAMPLES = 79 * BATCH  # some 10,000 images a turn, for the DataLoader
+MEAN, STD = 0.1307, 0.3081
+
+
+def lockstep_pipeline(data_dir: Path) -> Work:
+    batches, _ = loaders("mnist", BATCH, data_dir=data_dir)
+    return lambda: sum(len(labels) for _ in range(PASSES) for _, labels in batches)
+
+
+def data_loader(dataset: datasets.MNIST, processes: int) -> Work:
+    sampler = RandomSampler(dataset, num_samples=SAMPLES)
+    batches = DataLoader(
+        dataset,
+        BATCH,
+        sampler=sampler,
+        num_workers=processes,
+        persistent_workers=processes > 0,  # started in the warm-up
+        worker_init_fn=use_all_cores,
+    )
+    return lambda: sum(len(labels) for _, labels in batches)
+
+
+def use_all_cores(_: int) -> None:
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def check_equal(data_dir: Path, dataset: datasets.MNIST) -> None:
+    """Both must make the same numbers of the same images."""
+    _, batches = loaders("mnist", BATCH, data_dir=data_dir)
+    images, labels = next(iter(batches))
+    peers = [dataset[index] for index in range(BATCH)]
+    torch.testing.assert_close(images, torch.stack([image for image, _ in peers]))
+    assert labels.tolist() == [label for _, label in peers]
+
+
+def main(data_dir: Path) -> None:
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+    train, test = (datasets.MNIST(data_dir, train=train, transform=transform) for train in (True, False))
+    check_equal(data_dir, test)
+    pin()
+    contestants = {
+        "DataLoader": data_loader(train, 0),
+        "DataLoader, 1 process": data_loader(train, 1),
+        "Lockstep": lockstep_pipeline(data_dir),
+    }
+    bars = {"Lockstep": Bar("at least", 10)}
+    compare("mnist_pipeline", contestants, bars, Unit("images/s", per_second=True), rounds=9, clock="wall")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""A worker's place, from the variables of its launcher."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lockstep.errors import WorldError
+from lockstep.world import Place
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, Place()),
+        ({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, Place(0, 1, 0, 1, 0, "none")),
+        # Set in some clusters' login shells; without a rank they start nothing.
+        ({"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}, Place()),
+        (TORCHRUN, Place(5, 8, 1, 4, 1, "torchrun")),
+        ({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}, Place(0, 8, 0, 4, 0, "torchrun")),
+        (
+            {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"},
+            Place(0, 1, 0, 1, 0, "torchrun"),
+        ),
+        ({name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_RUN_ID"}, Place(5, 8, 1, 4, 1, "torchrun")),
+    ],
+    ids=["nothing", "other variables", "no rank", "torchrun", "first worker", "one worker", "no run id"],
+)  # fmt: skip
+def test_the_place_is_what_the_launcher_said(environment: dict[str, str], place: Place) -> None:
+    assert Place.from_environment(environment) == place
+
+
+@pytest.mark.parametrize("missing", [name for name in TORCHRUN if name != "TORCHELASTIC_RUN_ID"])
+def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> None:
+    environment = {name: value for name, value in TORCHRUN.items() if name != missing}
+    with pytest.raises(WorldError, match=rf"but {missing} are not") as caught:
+        Place.from_environment(environment)
+    remedy = str(caught.value).rpartition("unset ")[2]
+    assert set(remedy.split()) == set(TORCHRUN) - {missing, "TORCHELASTIC_RUN_ID"}
+
+
+@pytest.mark.parametrize("left", ["RANK", "TORCHELASTIC_RUN_ID"])
+def test_a_single_variable_left_behind_is_named(left: str) -> None:
+    with pytest.raises(WorldError, match=rf"\b{left}\b.*unset {left}"):
+        Place.from_environment({left: "0"})
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
+@pytest.mark.parametrize("value", ["", "first", "1.0", "0x1"])
+def test_what_is_no_number_is_shown(name: str, value: str) -> None:
+    with pytest.raises(WorldError, match=re.escape(f"{name}={value!r}")):
+        Place.from_environment({**TORCHRUN, name: value})
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {"RANK": "8"},
+        {"RANK": "-1"},
+        {"WORLD_SIZE": "0"},
+        {"WORLD_SIZE": "3"},
+        {"LOCAL_RANK": "4"},
+        {"LOCAL_RANK": "-1"},
+        {"LOCAL_WORLD_SIZE": "9"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"GROUP_RANK": "-1"},
+    ],
+    ids=lambda row: "=".join(next(iter(row.items()))),
+)
+def test_a_contradiction_shows_the_variables(contradiction: dict[str, str]) -> None:
+    environment = {**TORCHRUN, **contradiction}
+    with pytest.raises(WorldError, match="contradict") as caught:
+        Place.from_environment(environment)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        assert f"{name}={environment[name]}" in str(caught.value)
