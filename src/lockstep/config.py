@@ -7,9 +7,11 @@ where they are built, and the error names the flag and the fix. Nothing here imp
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -147,14 +149,14 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         for flag, value in (("--lr", self.lr), ("--lr-base-batch", self.lr_base_batch)):
-            if value <= 0:
+            if not 0 < value < math.inf:
                 raise ConfigError(f"{flag} must be above 0; got {value}")
         for flag, value in (
             ("--weight-decay", self.weight_decay),
             ("--warmup-epochs", self.warmup_epochs),
             ("--clip-norm", self.clip_norm),
         ):
-            if value < 0:
+            if not 0 <= value < math.inf:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
         for flag, value in (("--momentum", self.momentum), ("--label-smoothing", self.label_smoothing)):
             if not 0 <= value < 1:
@@ -334,11 +336,8 @@ def _convert(value: Any, hint: Any) -> Iterator[Any]:
                 yield tuple(item[0] for item in items)
     elif hint is float:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
-            with_exponent_only = value  # YAML 1.1 reads 1e-4, without a point, as a string
-            try:
-                yield float(with_exponent_only)
-            except ValueError:
-                return
+            with suppress(ValueError):
+                yield float(value)  # YAML 1.1 reads 1e-4, without a point, as a string
     elif hint is Path:
         if isinstance(value, str):
             yield Path(value)

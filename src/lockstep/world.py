@@ -127,6 +127,12 @@ class World:
         return self.gather(value if self.is_main else None)[0]
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 @contextmanager
 def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> Iterator[World]:
     """Connect this worker to its peers, and disconnect it at the end.

@@ -37,7 +37,9 @@ FULL = TrainConfig(
         drop_last=True,
         skip_corrupt=True,
     ),
-    augment=AugmentConfig(shift=4, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, cutout=8, min_crop=0.123),
+    augment=AugmentConfig(
+        shift=4, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, shear=5.0, cutout=8, min_crop=0.123
+    ),
     model=ModelConfig(arch="resnet50", channels_last=True, compile=True, ema_decay=0.999),
     optim=OptimConfig(
         optimizer="adamw",
@@ -166,6 +168,7 @@ def test_a_value_of_the_wrong_kind_names_the_field_and_the_file(values: dict[str
         (DataConfig, {"image_size": 0}, "--image-size"),
         (AugmentConfig, {"shift": -1}, "--shift"),
         (AugmentConfig, {"rotate": -1.0}, "--rotate"),
+        (AugmentConfig, {"shear": 90.0}, "--shear"),
         (AugmentConfig, {"cutout": -1}, "--cutout"),
         (AugmentConfig, {"zoom": 1.0}, "--zoom"),
         (AugmentConfig, {"zoom": -0.1}, "--zoom"),
@@ -201,6 +204,7 @@ def test_a_value_of_the_wrong_kind_names_the_field_and_the_file(values: dict[str
         (AugmentConfig, {"rotate": math.nan}, "--rotate"),
         (AugmentConfig, {"zoom": math.nan}, "--zoom"),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_value_out_of_range_or_a_contradiction_is_refused_with_its_flag(
     kind: Callable[..., object], settings: dict[str, Any], flags: str

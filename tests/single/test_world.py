@@ -21,32 +21,33 @@ TORCHRUN = {
 }
 
 
+def _without(name: str) -> dict[str, str]:
+    return {key: value for key, value in TORCHRUN.items() if key != name}
+
+
+ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+
+
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({}, Place()),
-        ({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, Place(0, 1, 0, 1, 0, "none")),
+        pytest.param({}, Place(), id="nothing"),
+        pytest.param({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, Place(0, 1, 0, 1, 0, "none"), id="other variables"),
         # Set in some clusters' login shells; without a rank they start nothing.
-        ({"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}, Place()),
-        (TORCHRUN, Place(5, 8, 1, 4, 1, "torchrun")),
-        ({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}, Place(0, 8, 0, 4, 0, "torchrun")),
-        (
-            {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"},
-            Place(0, 1, 0, 1, 0, "torchrun"),
-        ),
-        ({name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_RUN_ID"}, Place(5, 8, 1, 4, 1, "torchrun")),
+        pytest.param({"MASTER_ADDR": "node0", "WORLD_SIZE": "4"}, Place(), id="no rank"),
+        pytest.param(TORCHRUN, Place(5, 8, 1, 4, 1, "torchrun"), id="torchrun"),
+        pytest.param({**TORCHRUN, **ONE_WORKER}, Place(0, 1, 0, 1, 0, "torchrun"), id="one worker"),
+        pytest.param(_without("TORCHELASTIC_RUN_ID"), Place(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
     ],
-    ids=["nothing", "other variables", "no rank", "torchrun", "first worker", "one worker", "no run id"],
-)  # fmt: skip
+)
 def test_the_place_is_what_the_launcher_said(environment: dict[str, str], place: Place) -> None:
     assert Place.from_environment(environment) == place
 
 
 @pytest.mark.parametrize("missing", [name for name in TORCHRUN if name != "TORCHELASTIC_RUN_ID"])
 def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> None:
-    environment = {name: value for name, value in TORCHRUN.items() if name != missing}
     with pytest.raises(WorldError, match=rf"but {missing} are not") as caught:
-        Place.from_environment(environment)
+        Place.from_environment(_without(missing))
     remedy = str(caught.value).rpartition("unset ")[2]
     assert set(remedy.split()) == set(TORCHRUN) - {missing, "TORCHELASTIC_RUN_ID"}
 

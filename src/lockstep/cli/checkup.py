@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lockstep.errors import WorldError
-from lockstep.world import Place
+from lockstep.world import Place, usable_cores
 
 GIB = 1 << 30
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
@@ -93,7 +93,7 @@ def _machine() -> Iterator[Finding]:
     import psutil
     import torch
 
-    usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
+    usable, total = usable_cores(), os.cpu_count()
     yield Finding("cores", f"{usable} usable of {total}; torch uses {torch.get_num_threads()} threads in one worker")
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:

@@ -18,7 +18,10 @@ Workers = Annotated[int | Literal["auto"], arg(name="np", aliases=["-np"], metav
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Train a network on a data set or a folder of images."""
+    """Train a network on a data set or a folder of images.
+
+    The data set's recipe comes first and flags override it; --print-config shows the outcome.
+    """
 
     job: TrainConfig = field(default_factory=TrainConfig)
     workers: Workers = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.world import Place, World, connect
+from lockstep.world import Place, World, connect, usable_cores
 
 INTERRUPTED = 130
 # What Gloo and NCCL say when a peer is gone; such an error follows from another worker's and is reported after it.
@@ -57,7 +57,7 @@ def _one_a_gpu(device: str) -> int:
 def _launch(workers: int, command: Sequence[str]) -> int:
     from lockstep.launch.plan import plan_local
 
-    plan = plan_local(workers, command, len(os.sched_getaffinity(0)), os.environ)
+    plan = plan_local(workers, command, usable_cores(), os.environ)
     for note in plan.notes:
         print(note, flush=True)
     from lockstep.launch.agent import run_local

@@ -19,6 +19,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         return
     side = torch.cuda.Stream(device)
     used_by = torch.cuda.current_stream(device)
+    side.wait_stream(used_by)
 
     def make() -> Batch | None:
         with torch.cuda.stream(side):

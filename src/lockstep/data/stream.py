@@ -122,8 +122,16 @@ class StreamReader:
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
         self._requests[:] = [Request(epoch, samples) for samples in plan]
-        for raw in self._loader:
-            yield self._batch(raw)
+        try:
+            for raw in self._loader:
+                yield self._batch(raw)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                f"a loader process has ended ({str(error).splitlines()[0]}); if it ran out of memory or /dev/shm, lower "
+                f"--workers or --batch-size"
+            ) from error
 
     def _batch(self, raw: Raw) -> Batch:
         device = self._placement.device

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def plan_local(workers: int, command: Sequence[str], cores: int, environment: Ma
     """
     if workers < 1:
         raise ConfigError(f"-np is a number of workers, 1 or more; got {workers}")
-    variables = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    variables = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
     if "OMP_NUM_THREADS" in environment:
         threads, reason = environment["OMP_NUM_THREADS"], "from OMP_NUM_THREADS"
     else:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,25 +55,37 @@ class Snapshot:
 
 
 class Checkpoints:
+    """What a worker does that writes no checkpoints, because another has everything that it has: nothing."""
+
+    def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
+        """Write a checkpoint of what `take` returns."""
+
+    def export_best(self, path: Path) -> None:
+        """Write the best checkpoint's weights for use, as one file."""
+
+
+class CheckpointFolder(Checkpoints):
     """The checkpoints of one run; the newest `keep` and the best are kept."""
 
     def __init__(self, folder: Path, keep: int):
         self.folder = folder
         self._keep = keep
 
-    def save(self, snapshot: Snapshot, is_best: bool = False) -> Path:
+    def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Write a checkpoint and remove those that are no longer kept.
 
         Raises:
             CheckpointError: It cannot be written; the ones that were there still are.
         """
+        snapshot = take()
         target = self.folder / f"{PREFIX}{snapshot.step:08d}"
         partial = self.folder / f"{PARTIAL}{target.name}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _write(partial, snapshot)
-            shutil.rmtree(target, ignore_errors=True)
+            if target.exists():  # a resumed run takes a step again that it had saved before
+                self._remove(target)
             os.rename(partial, target)
             if is_best:
                 self._point_best_at(target)
@@ -84,8 +96,14 @@ class Checkpoints:
                 f"checkpoint of step {snapshot.step} cannot be written to {self.folder}: {error}; the newest complete "
                 f"one is {newest(self.folder) or 'none'}. Make room, then go on with --resume"
             ) from error
-        self._remove_old()
-        return target
+        for path in complete(self.folder)[: -self._keep]:
+            if path.resolve() != (self.folder / "best").resolve():
+                self._remove(path)
+
+    def export_best(self, path: Path) -> None:
+        """Write the best checkpoint's weights, or their moving average where one was kept."""
+        best = load(best_or_newest(self.folder))
+        export(path, averaged_or_plain(best), best.about)
 
     def _point_best_at(self, target: Path) -> None:
         link = self.folder / f"{PARTIAL}best"
@@ -93,13 +111,11 @@ class Checkpoints:
         link.symlink_to(target.name)
         os.replace(link, self.folder / "best")
 
-    def _remove_old(self) -> None:
-        best = (self.folder / "best").resolve()
-        for path in complete(self.folder)[: -self._keep]:
-            if path.resolve() != best:
-                doomed = path.with_name(PARTIAL + path.name)
-                os.rename(path, doomed)  # so that no half-removed checkpoint is ever taken for one
-                shutil.rmtree(doomed, ignore_errors=True)
+    def _remove(self, path: Path) -> None:
+        doomed = path.with_name(PARTIAL + "old-" + path.name)
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(path, doomed)  # so that no half-removed checkpoint is ever taken for one
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def complete(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from lockstep.world import World
+from lockstep.world import World, usable_cores
 
 
 def describe_environment(world: World) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def describe_environment(world: World) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in ("lockstep-torch", "torch", "torchvision", "numpy", "pillow")},
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "workers": world.size,

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,7 @@ def train(job: Job) -> Result:
         figures = _end_epoch(job)
     if not figures:  # the resumed run was already complete
         figures = _evaluate(job).figures()
-    if job.world.is_main:
-        best = checkpoint.load(checkpoint.best_or_newest(job.folder.checkpoints))
-        checkpoint.export(job.folder.model, checkpoint.averaged_or_plain(best), best.about)
+    job.checkpoints.export_best(job.folder.model)
     return Result(
         top1=figures["top1"],
         top5=figures["top5"],
@@ -236,10 +235,11 @@ def _evaluate(job: Job) -> Totals:
 
 
 def _save(job: Job, is_best: bool = False) -> None:
-    """Write a checkpoint, on the main worker; the others have nothing that it lacks."""
-    if not job.world.is_main:
-        return
-    snapshot = Snapshot(
+    job.checkpoints.save(partial(_take_snapshot, job), is_best)
+
+
+def _take_snapshot(job: Job) -> Snapshot:
+    return Snapshot(
         step=job.progress.step,
         model=_copy(job.model.state_dict()),
         average=_copy(job.average.state_dict()),
@@ -248,7 +248,6 @@ def _save(job: Job, is_best: bool = False) -> None:
         about=job.about(),
         job=job.identity,
     )
-    job.checkpoints.save(snapshot, is_best)
 
 
 def _copy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

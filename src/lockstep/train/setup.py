@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,11 +19,11 @@ from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
-from lockstep.errors import CheckpointError, DataError
+from lockstep.errors import CheckpointError, ConfigError, DataError
 from lockstep.models import registry
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
-from lockstep.train.checkpoint import Checkpoints
+from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter
 from lockstep.train.optim import build_optimizer
@@ -35,7 +34,7 @@ from lockstep.train.schedule import Schedule, build_schedule, peak_rate
 from lockstep.train.seeding import seed_step
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
-from lockstep.world import World
+from lockstep.world import World, usable_cores
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MAX_LOADER_PROCESSES = 8
@@ -144,6 +143,11 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         progress = _restore(resumed, identity, model, average, optimizer)
     folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
     if world.is_main:
+        if resumed is None and checkpoint.newest(folder.checkpoints):
+            raise ConfigError(
+                f"--run-dir {folder.path} holds the checkpoints of an earlier run; add --resume auto to go on with it, "
+                f"or choose another folder"
+            )
         folder.create(config, world)
     return Job(
         config=config,
@@ -162,7 +166,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         val_loader=val_loader,
         meter=Meter(world),
         folder=folder,
-        checkpoints=Checkpoints(folder.checkpoints, config.run.keep),
+        checkpoints=CheckpointFolder(folder.checkpoints, config.run.keep) if world.is_main else Checkpoints(),
         tracker=build_trackers(config, world, folder, progress.step),
         progress=progress,
         identity=identity,
@@ -215,8 +219,7 @@ def _loader_processes(config: TrainConfig, world: World, split: Split) -> int:
         return 0
     if config.data.loader_workers != "auto":
         return config.data.loader_workers
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(MAX_LOADER_PROCESSES, cores // world.place.local_size))
+    return max(1, min(MAX_LOADER_PROCESSES, usable_cores() // world.place.local_size))
 
 
 def _memory_format(config: TrainConfig) -> torch.memory_format:

@@ -85,28 +85,47 @@ def test_gather_picks_the_samples_in_the_order_asked_for() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12), (3, 8, 8)])
-def test_warp_without_rotation_and_zoom_is_the_identity(shape: tuple[int, int, int]) -> None:
+def test_warp_by_nothing_is_the_identity(shape: tuple[int, int, int]) -> None:
     images = _noise(4, *shape).double()
     assert torch.allclose(augment.warp(images, _draws(4), AugmentConfig()), images, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12)])
-@pytest.mark.parametrize(("value", "angle", "scale"), [(0.0, -35.0, 0.75), (1.0, 35.0, 1.25)])
+@pytest.mark.parametrize(("value", "sign"), [(0.0, -1), (1.0, 1)])
 def test_warp_is_torchvisions_affine_also_on_images_that_are_not_square(
-    shape: tuple[int, int, int], value: float, angle: float, scale: float
+    shape: tuple[int, int, int], value: float, sign: int
 ) -> None:
     images = _noise(2, *shape).double()
     draws = Constant(0, 0, np.arange(2), value)
-    warped = augment.warp(images, draws, AugmentConfig(rotate=35.0, zoom=0.25))
-    # torchvision turns clockwise for positive angles; which way is up to the draw here.
-    expected = affine(images, -angle, [0, 0], scale, [0.0], InterpolationMode.BILINEAR)
-    assert torch.allclose(warped, expected, atol=1e-2, rtol=0)  # of 255
+    turned = augment.warp(images, draws, AugmentConfig(rotate=35.0, zoom=0.25))
+    slanted = augment.warp(images, draws, AugmentConfig(shear=20.0))
+    # Which way a positive angle goes is up to the draw.
+    mode = InterpolationMode.BILINEAR
+    assert torch.allclose(turned, affine(images, -35.0 * sign, [0, 0], 1 + 0.25 * sign, [0.0], mode), atol=1e-2, rtol=0)
+    assert torch.allclose(slanted, affine(images, 0.0, [0, 0], 1.0, [20.0 * sign, 0.0], mode), atol=1e-2, rtol=0)
 
 
-def test_warp_turns_each_image_by_its_own_angle() -> None:
+@pytest.mark.parametrize(("height", "width"), [(41, 31), (24, 60)])
+def test_warp_turns_slants_and_scales_about_the_centre(height: int, width: int) -> None:
+    """On images that hold each pixel's own place, the warped pixels tell where they come from."""
+    y, x = np.mgrid[0:height, 0:width] - np.array([(height - 1) / 2, (width - 1) / 2])[:, None, None]
+    places = torch.from_numpy(np.stack([x, y]))[None] + 1000
+    warped = augment.warp(places, Constant(0, 0, np.arange(1), 1.0), AugmentConfig(rotate=30.0, zoom=0.25, shear=15.0))
+    near = np.hypot(x, y) < min(height, width) / 4  # far from the zeros outside
+    sources = (warped[0].numpy() - 1000)[:, near]
+    matrix = sources @ np.linalg.pinv(np.stack([x, y])[:, near])
+    assert np.allclose(matrix @ np.stack([x, y])[:, near], sources, atol=1e-9)  # nothing is moved
+    turn, rest = np.linalg.qr(matrix)
+    assert np.allclose(np.abs(turn), [[3**0.5 / 2, 0.5], [0.5, 3**0.5 / 2]])
+    assert np.allclose(np.abs(rest), np.array([[1, np.tan(np.radians(15))], [0, 1]]) / 1.25)
+
+
+@pytest.mark.parametrize("config", [AugmentConfig(rotate=20.0), AugmentConfig(zoom=0.3), AugmentConfig(shear=9.0)])
+def test_warp_treats_each_image_in_its_own_way(config: AugmentConfig) -> None:
     images = _noise(1, 1, 9, 9).double().expand(50, 1, 9, 9)
-    for config in (AugmentConfig(rotate=20.0), AugmentConfig(zoom=0.3)):
-        assert len(torch.unique(augment.warp(images, _draws(50), config), dim=0)) == 50
+    assert len(torch.unique(augment.warp(images, _draws(50), config), dim=0)) == 50
+    assert augment.warps(config)
+    assert not augment.warps(AugmentConfig(shift=2, flip=True, cutout=2))
 
 
 @pytest.mark.parametrize(("side", "height", "width"), [(3, 8, 8), (4, 8, 11), (5, 7, 12), (9, 6, 6)])

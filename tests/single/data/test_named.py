@@ -46,10 +46,9 @@ def _write(root: Path, kind: Any, contents: dict[str, Any], monkeypatch: pytest.
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
         sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
     meta = kind.meta["filename"]
-    monkeypatch.setattr(
-        kind, "train_list", [[name, sums[name]] for name in contents if "test" not in name and name != meta]
-    )
-    monkeypatch.setattr(kind, "test_list", [[name, sums[name]] for name in contents if "test" in name])
+    batches = [name for name in contents if name != meta]
+    monkeypatch.setattr(kind, "train_list", [[name, sums[name]] for name in batches if "test" not in name])
+    monkeypatch.setattr(kind, "test_list", [[name, sums[name]] for name in batches if "test" in name])
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums[meta]})
     return folder
 

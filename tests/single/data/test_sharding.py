@@ -68,7 +68,7 @@ def test_an_evaluation_covers_each_sample_once(samples: int, batch: int, size: i
 @pytest.mark.parametrize(("count", "size", "lengths"), [(7, 3, [2, 2, 3]), (1, 3, [0, 0, 1]), (6, 3, [2, 2, 2])])
 def test_shares_are_neighbours_without_gaps(count: int, size: int, lengths: list[int]) -> None:
     parts = [list(range(count))[share(count, rank, size)] for rank in range(size)]
-    assert sum(parts, []) == list(range(count))
+    assert [item for part in parts for item in part] == list(range(count))
     assert [len(part) for part in parts] == lengths
 
 

@@ -42,12 +42,9 @@ def split(new_folder: Callable[..., Path]) -> FileSplit:
     return data.train
 
 
-def _reader(
-    split: FileSplit | UserSplit, processes: int = 0, dtype: torch.dtype = torch.float32, **options: Any
-) -> Any:
-    placement = Placement(torch.device("cpu"), dtype)
-    augment = options.pop("augment", AugmentConfig(flip=True))
-    return reader_for(split, SPEC, placement, augment, seed=1, processes=processes, **options)
+def _reader(split: FileSplit | UserSplit, processes: int = 0, flip: bool = True, skip_corrupt: bool = False) -> Any:
+    options: dict[str, Any] = {"seed": 1, "processes": processes, "skip_corrupt": skip_corrupt}
+    return reader_for(split, SPEC, Placement(torch.device("cpu")), AugmentConfig(flip=flip), **options)
 
 
 def _read(reader: StreamReader, epoch: int | None, plan: list[Indices] = PLAN) -> list[Batch]:
@@ -99,7 +96,7 @@ def test_a_training_image_is_augmented_by_its_epoch_and_its_number_alone(split: 
 def test_flip_mirrors_every_second_image(split: FileSplit) -> None:
     """With the same crops, an image is either the same with and without --flip, or mirrored."""
     plan = [np.arange(10)] * 8
-    straight, flipped = (_reader(split, augment=AugmentConfig(flip=flip)) for flip in (False, True))
+    straight, flipped = (_reader(split, flip=flip) for flip in (False, True))
     mirrored = 0
     for epoch in range(8):
         before, after = (_read(reader, epoch, plan[:1])[0].images for reader in (straight, flipped))

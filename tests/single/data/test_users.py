@@ -46,24 +46,20 @@ class _Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("train", "val", "words"),
     [
-        (_Stream(), [(IMAGE, 0)], "training set needs __len__"),
-        ([(IMAGE, 0)], iter([(IMAGE, 0)]), "validation set needs __len__"),
-        ([], [(IMAGE, 0)], "training set is empty"),
-        ([(IMAGE, 0)], [], "validation set is empty"),
-        ([IMAGE], [(IMAGE, 0)], "items must be"),
-        ([(IMAGE, 0, "extra")], [(IMAGE, 0)], "items must be"),
-        ([(IMAGE.numpy(), 0)], [(IMAGE, 0)], "items must be"),
-        ([(IMAGE[0], 0)], [(IMAGE, 0)], "items must be"),
-        ([(IMAGE, "cat")], [(IMAGE, "cat")], "label"),
-        ([(IMAGE, 0)], [(IMAGE, "cat")], "label"),
-        ([(IMAGE, 0)], [IMAGE], "items must be"),
-        ([(IMAGE, 0)], [(IMAGE, 0), (IMAGE, 0, "extra"), (IMAGE,)], "items must be"),
+        pytest.param(_Stream(), [(IMAGE, 0)], "training set needs __len__", id="no length"),
+        pytest.param([(IMAGE, 0)], iter([(IMAGE, 0)]), "validation set needs __len__", id="an iterator"),
+        pytest.param([], [(IMAGE, 0)], "training set is empty", id="no training"),
+        pytest.param([(IMAGE, 0)], [], "validation set is empty", id="no validation"),
+        pytest.param([IMAGE], [(IMAGE, 0)], "items must be", id="no label"),
+        pytest.param([(IMAGE, 0, "extra")], [(IMAGE, 0)], "items must be", id="three parts"),
+        pytest.param([(IMAGE.numpy(), 0)], [(IMAGE, 0)], "items must be", id="an array"),
+        pytest.param([(IMAGE[0], 0)], [(IMAGE, 0)], "items must be", id="no channels"),
+        pytest.param([(IMAGE, "cat")], [(IMAGE, "cat")], "label", id="a word as label"),
+        pytest.param([(IMAGE, 0)], [(IMAGE, "cat")], "label", id="a word as label in validation"),
+        pytest.param([(IMAGE, 0)], [IMAGE], "items must be", id="no label in validation"),
+        pytest.param([(IMAGE, 0), (IMAGE,)], [(IMAGE, 0)], "items must be", id="no label later"),
     ],
-    ids=[
-        "no length", "an iterator", "no training", "no validation", "no label", "three parts", "an array", "no channels",
-        "a word as label", "a word in validation", "no label in validation", "no label later",
-    ],
-)  # fmt: skip
+)
 def test_sets_of_another_form_are_refused(train: Any, val: Any, words: str) -> None:
     with pytest.raises(DataError, match=f"mine.*{words}"):
         describe("mine", train, val)

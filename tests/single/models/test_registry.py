@@ -110,7 +110,7 @@ def test_an_unknown_name_names_the_nearest(arch: str, hint: str) -> None:
 
 @pytest.mark.parametrize("arch", ["resnet50", "torchvision/resnet18"])
 def test_torchvisions_models_refuse_grey_images(arch: str) -> None:
-    with pytest.raises(ConfigError, match="colour images.*1 channel.*digits-net"):
+    with pytest.raises(ConfigError, match=r"colour images.*1 channel.*digits-net"):
         registry.build(arch, 10, 1, 28)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ from torch import nn
 
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint
-from lockstep.train.checkpoint import Checkpoints, Snapshot
+from lockstep.train.checkpoint import CheckpointFolder, Snapshot
 
 ABOUT = {"arch": "digits-net", "classes": ["a", "b"]}
 
@@ -27,10 +28,15 @@ def _snapshot(step: int, kind: type = torch.optim.AdamW) -> Snapshot:
     return Snapshot(step, dict(net.state_dict()), optimizer.state_dict(), {"step": step}, ABOUT, {"--seed": 0})
 
 
+def _save(folder: Path, snapshot: Snapshot, keep: int = 3, is_best: bool = False) -> Path:
+    CheckpointFolder(folder, keep).save(lambda: snapshot, is_best)
+    return folder / f"step-{snapshot.step:08d}"
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
 def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, kind: type) -> None:
     snapshot = _snapshot(7, kind)
-    loaded = checkpoint.load(Checkpoints(tmp_path, keep=1).save(snapshot))
+    loaded = checkpoint.load(_save(tmp_path, snapshot))
     assert loaded.step == 7
     assert (loaded.progress, loaded.job, loaded.about) == ({"step": 7}, {"--seed": 0}, ABOUT)
     assert all(torch.equal(loaded.model[name], tensor) for name, tensor in snapshot.model.items())
@@ -43,9 +49,8 @@ def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, kind: type) -> No
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(1, 7):
-        checkpoints.save(_snapshot(step), is_best=step == 2)
+        _save(tmp_path, _snapshot(step), keep=2, is_best=step == 2)
     assert [path.name for path in checkpoint.complete(tmp_path)] == [
         "step-00000002",
         "step-00000005",
@@ -58,7 +63,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
-    path = Checkpoints(tmp_path, keep=1).save(_snapshot(1)) / name
+    path = _save(tmp_path, _snapshot(1)) / name
     content = bytearray(path.read_bytes())
     if damage == "remove":
         path.unlink()
@@ -70,20 +75,27 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
 
 
 def test_a_folder_that_was_not_finished_is_no_checkpoint(tmp_path: Path) -> None:
-    done = Checkpoints(tmp_path, keep=3).save(_snapshot(1))
+    done = _save(tmp_path, _snapshot(1))
     unfinished = tmp_path / ".partial-step-00000002"
     unfinished.mkdir()
     (unfinished / "model.safetensors").write_bytes(b"")
     assert checkpoint.newest(tmp_path) == done
-    Checkpoints(tmp_path, keep=3).save(_snapshot(2))
+    _save(tmp_path, _snapshot(2))
     assert not unfinished.exists()
 
 
+def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
+    for about in ({"arch": "old"}, {"arch": "new"}):
+        _save(tmp_path, dataclasses.replace(_snapshot(1), about=about))
+    assert checkpoint.load(tmp_path / "step-00000001").about == {"arch": "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
 def test_a_full_or_readonly_disk_says_so_and_keeps_the_last_one(tmp_path: Path) -> None:
-    good = Checkpoints(tmp_path, keep=3).save(_snapshot(1))
+    good = _save(tmp_path, _snapshot(1))
     (tmp_path / ".partial-step-00000002").write_text("in the way")  # a file where the folder is to be
     with pytest.raises(CheckpointError, match=f"step 2 cannot be written .* newest complete one is {good}"):
-        Checkpoints(tmp_path, keep=3).save(_snapshot(2))
+        _save(tmp_path, _snapshot(2))
     assert checkpoint.load(good).step == 1
 
 
@@ -103,7 +115,7 @@ def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
 
 
 def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
-    path = Checkpoints(tmp_path, keep=1).save(_snapshot(1))
+    path = _save(tmp_path, _snapshot(1))
     for state in ([], {"step": "x"}, {"step": 1, "optimizer": 3}):
         (path / "state.json").write_text(json.dumps(state))
         manifest = json.loads((path / "manifest.json").read_text())
@@ -125,5 +137,5 @@ def test_an_exported_model_says_what_it_is(tmp_path: Path) -> None:
 def test_the_moving_average_is_what_is_used(tmp_path: Path) -> None:
     average = {"module.w": torch.ones(2), "n_averaged": torch.tensor(5)}
     snapshot = Snapshot(1, {"w": torch.zeros(2)}, {"state": {}, "param_groups": []}, {}, ABOUT, average=average)
-    weights, _ = checkpoint.load_model(Checkpoints(tmp_path, keep=1).save(snapshot))
+    weights, _ = checkpoint.load_model(_save(tmp_path, snapshot))
     assert torch.equal(weights["w"], torch.ones(2))

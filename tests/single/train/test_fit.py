@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,23 @@ def test_a_run_without_a_folder_of_its_own_is_named_after_data_and_model(
     result = fit(_net(), _separable(64, 1), _separable(16, 2), batch_size=16, max_steps=1, loader_workers=0)
     assert result.run_dir.parent == Path("runs")
     assert result.run_dir.name.startswith("TensorDataset-Sequential-2")
+
+
+def test_a_new_run_does_not_touch_the_checkpoints_of_an_old_one(tmp_path: Path) -> None:
+    common = {"batch_size": 16, "epochs": 1, "loader_workers": 0, "run_dir": tmp_path}
+    fit(_net(), _separable(64, 1), _separable(16, 2), **common)
+    before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="--resume auto"):
+        fit(_net(), _separable(64, 1), _separable(16, 2), **common)
+    assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
+
+
+def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
+    class Deadly(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            if multiprocessing.parent_process() is not None and index == 200:
+                os.kill(os.getpid(), 9)
+            return super().__getitem__(index)
+
+    with pytest.raises(DataError, match="a loader process has ended"):
+        fit(_net(), Deadly(*_separable(320, 1).tensors), _separable(64, 2), loader_workers=2, run_dir=tmp_path)
