@@ -64,7 +64,7 @@ def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "worker 0 of 2: " in done.stdout
     assert "worker 1 of 2: " in done.stdout
-    assert "threads each" in done.stdout
+    assert "1 thread each" in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     records = list(read_records(run / "metrics.jsonl"))
     assert records[-1]["top1"] >= 0.985

@@ -129,7 +129,7 @@ class StreamReader:
             if "DataLoader worker" not in str(error):
                 raise
             raise DataError(
-                f"a loader process has ended ({str(error).splitlines()[0]}); if it ran out of memory or /dev/shm, lower "
+                f"a loader process has ended ({str(error).splitlines()[0]}); if memory or /dev/shm ran out, lower "
                 f"--workers or --batch-size"
             ) from error
 

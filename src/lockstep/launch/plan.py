@@ -39,7 +39,8 @@ def plan_local(workers: int, command: Sequence[str], cores: int, environment: Ma
     else:
         threads, reason = str(max(1, cores // workers)), f"{cores} cores / {workers} workers"
         variables["OMP_NUM_THREADS"] = threads
-    notes = [f"{workers} workers on this machine, {threads} threads each ({reason})"]
+    each = "1 thread" if threads == "1" else f"{threads} threads"
+    notes = [f"{workers} workers on this machine, {each} each ({reason})"]
     if workers > cores:
         notes.append(f"warning: {workers} workers share {cores} cores and will slow each other down")
     return LocalPlan(workers, tuple(command), variables, tuple(notes))

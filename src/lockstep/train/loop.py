@@ -6,9 +6,7 @@ so the loop asks neither for ranks nor for strategies.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +16,11 @@ import torch
 from torch import nn
 
 from lockstep.data.readers import Batch
-from lockstep.errors import NonFiniteLossError
-from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
 from lockstep.train.optim import set_rate
+from lockstep.train.reporting import Interval, report_evaluation, report_steps, report_training
 from lockstep.train.seeding import seed_step
 from lockstep.train.setup import Job
 
@@ -77,9 +74,9 @@ def _train_epoch(job: Job) -> None:
     job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
     job.replica.train()
     batches = job.train_loader.epoch(epoch, start)
-    interval = _Interval()
+    interval = Interval()
     for position in range(start, steps):
-        batch = interval.wait_for(batches)
+        batch = interval.next_of(batches)
         seed_step(job.config.seed, progress.step + 1, job.world.rank)
         _take_step(job, batch, job.train_loader.sharding.count(position))
         progress.step += 1
@@ -87,10 +84,10 @@ def _train_epoch(job: Job) -> None:
         finished = position == steps - 1 or progress.step == job.last_step
         save = run.checkpoint_steps > 0 and progress.step % run.checkpoint_steps == 0 and not finished
         if finished or save or progress.step % run.log_every == 0:
-            _report_steps(job, epoch, interval)
-            interval = _Interval()
-        if save:
-            _save(job)
+            report_steps(job, interval)
+            if save:
+                _save(job)
+            interval = Interval()
         if finished:
             return
 
@@ -130,97 +127,19 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
     return [Batch(*piece) for piece in pieces]
 
 
-class _Interval:
-    """The time since the last report, and how much of it was spent waiting for data."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self.wait_seconds = 0.0
-
-    def wait_for(self, batches: Iterator[Batch]) -> Batch:
-        start = time.perf_counter()
-        batch = next(batches)
-        self.wait_seconds += time.perf_counter() - start
-        return batch
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-
-def _report_steps(job: Job, epoch: int, interval: _Interval) -> None:
-    """Reduce the steps since the last report over the workers, check them, and record them."""
-    progress = job.progress
-    steps = job.meter.reduce()  # waits for the device, so the time below is that of finished work
-    _check_finite(job, steps)
-    totals, seconds = sum(steps, Totals()), interval.seconds()
-    progress.add_interval(totals, seconds, interval.wait_seconds)
-    job.tracker.record(
-        {
-            "kind": "step",
-            "step": progress.step,
-            "epoch": epoch + 1,
-            **totals.figures(),
-            "lr": job.schedule.rate(progress.step - 1),
-            "images_per_second": totals.count / seconds,
-            "data_wait": interval.wait_seconds / seconds,
-            **_times(job),
-        }
-    )
-
-
-def _check_finite(job: Job, steps: list[Totals]) -> None:
-    """Stop all workers alike if a step's loss was NaN or infinite; no checkpoint has been written since."""
-    first = job.progress.step - len(steps) + 1
-    for step, totals in enumerate(steps, start=first):
-        if not math.isfinite(totals.loss):
-            good = checkpoint.newest(job.folder.checkpoints)
-            raise NonFiniteLossError(
-                f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}); the last "
-                f"good checkpoint: {good or 'none yet'}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
-            )
-
-
 def _end_epoch(job: Job) -> dict[str, Any]:
-    """Record the epoch, evaluate, and write the checkpoint that is due."""
-    run, progress = job.config.run, job.progress
-    epoch, rest = divmod(progress.step, job.steps_per_epoch)
-    finished = progress.step == job.last_step
-    common = {
-        "kind": "epoch",
-        "step": progress.step,
-        "epoch": epoch + (rest > 0),
-        "epochs": job.config.epochs,
-    }
-    if progress.epoch_totals.count:
-        job.tracker.record(
-            {
-                **common,
-                "split": "train",
-                **progress.epoch_totals.figures(),
-                "images_per_second": progress.epoch_totals.count / progress.epoch_seconds,
-                "data_wait": progress.epoch_wait_seconds / progress.epoch_seconds,
-                "epoch_seconds": progress.epoch_seconds,
-                **_times(job),
-            }
-        )
+    """Record the epoch, evaluate, and write the checkpoint that is due; returns the evaluation's figures."""
+    progress = job.progress
+    report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
-    seconds = time.perf_counter() - start
     figures = totals.figures()
-    job.tracker.record(
-        {
-            **common,
-            "split": "val",
-            **figures,
-            "images_per_second": totals.count / seconds,
-            "epoch_seconds": seconds,
-            **_times(job),
-        }
-    )
+    report_evaluation(job, totals, time.perf_counter() - start)
+    epoch, rest = divmod(progress.step, job.steps_per_epoch)
     if rest == 0:
         progress.end_epoch()
-    if finished or (run.checkpoint_epochs and epoch % run.checkpoint_epochs == 0):
+    every = job.config.run.checkpoint_epochs
+    if progress.step == job.last_step or (every and epoch % every == 0):
         is_best = figures["top1"] > progress.best_top1
         if is_best:
             progress.best_top1, progress.best_step = figures["top1"], progress.step
@@ -252,7 +171,3 @@ def _take_snapshot(job: Job) -> Snapshot:
 
 def _copy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
-
-
-def _times(job: Job) -> dict[str, float]:
-    return {"time_seconds": job.progress.seconds, "unix_time": time.time()}

@@ -40,7 +40,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
                 COMMAND,
                 {**LOOPBACK, "OMP_NUM_THREADS": "1"},
                 (
-                    "5 workers on this machine, 1 threads each (2 cores / 5 workers)",
+                    "5 workers on this machine, 1 thread each (2 cores / 5 workers)",
                     "warning: 5 workers share 2 cores and will slow each other down",
                 ),
             ),
