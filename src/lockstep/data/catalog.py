@@ -26,13 +26,13 @@ class Entry:
 
 
 NAMED = {
-    "digits": Entry("1,437 + 360", "8 x 8 grey", "UCI optical digits; comes with Lockstep"),
-    "mnist": Entry("60,000 + 10,000", "28 x 28 grey", "handwritten digits", fetched=True),
-    "fashion-mnist": Entry("60,000 + 10,000", "28 x 28 grey", "articles of clothing", fetched=True),
-    "cifar10": Entry("50,000 + 10,000", "32 x 32 colour", "ten kinds of things and animals", fetched=True),
-    "cifar100": Entry("50,000 + 10,000", "32 x 32 colour", "a hundred kinds of things", fetched=True),
-    "imagenet": Entry("1,281,167 + 50,000", "photographs", "ILSVRC 2012, in DATA_DIR/imagenet"),
-    "synthetic": Entry("1,024 + 256", "noise, --image-size", "to measure without reading"),
+    "digits": Entry("1,437 + 360", "8 x 8 grey", "comes with Lockstep"),
+    "mnist": Entry("60,000 + 10,000", "28 x 28 grey", "digits", fetched=True),
+    "fashion-mnist": Entry("60,000 + 10,000", "28 x 28 grey", "clothing", fetched=True),
+    "cifar10": Entry("50,000 + 10,000", "32 x 32 colour", "10 classes", fetched=True),
+    "cifar100": Entry("50,000 + 10,000", "32 x 32 colour", "100 classes", fetched=True),
+    "imagenet": Entry("1,281,167 + 50,000", "photographs", "in DATA_DIR/imagenet"),
+    "synthetic": Entry("1,024 + 256", "noise", "for measuring"),
 }
 
 

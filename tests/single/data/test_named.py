@@ -156,6 +156,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
         thread.join()
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter extracted tar")  # torchvision unpacks it
 def test_a_missing_set_is_fetched_and_then_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[Path, str]
 ) -> None:

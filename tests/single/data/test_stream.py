@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import numpy as np
@@ -206,6 +208,42 @@ def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> N
     items[4] = odd
     reader = _reader(UserSplit(items), processes)
     with pytest.raises(DataError, match=r"items \[9, 9, 4\].*label"):
+        _read(reader, 0)
+    reader.close()
+
+
+class _Broken:
+    """A set of the user's own whose item 4 calls `act`."""
+
+    def __init__(self, act: Callable[[], object]):
+        self._act = act
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 4:
+            self._act()
+        return torch.zeros(3, 12, 16), 0
+
+
+def _fail() -> None:
+    raise RuntimeError("no such transform")
+
+
+@BOTH
+def test_an_error_in_the_users_own_set_says_what_the_user_raised(processes: int) -> None:
+    reader = _reader(UserSplit(_Broken(_fail)), processes)
+    with pytest.raises(RuntimeError, match="no such transform"):
+        _read(reader, 0)
+    reader.close()
+
+
+@pytest.mark.parametrize("act", [lambda: os._exit(1), lambda: os.kill(os.getpid(), SIGKILL)], ids=["exit", "kill"])
+def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], object]) -> None:
+    """As when the kernel ends it for want of memory."""
+    reader = _reader(UserSplit(_Broken(act)), processes=2)
+    with pytest.raises(DataError, match=r"a loader process has ended.*--workers"):
         _read(reader, 0)
     reader.close()
 

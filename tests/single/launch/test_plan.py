@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.plan import LocalPlan, plan_local
+from lockstep.launch.plan import LOOPBACK_INTERFACE, LocalPlan, plan_local
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,17 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
                 COMMAND,
                 {**LOOPBACK, "OMP_NUM_THREADS": "4"},
                 ("2 workers on this machine, 4 threads each (8 cores / 2 workers)",),
+            ),
+        ),
+        (
+            2,
+            2,
+            {},
+            LocalPlan(
+                2,
+                COMMAND,
+                {**LOOPBACK, "OMP_NUM_THREADS": "1"},
+                ("2 workers on this machine, 1 thread each (2 cores / 2 workers)",),
             ),
         ),
         (
@@ -46,10 +59,14 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
             ),
         ),
     ],
-    ids=["threads are shared out", "the user's threads are kept", "more workers than cores"],
+    ids=["threads are shared out", "a core for each", "the user's threads are kept", "more workers than cores"],
 )
 def test_a_local_job(workers: int, cores: int, environment: dict[str, str], plan: LocalPlan) -> None:
     assert plan_local(workers, list(COMMAND), cores, environment) == plan
+
+
+def test_the_interface_that_a_job_is_held_to_is_this_machines_loopback() -> None:
+    assert LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}
 
 
 @pytest.mark.parametrize("cores", [1, 2, 7, 64])
