@@ -11,6 +11,11 @@ class LockstepError(Exception):
     exit_code = 1
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 class ConfigError(LockstepError, ValueError):
     """A flag, recipe field or argument is wrong or contradicts another. Exit code 2, as for any usage error."""
 

@@ -17,17 +17,19 @@ def resolve(flag: str, reference: str) -> Callable[..., Any]:
         ConfigError: The module or the function is not there; the message names `flag`.
     """
     module_name, _, name = reference.partition(":")
+    if not (module_name and name):
+        raise ConfigError(f"{flag} {reference} is not of the form MODULE:FUNCTION, such as mypackage.train:build")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
             f"{flag} {reference}: there is no module {error.name!r} in the current folder or the environment"
         ) from None
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"{flag} {reference}: {module.__file__} has no function {name!r}")
+        raise ConfigError(f"{flag} {reference}: module {module_name} has no function {name!r}")
     return function  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.errors import WorldError
+from lockstep.errors import WorldError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # The variables that torchrun gives every worker, in the order of `Place`'s fields, and where rank 0 is.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 TORCHRUN_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,14 @@ class Place:
         Raises:
             WorldError: The variables are incomplete or contradict each other.
         """
-        present = [name for name in TORCHRUN + TORCHRUN_ADDRESS if name in environment]
-        if "TORCHELASTIC_RUN_ID" not in environment and "RANK" not in environment:
+        if TORCHRUN_ID not in environment and "RANK" not in environment:
             return cls()
+        present = [name for name in (TORCHRUN_ID, *TORCHRUN, *TORCHRUN_ADDRESS) if name in environment]
         missing = [name for name in TORCHRUN + TORCHRUN_ADDRESS if name not in environment]
         if missing:
             raise WorldError(
-                f"{', '.join(present)} are set as torchrun sets them, but {', '.join(missing)} are not; start the "
-                f"job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
+                f"torchrun's variables are incomplete: {', '.join(present)} set, {', '.join(missing)} not set; start "
+                f"the job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
                 f"unset {' '.join(present)}"
             )
         try:
@@ -63,7 +64,8 @@ class Place:
             raise WorldError(f"torchrun's variables must be whole numbers: {shown}") from None
         rank, size, local_rank, local_size, node = numbers
         place = cls(rank, size, local_rank, local_size, node, "torchrun")
-        if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
+        consistent = 0 <= rank < size and 0 <= local_rank < local_size <= size and local_rank <= rank and node >= 0
+        if not consistent:
             shown = ", ".join(f"{name}={environment[name]}" for name in TORCHRUN)
             raise WorldError(f"torchrun's variables contradict each other: {shown}")
         return place
@@ -158,7 +160,7 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
         address = ":".join(os.environ.get(name, "?") for name in TORCHRUN_ADDRESS)
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot join its {place.size - 1} peers at {address}: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from error
     try:
         yield World(place, chosen)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from lockstep.config import AugmentConfig
-from lockstep.data.draws import Draws
-from lockstep.data.sharding import Indices
+from lockstep.data.draws import Draws, Indices
 
 
 def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
@@ -89,7 +86,7 @@ def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
     height, width = images.shape[2:]
     masks = []
     for purpose, length in (("cutout row", height), ("cutout column", width)):
-        start = draws.integers(purpose, 0, length - 1)[:, None] - math.ceil(side / 2) + 1
+        start = draws.integers(purpose, 0, length - 1)[:, None] - side // 2
         position = np.arange(length)[None]
         masks.append(torch.from_numpy((position >= start) & (position < start + side)).to(images.device))
     return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)

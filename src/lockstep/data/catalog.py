@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataSetEntry:
     """One row of `lockstep datasets`. `fetched`: whether `lockstep data get` can fetch it."""
 
     samples: str
@@ -26,13 +26,13 @@ class Entry:
 
 
 NAMED = {
-    "digits": Entry("1,437 + 360", "8 x 8 grey", "comes with Lockstep"),
-    "mnist": Entry("60,000 + 10,000", "28 x 28 grey", "digits", fetched=True),
-    "fashion-mnist": Entry("60,000 + 10,000", "28 x 28 grey", "clothing", fetched=True),
-    "cifar10": Entry("50,000 + 10,000", "32 x 32 colour", "10 classes", fetched=True),
-    "cifar100": Entry("50,000 + 10,000", "32 x 32 colour", "100 classes", fetched=True),
-    "imagenet": Entry("1,281,167 + 50,000", "photographs", "in DATA_DIR/imagenet"),
-    "synthetic": Entry("1,024 + 256", "noise", "for measuring"),
+    "digits": DataSetEntry("1,437 + 360", "8 x 8 grey", "comes with Lockstep"),
+    "mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "digits", fetched=True),
+    "fashion-mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "clothing", fetched=True),
+    "cifar10": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "10 classes", fetched=True),
+    "cifar100": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "100 classes", fetched=True),
+    "imagenet": DataSetEntry("1,281,167 + 50,000", "photographs", "in DATA_DIR/imagenet"),
+    "synthetic": DataSetEntry("1,024 + 256", "noise", "for measuring"),
 }
 
 

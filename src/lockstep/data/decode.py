@@ -16,14 +16,16 @@ Box = tuple[float, float, float, float]
 
 
 def open_image(path: Path, channels: int) -> Image.Image:
-    """Decode a file completely, as grey (1 channel) or RGB (3); any EXIF rotation is not applied.
+    """Decode a file completely, as grey (1 channel) or RGB (3).
+
+    Any EXIF rotation is not applied; of 16-bit grey the upper 8 bits are kept; transparency is ignored.
 
     Raises:
         CorruptImageError: The file is missing, truncated, no image, or far too large; the message names it.
     """
     try:
         with Image.open(path) as image:
-            return image.convert("L" if channels == 1 else "RGB")
+            return _to_eight_bits(image).convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise CorruptImageError(
             f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
@@ -31,9 +33,17 @@ def open_image(path: Path, channels: int) -> Image.Image:
         ) from None
 
 
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow would clip, not scale
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:  # Pillow would warn of what it cannot keep
+        return image.convert("RGBA")
+    return image
+
+
 def to_pixels(image: Image.Image, box: Box | None = None, size: tuple[int, int] | None = None) -> Pixels:
     """The image, or the part in `box` (left, top, right, bottom) resized to `size` (width, height): uint8 [H, W, C]."""
-    if size is not None and not (box is None and size == image.size):
+    if size is not None:
         image = image.resize(size, Image.Resampling.BILINEAR, box=box)
     pixels = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
@@ -45,10 +55,10 @@ def evaluation_pixels(image: Image.Image, spec: InputSpec) -> Pixels:
     The box is as large as `spec.crop_ratio` allows with the input's aspect ratio, as if the image were resized by its
     short side and the centre cut out.
     """
-    scale = spec.crop_ratio * min(image.width / spec.width, image.height / spec.height)
-    half_width, half_height = spec.width * scale / 2, spec.height * scale / 2
-    x, y = image.width / 2, image.height / 2
-    box = (x - half_width, y - half_height, x + half_width, y + half_height)
     if image.size == (spec.width, spec.height) and spec.crop_ratio == 1.0:
         return to_pixels(image)
+    scale = spec.crop_ratio * min(image.width / spec.width, image.height / spec.height)
+    x, y = image.width / 2, image.height / 2
+    half_width, half_height = min(x, spec.width * scale / 2), min(y, spec.height * scale / 2)  # rounding may exceed
+    box = (x - half_width, y - half_height, x + half_width, y + half_height)
     return to_pixels(image, box, (spec.width, spec.height))

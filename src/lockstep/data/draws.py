@@ -12,8 +12,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.sharding import Indices
-
+Indices = npt.NDArray[np.int64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,13 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lockstep.config import DataConfig
-from lockstep.data.decode import Pixels, open_image, to_pixels
+from lockstep.data.decode import Pixels, evaluation_pixels, open_image
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
 SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and kept
 MEMORY_BYTES = 4 << 30  # ... if all of them fit here
+GREY_MODES = ("1", "L", "I;16")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -32,17 +35,23 @@ def load(folder: Path, config: DataConfig) -> ImageData:
         raise DataError(f"{folder} has no train/ folder; expected {folder}/train/CLASS/image.jpg")
     try:
         classes, numbers = find_classes(train_folder)
-        train = _list_images(train_folder, numbers)
-        unknown = {entry.name for entry in val_folder.iterdir() if entry.is_dir()} - set(classes)
+        present, _ = find_classes(val_folder)
+        unknown = set(present) - set(classes)
         if unknown:
             raise DataError(f"{val_folder} has classes that {train_folder} lacks: {', '.join(sorted(unknown)[:5])}")
-        val = _list_images(val_folder, {name: numbers[name] for name in classes if (val_folder / name).is_dir()})
+        train = _list_images(train_folder, numbers)
+        val = _list_images(val_folder, {name: numbers[name] for name in present})
     except FileNotFoundError as error:
         raise DataError(f"{error}; expected {folder}/train/CLASS/image.jpg") from None
 
-    sampled = _look_at_one_image_a_class(train)
-    if _belongs_in_memory(config, sampled, len(train) + len(val)):
-        return _hold_in_memory(folder.name, tuple(classes), train, val, sampled, config)
+    looks = _look_at_first_of_each_class(train)
+    small = _all_small(config, looks, len(train) + len(val))
+    if config.in_memory == "always" or (config.in_memory == "auto" and small):
+        try:
+            return _hold_in_memory(folder.name, tuple(classes), train, val, looks, config)
+        except _NotAlikeError as error:
+            if config.in_memory == "always":
+                raise ConfigError(f"--in-memory always: {error}; add --image-size N to make them equal") from None
     side = config.image_size or 224
     spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
     return ImageData(folder.name, tuple(classes), train, val, spec)
@@ -60,75 +69,73 @@ def _list_images(folder: Path, numbers: dict[str, int]) -> FileSplit:
     return FileSplit([Path(path) for path, _ in pairs], [label for _, label in pairs])
 
 
-def _look_at_one_image_a_class(split: FileSplit) -> list[tuple[tuple[int, int], str]]:
-    """(size, mode) of the first readable image of each class; only the headers are read."""
+class _NotAlikeError(Exception):
+    """An image differs from the others in size, or is coloured where they are grey."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What an image's header tells."""
+
+    size: tuple[int, int]
+    grey: bool
+
+
+def _look_at_first_of_each_class(split: FileSplit) -> set[_Look]:
     first = {label: path for path, label in zip(reversed(split.paths), reversed(split.labels), strict=True)}
-    found = []
+    looks = set()
     for path in first.values():
-        try:
-            with Image.open(path) as image:
-                found.append((image.size, image.mode))
-        except OSError:
-            continue
-    return found
+        with suppress(OSError, Image.DecompressionBombError), Image.open(path) as image:
+            looks.add(_Look(image.size, image.mode in GREY_MODES))
+    return looks
 
 
-def _belongs_in_memory(config: DataConfig, sampled: list[tuple[tuple[int, int], str]], images: int) -> bool:
-    sizes = {size for size, _ in sampled}
-    if config.in_memory == "never" or not sizes:
+def _all_small(config: DataConfig, looks: set[_Look], images: int) -> bool:
+    sizes = {look.size for look in looks}
+    if len(sizes) != 1 or config.image_size is not None:
         return False
-    if config.in_memory == "always":
-        if len(sizes) > 1 and config.image_size is None:
-            raise ConfigError("--in-memory always: the images differ in size; add --image-size N to make them equal")
-        return True
-    width, height = next(iter(sizes))
-    one_small_size = len(sizes) == 1 and width * height <= SMALL_PIXELS and config.image_size is None
-    return one_small_size and images * width * height * 3 <= MEMORY_BYTES
+    ((width, height),) = sizes
+    return width * height <= SMALL_PIXELS and images * width * height * 3 <= MEMORY_BYTES
 
 
 def _hold_in_memory(
-    name: str,
-    classes: tuple[str, ...],
-    train: FileSplit,
-    val: FileSplit,
-    sampled: list[tuple[tuple[int, int], str]],
-    config: DataConfig,
+    name: str, classes: tuple[str, ...], train: FileSplit, val: FileSplit, looks: set[_Look], config: DataConfig
 ) -> ImageData:
-    size = (config.image_size, config.image_size) if config.image_size else sampled[0][0]
-    channels = 1 if all(mode in ("L", "1") for _, mode in sampled) else 3
+    sizes = {look.size for look in looks}
+    if config.image_size is None and len(sizes) != 1:
+        raise _NotAlikeError(f"the images in {name} differ in size, or none of those looked at can be read")
+    width, height = (config.image_size, config.image_size) if config.image_size else sizes.pop()
+    channels = 1 if looks and all(look.grey for look in looks) else 3
+    spec = InputSpec(channels, height, width, mean=(0.0,) * channels, std=(1.0,) * channels)
     left_out: list[str] = []
-    splits = [_decode_all(split, channels, size, config, left_out) for split in (train, val)]
+    splits = [_decode_all(split, spec, config, left_out) for split in (train, val)]
     mean, std = _statistics(splits[0].images)
-    spec = InputSpec(channels, height=size[1], width=size[0], mean=mean, std=std)
-    return ImageData(name, classes, splits[0], splits[1], spec, left_out)
+    return ImageData(name, classes, splits[0], splits[1], replace(spec, mean=mean, std=std), left_out)
 
 
-def _decode_all(
-    split: FileSplit, channels: int, size: tuple[int, int], config: DataConfig, left_out: list[str]
-) -> MemorySplit:
-    images = np.empty((len(split), size[1], size[0], channels), np.uint8)
+def _decode_all(split: FileSplit, spec: InputSpec, config: DataConfig, left_out: list[str]) -> MemorySplit:
+    images = np.empty((len(split), spec.height, spec.width, spec.channels), np.uint8)
     labels: list[int] = []
     for path, label in zip(split.paths, split.labels, strict=True):
         try:
-            images[len(labels)] = _decode(path, channels, size, resize=config.image_size is not None)
+            images[len(labels)] = _decode(path, spec, resize=config.image_size is not None)
         except CorruptImageError:
             if not config.skip_corrupt:
                 raise
             left_out.append(str(path))
         else:
             labels.append(label)
+    if not labels:
+        raise DataError(f"none of the images under {split.paths[0].parent.parent} can be decoded")
     pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
     return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64))
 
 
-def _decode(path: Path, channels: int, size: tuple[int, int], resize: bool) -> Pixels:
-    image = open_image(path, channels)
-    if image.size != size and not resize:
-        raise CorruptImageError(
-            f"{path} is {image.width} x {image.height}, but the set's other images are {size[0]} x {size[1]}; "
-            f"add --image-size N to resize them, or --in-memory never to read them from disk"
-        )
-    return to_pixels(image, size=size)
+def _decode(path: Path, spec: InputSpec, resize: bool) -> Pixels:
+    image = open_image(path, spec.channels)
+    if not resize and image.size != (spec.width, spec.height):
+        raise _NotAlikeError(f"{path} is {image.width} x {image.height}, others are {spec.width} x {spec.height}")
+    return evaluation_pixels(image, spec)
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

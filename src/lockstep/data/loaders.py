@@ -20,6 +20,7 @@ from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
 from lockstep.data.stream import FileSource, Source, StreamReader, UserSource
 from lockstep.data.users import describe
+from lockstep.errors import ConfigError
 
 
 def reader_for(
@@ -68,6 +69,9 @@ class EvalLoader:
         self._plan = evaluation_batches(samples, batch, rank, size)
         self._device = device
 
+    def __len__(self) -> int:
+        return len(self._plan)
+
     def __iter__(self) -> Iterator[Batch]:
         return prefetch(self.reader.read(self._plan, None), self._device)
 
@@ -92,11 +96,14 @@ class TrainBatches:
             yield images, labels
 
 
-class TestBatches:
+class EvalBatches:
     """An `EvalLoader` as a plain iterable of (images, labels)."""
 
     def __init__(self, loader: EvalLoader):
         self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for images, labels, _ in self._loader:
@@ -115,7 +122,7 @@ def loaders(
     device: str | torch.device = "cpu",
     workers: int = 0,
     seed: int = 0,
-) -> tuple[TrainBatches, TestBatches]:
+) -> tuple[TrainBatches, EvalBatches]:
     """Training and test loaders of one worker's share, for a training loop of your own.
 
     Args:
@@ -131,12 +138,17 @@ def loaders(
         loader shuffles by (seed, epoch) and has `set_epoch`; over all workers the test loader gives each sample once.
 
     Raises:
+        ConfigError: The training set is smaller than one step.
         DataError: The data set is unknown, missing or malformed.
     """
     if isinstance(data, str):
         content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
     else:
         content = describe("data", *data)
+    if len(content.train) < batch_size * size:
+        raise ConfigError(
+            f"batch_size {batch_size} on {size} workers is more than the {len(content.train)} training samples"
+        )
     placement = Placement(torch.device(device))
     spec, augmentation = content.input, augment or AugmentConfig()
     train, test = (
@@ -146,5 +158,5 @@ def loaders(
     sharding = Sharding(len(content.train), batch_size * size, rank, size, seed, drop_last=True)
     return (
         TrainBatches(TrainLoader(train, sharding, placement.device)),
-        TestBatches(EvalLoader(test, len(content.val), batch_size, rank, size, placement.device)),
+        EvalBatches(EvalLoader(test, len(content.val), batch_size, rank, size, placement.device)),
     )

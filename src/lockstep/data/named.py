@@ -12,7 +12,7 @@ from torchvision.datasets.utils import check_integrity
 
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.data.unpickle import read_arrays
-from lockstep.errors import DataError
+from lockstep.errors import DataError, first_line
 
 _MNIST = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
 _CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
@@ -36,9 +36,9 @@ def load(name: str, root: Path, download: bool) -> ImageData:
         train, val, classes = read(name, root, download)
     except DataError:
         raise
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError, AssertionError) as error:  # the last two, of damaged files
         raise DataError(
-            f"{name} is not in {root} and could not be made ready there ({str(error).splitlines()[0]}); "
+            f"{name} is not in {root}, or damaged, and could not be made ready ({first_line(error)}); "
             f"fetch it where there is a network with `lockstep data get {name} --data-dir {root}`, "
             f"or name the folder that has it with --data-dir"
         ) from error

@@ -14,9 +14,8 @@ import torch
 
 from lockstep.config import AugmentConfig
 from lockstep.data import augment
-from lockstep.data.draws import Draws
+from lockstep.data.draws import Draws, Indices
 from lockstep.data.sets import InputSpec, MemorySplit
-from lockstep.data.sharding import Indices
 
 
 class Batch(NamedTuple):

@@ -17,11 +17,10 @@ from torch.utils.data import DataLoader
 from lockstep.config import AugmentConfig
 from lockstep.data.crop import RandomCrop
 from lockstep.data.decode import Pixels, evaluation_pixels, open_image, to_pixels
-from lockstep.data.draws import Draws
+from lockstep.data.draws import Draws, Indices
 from lockstep.data.readers import Batch, Normalizer, Placement
 from lockstep.data.sets import FileSplit, InputSpec, UserSplit
-from lockstep.data.sharding import Indices
-from lockstep.errors import CorruptImageError, DataError
+from lockstep.errors import CorruptImageError, DataError, first_line
 
 
 class Request(NamedTuple):
@@ -126,10 +125,10 @@ class StreamReader:
             for raw in self._loader:
                 yield self._batch(raw)
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            if not str(error).startswith("DataLoader worker"):  # any other comes out of the data set itself
                 raise
             raise DataError(
-                f"a loader process has ended ({str(error).splitlines()[0]}); if memory or /dev/shm ran out, lower "
+                f"a loader process has ended ({first_line(error)}); if memory or /dev/shm ran out, lower "
                 f"--workers or --batch-size"
             ) from error
 
@@ -150,9 +149,10 @@ class StreamReader:
         return Batch(images, labels, weights.to(device))
 
     def close(self) -> None:
-        """End the loader processes."""
+        """End the loader processes, also while a pass is under way."""
         iterator, self._loader._iterator = self._loader._iterator, None
-        del iterator
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]  # else they live until garbage collection
 
 
 class _Requests:

@@ -23,13 +23,29 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
             raise DataError(f"{name}: the {role} set needs __len__ and __getitem__; it is {type(dataset).__name__}")
         if len(dataset) == 0:
             raise DataError(f"{name}: the {role} set is empty")
-    image = train[0][0] if isinstance(train[0], tuple | list) and len(train[0]) == 2 else None
-    if not isinstance(image, torch.Tensor) or image.ndim != 3:
-        raise DataError(f"{name}: items must be (image tensor [C, H, W], label); item 0 is {train[0]!r:.200}")
+    image, _ = _item(name, "training", train, 0)
+    _item(name, "validation", val, 0)
     classes = getattr(train, "classes", None)
     if classes is None:
-        largest = max(int(dataset[index][1]) for dataset in (train, val) for index in range(len(dataset)))
+        largest = max(
+            _item(name, role, dataset, index)[1]
+            for role, dataset in (("training", train), ("validation", val))
+            for index in range(len(dataset))
+        )
         classes = [str(number) for number in range(largest + 1)]
     channels, height, width = image.shape
     spec = InputSpec(channels, height, width, (0.0,) * channels, (1.0,) * channels)
     return ImageData(name, tuple(map(str, classes)), UserSplit(train), UserSplit(val), spec)
+
+
+def _item(name: str, role: str, dataset: Any, index: int) -> tuple[torch.Tensor, int]:
+    item = dataset[index]
+    try:
+        image, label = item
+        if isinstance(image, torch.Tensor) and image.ndim == 3:
+            return image, int(label)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise DataError(
+        f"{name}: items must be (image tensor [C, H, W], label); item {index} of the {role} set is {item!r:.200}"
+    )

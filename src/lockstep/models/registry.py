@@ -21,7 +21,7 @@ SMALL_SIDE = 64  # the zoo's networks are made for images of up to so many pixel
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """One row of `lockstep models`: `module` has a function `builder(num_classes, in_channels)`."""
 
     module: str
@@ -31,10 +31,10 @@ class Entry:
 
 
 ZOO = {
-    "digits-net": Entry("digits_net", "build", "small convolutional net for 8 x 8 digits", in_channels=1),
-    "mnist-net": Entry("mnist_net", "build", "small convolutional net for 28 x 28 digits", in_channels=1),
-    "cifar-small": Entry("cifar_small", "build", "residual net for 32 x 32 images, sized for CPUs"),
-    "resnet18": Entry("resnet", "resnet18", "ResNet-18 for 32 x 32 images"),
+    "digits-net": ModelEntry("digits_net", "build", "small convolutional net for 8 x 8 digits", in_channels=1),
+    "mnist-net": ModelEntry("mnist_net", "build", "small convolutional net for 28 x 28 digits", in_channels=1),
+    "cifar-small": ModelEntry("cifar_small", "build", "residual net for 32 x 32 images, sized for CPUs"),
+    "resnet18": ModelEntry("resnet", "resnet18", "ResNet-18 for 32 x 32 images"),
 }
 
 

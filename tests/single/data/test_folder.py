@@ -180,8 +180,9 @@ def test_other_images_are_read_when_they_are_needed(
 
 def test_images_of_different_sizes_cannot_be_held_in_memory_as_they_are(new_folder: NewFolder) -> None:
     path = new_folder(sizes=((16, 12), (20, 12)), train=4, val=2)
-    with pytest.raises(DataError, match=r"001\.png is 20 x 12.*--image-size"):
+    with pytest.raises(ConfigError, match=r"001\.png is 20 x 12.*--image-size"):
         _load(path, in_memory="always")
+    assert isinstance(_load(path).train, FileSplit)  # left to itself, such a folder is read from disk
     Image.new("RGB", (30, 30)).save(path / "train" / "red" / "000.png")
     with pytest.raises(ConfigError, match=r"--in-memory always.*--image-size"):
         _load(path, in_memory="always")
