@@ -44,7 +44,7 @@ MAX_LOADER_PROCESSES = 8
 class Job:
     """All parts of one worker's training run.
 
-    `model` holds the weights; `replica` is what training calls: the same, wrapped by the strategy and compiled.
+    `model` holds the weights; `replica` is what training calls: the same, compiled and wrapped by the strategy.
     `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N].
     """
 
@@ -131,7 +131,9 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     precision = build_precision(config, world.device.type)
     batching = plan_batches(config, world.size)
     model = place_model(model, config, precision, world)
-    replica = strategy.wrap(model)
+    # Inside the strategy: DistributedDataParallel's own forward is nothing that torch.compile takes in.
+    compiled = cast(nn.Module, torch.compile(model)) if config.model.compile else model
+    replica = strategy.wrap(compiled)
     average = build_average(model, config.model.ema_decay)
     optimizer = build_optimizer(model, config.optim)
     train_loader, val_loader = build_loaders(config, world, data, precision, batching)
@@ -154,7 +156,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         world=world,
         data=data,
         model=model,
-        replica=cast(nn.Module, torch.compile(replica)) if config.model.compile else replica,
+        replica=replica,
         average=average,
         criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
         optimizer=optimizer,

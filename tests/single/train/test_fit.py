@@ -54,6 +54,7 @@ def test_options_learn_too(tmp_path: Path, settings: dict[str, object]) -> None:
     assert fit(_net(), _separable(330, 1), _separable(64, 2), **{**common, **settings}).top1 > 0.9
 
 
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of itself, of other things with each version
 def test_compiled_training_is_the_same_training(tmp_path: Path) -> None:
     common = {"epochs": 1, "batch_size": 16, "lr": 0.1, "loader_workers": 0, "max_steps": 4}
     losses = [
