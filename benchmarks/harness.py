@@ -1,13 +1,14 @@
 """The common harness: contestants take turns in random order, and medians with quartiles come out.
 
-In a round each contestant has one turn, so that whatever else the machine does meets all of them; ratios to the
-first contestant are taken within rounds. The first round warms up and does not count. A turn is timed by the wall
-clock and by the CPU time of this process and its ended children, which is the steadier where others use the core
-too. Every turn is appended to records/FILE.jsonl, with the machine and the versions.
+In a round each contestant has one turn, so that whatever else the machine does meets all of them; ratios to the first
+contestant are taken within rounds. The first round warms up and does not count. A turn is timed by the wall clock and
+by the CPU time of this process and its ended children, which is steadier where others use the core too. Every turn is
+appended to records/FILE.jsonl, with the machine and the versions.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import resource
@@ -26,14 +27,9 @@ from lockstep.train.environment import describe_environment
 from lockstep.world import Place, World
 
 FOLDER = Path(__file__).parent
+PRIVATE = ("command", "folder", "host")  # facts of the environment that are not for a public record
 Work = Callable[[], int]  # one turn; returns how many units of work it did
-Clock = Literal["wall", "cpu"]
-
-
-class Turn(NamedTuple):
-    units: int
-    wall: float
-    cpu: float
+Turn = dict[str, float]  # units, and seconds by each clock
 
 
 class Unit(NamedTuple):
@@ -43,20 +39,20 @@ class Unit(NamedTuple):
     factor: float = 1.0
     per_second: bool = False
 
-    def of(self, turn: Turn, clock: Clock) -> float:
-        seconds = turn.wall if clock == "wall" else turn.cpu
-        return turn.units / seconds if self.per_second else self.factor * seconds / turn.units
+    def of(self, turn: Turn, clock: str) -> float:
+        return turn["units"] / turn[clock] if self.per_second else self.factor * turn[clock] / turn["units"]
 
 
 class Bar(NamedTuple):
-    """What the median ratio of a contestant to the first has to be."""
+    """What the median ratio of a contestant to the first has to be, by one of the clocks."""
 
     kind: Literal["at most", "at least"]
     ratio: float
+    clock: Literal["wall", "cpu"] = "wall"
 
     def verdict(self, ratio: float) -> str:
         met = ratio <= self.ratio if self.kind == "at most" else ratio >= self.ratio
-        return f"{self.kind} {self.ratio:g}: {'met' if met else 'MISSED'}"
+        return f"{self.kind} {self.ratio:g} by {self.clock}: {'met' if met else 'MISSED'}"
 
 
 def pin() -> None:
@@ -67,30 +63,35 @@ def pin() -> None:
     torch.set_num_threads(1)
 
 
-def compare(
-    name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int, clock: Clock
-) -> None:
-    """Measure, print a table, append a record. `name` is "FILE" or "FILE: CASE"; bars go by the ratio of `clock`."""
+def keep_memory() -> None:
+    """Let glibc keep freed memory: handing it back and faulting it in again costs a step 0 to 30 %, as chance will."""
+    mallopt, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -1, -4  # as in malloc.h
+    if not (mallopt(trim_threshold, -1) and mallopt(mmap_max, 0)):
+        raise RuntimeError("glibc's mallopt refuses")
+
+
+def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int) -> None:
+    """Measure, print a table, append a record; `name` is "FILE" or "FILE: CASE"."""
     turns: dict[str, list[Turn]] = {contestant: [] for contestant in contestants}
     for _ in range(1 + rounds):
         for contestant in random.sample(list(contestants), len(contestants)):
             turns[contestant].append(_take(contestants[contestant]))
     base = next(iter(turns.values()))[1:]
     rows = {contestant: _summarise(taken[1:], base, unit) for contestant, taken in turns.items()}
-    print(f"\n{name}, {unit.label}: median (quartiles) of {rounds} rounds; bars by {clock} time")
-    print(f"  {'':28}{'by wall time':30}{'ratio':30}ratio by CPU time")
+    print(f"\n{name}: {unit.label}, median (quartiles) of {rounds} rounds")
+    print(f"  {'':24}{'wall':34}{'ratio':32}ratio by CPU time")
     for contestant, row in rows.items():
-        if contestant in bars:
-            row["bar"] = bars[contestant].verdict(row[f"{clock}_ratio"][1])
-        cells = "".join(f"{_show(row[key]):30}" for key in ("wall", "wall_ratio", "cpu_ratio"))
-        print(f"  {contestant:28}{cells}{row.get('bar', '')}".rstrip())
-    _append({"name": name, "unit": unit.label, "clock": clock, "contestants": rows})
+        if bar := bars.get(contestant):
+            row["bar"] = bar.verdict(row[f"{bar.clock}_ratio"][1])
+        cells = f"{_show(row['wall']):34}{_show(row['wall_ratio']):32}{_show(row['cpu_ratio']):32}"
+        print(f"  {contestant:24}{cells}{row.get('bar', '')}".rstrip())
+    _append({"name": name, "unit": unit.label, "contestants": rows})
 
 
 def _take(work: Work) -> Turn:
     wall, cpu = time.perf_counter(), _cpu_seconds()
     units = work()
-    return Turn(units, round(time.perf_counter() - wall, 6), round(_cpu_seconds() - cpu, 6))
+    return {"units": units, "wall": round(time.perf_counter() - wall, 6), "cpu": round(_cpu_seconds() - cpu, 6)}
 
 
 def _cpu_seconds() -> float:
@@ -99,14 +100,13 @@ def _cpu_seconds() -> float:
 
 
 def _summarise(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[str, Any]:
-    """Quartiles of the figures and of the ratios, by both clocks; and the turns, [units, wall s, CPU s]."""
-    row: dict[str, Any] = {}
-    clocks: tuple[Clock, Clock] = ("wall", "cpu")
-    for clock in clocks:
+    """The turns, and the quartiles of the figures and of the ratios to `base`, by both clocks."""
+    row: dict[str, Any] = {"turns": turns}
+    for clock in ("wall", "cpu"):
         figures = [unit.of(turn, clock) for turn in turns]
         row[clock] = quantiles(figures)
         row[f"{clock}_ratio"] = quantiles(a / unit.of(b, clock) for a, b in zip(figures, base, strict=True))
-    return row | {"turns": turns}
+    return row
 
 
 def _show(spread: Sequence[float]) -> str:
@@ -116,12 +116,13 @@ def _show(spread: Sequence[float]) -> str:
 
 def _append(record: Mapping[str, Any]) -> None:
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    describe = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty"]
+    commit = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty"]
+    facts = describe_environment(World(Place(), torch.device("cpu")))
     environment = {
-        **describe_environment(World(Place(), torch.device("cpu"))),
+        **{key: value for key, value in facts.items() if key not in PRIVATE},
         "processor": next(line.partition(": ")[2] for line in cpuinfo if line.startswith("model name")),
         "load_average": os.getloadavg(),
-        "commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip(),
+        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
     }
     path = FOLDER / "records" / f"{record['name'].partition(':')[0]}.jsonl"
     path.parent.mkdir(exist_ok=True)

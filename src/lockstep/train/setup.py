@@ -97,12 +97,12 @@ class Job:
 
 def load_data(config: TrainConfig, world: World) -> ImageData:
     """Load the data set on every worker; if it must be fetched, one worker a node does so first."""
-    name = config.data.source
+    name, data = config.data.source, None
     if name in catalog.NAMED and catalog.NAMED[name].fetched:
         if world.place.local_rank == 0:
-            catalog.load(config.data, download=config.data.download)
+            data = catalog.load(config.data, download=config.data.download)
         world.barrier()
-    data = catalog.load(config.data)
+    data = data or catalog.load(config.data)
     if not len(data.train) or not len(data.val):
         raise DataError(f"{name}: the training and validation sets must not be empty")
     return data
