@@ -137,7 +137,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> Iterator[World]:
-    """Connect this worker to its peers, and disconnect it at the end.
+    """Connect this worker to its peers, and disconnect it after a good end.
 
     Collectives of CPU tensors go through Gloo, of CUDA tensors through NCCL.
 
@@ -162,10 +162,9 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
             f"worker {place.rank} on {socket.gethostname()} cannot join its {place.size - 1} peers at {address}: "
             f"{first_line(error)}"
         ) from error
-    try:
-        yield World(place, chosen)
-    finally:
-        dist.destroy_process_group()
+    yield World(place, chosen)
+    # Not after an error: the process then ends, which is what its peers must see; an orderly goodbye could block.
+    dist.destroy_process_group()
 
 
 def _choose_device(place: Place, device: str) -> torch.device:

@@ -12,10 +12,10 @@ from torch import nn
 from lockstep.data import digits
 from lockstep.data.sets import ImageData
 from lockstep.records import read_records
+from lockstep.seeding import seed_all
 from lockstep.train import Result
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.train.seeding import seed_step
 from lockstep.world import World
 
 
@@ -58,7 +58,7 @@ def small_digits(train: int | None = None, val: int | None = None) -> ImageData:
 
 def train_digits(world: World, net: str, train: int | None, val: int | None, settings: dict[str, Any]) -> Result:
     """Train one of the nets above on the first digits."""
-    seed_step(settings.get("seed", 0), 0, 0)
+    seed_all(settings.get("seed", 0), 0, 0)
     config = configure(**{"lr_scaling": "none", "track": (), **settings})
     return run_with(config, world, small_digits(train, val), NETS[net]())
 

@@ -17,6 +17,7 @@ LAYERS = {
     "references": 0,
     "recipes": 0,
     "world": 1,
+    "seeding": 1,
     "hvd": 2,
     "data": 2,
     "models": 2,

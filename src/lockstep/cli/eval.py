@@ -38,6 +38,10 @@ def main(words: Sequence[str]) -> int:
     config = TrainConfig(
         data=command.data, batch_size=command.batch_size, precision=command.precision, device=command.device
     )
+    from lockstep.data import catalog
+
+    if command.data.dataset:
+        catalog.check(command.data)
     work = partial(_work, config, command.checkpoint)
     return run_workers("eval", words, command.workers, command.device, work)
 

@@ -53,6 +53,6 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
         recipe = replace(recipe, global_batch_size=None)
     if flags.job.global_batch_size is not None:
         recipe = replace(recipe, batch_size=None)
-    if flags.job.data.dataset or flags.job.data.data:
+    if flags.job.data.dataset or flags.job.data.data or flags.job.run.evaluate:  # -e: the checkpoint's own set
         recipe = replace(recipe, data=replace(recipe.data, dataset="", data=None))
     return parse(TrainCommand, "train", words, TrainCommand(job=recipe))

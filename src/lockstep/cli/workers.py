@@ -78,7 +78,7 @@ def _work(
             work(world)
     except KeyboardInterrupt:
         if place.launcher == "none":
-            print("\nlockstep: interrupted; `--resume auto` goes on from the last checkpoint", file=sys.stderr)
+            print("\nlockstep: interrupted; a training run goes on with `--resume auto`", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         return _fail(place, error)
@@ -88,6 +88,7 @@ def _work(
 def _fail(place: Place, error: Exception) -> int:
     """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
     lost_peer = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
+    code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace
     if lost_peer:
@@ -99,15 +100,15 @@ def _fail(place: Place, error: Exception) -> int:
     text = "\n".join([text, *(f"its log: {log}" for log in logs)])
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and place.size > 1:
-        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer)
+        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer, code)
     else:
         print(f"lockstep: {text}", file=sys.stderr)
-    return error.exit_code if isinstance(error, LockstepError) else 1
+    return code
 
 
-def _write_error_file(path: Path, text: str, lost_peer: bool) -> None:
+def _write_error_file(path: Path, text: str, lost_peer: bool, code: int) -> None:
     """Leave word in torchrun's form, with what our launcher needs to find the first of several failures."""
     now = time.time_ns()
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
-    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer}
+    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer, "exit_code": code}
     path.write_text(json.dumps({"message": message, "lockstep": ours}))

@@ -15,6 +15,9 @@ Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 
+GREY_MODES = ("1", "L", "I;16")
+
+
 def open_image(path: Path, channels: int) -> Image.Image:
     """Decode a file completely, as grey (1 channel) or RGB (3).
 

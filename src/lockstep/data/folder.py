@@ -12,13 +12,12 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lockstep.config import DataConfig
-from lockstep.data.decode import Pixels, evaluation_pixels, open_image
+from lockstep.data.decode import GREY_MODES, Pixels, evaluation_pixels, open_image
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
 SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and kept
 MEMORY_BYTES = 4 << 30  # ... if all of them fit here
-GREY_MODES = ("1", "L", "I;16")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -132,10 +131,18 @@ def _decode_all(split: FileSplit, spec: InputSpec, config: DataConfig, left_out:
 
 
 def _decode(path: Path, spec: InputSpec, resize: bool) -> Pixels:
+    if spec.channels == 1:
+        _check_grey(path)
     image = open_image(path, spec.channels)
     if not resize and image.size != (spec.width, spec.height):
         raise _NotAlikeError(f"{path} is {image.width} x {image.height}, others are {spec.width} x {spec.height}")
     return evaluation_pixels(image, spec)
+
+
+def _check_grey(path: Path) -> None:
+    with suppress(OSError, Image.DecompressionBombError), Image.open(path) as image:
+        if image.mode not in GREY_MODES:
+            raise _NotAlikeError(f"{path} is coloured, others are grey")
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -36,8 +36,18 @@ def reader_for(
     """The reader for a kind of split; `processes` counts loader processes, which images in memory do not need."""
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed)
-    source: Source = FileSource(split, spec, augment, seed) if isinstance(split, FileSplit) else UserSource(split)
+    _check_augmentation(augment)
+    source: Source
+    source = FileSource(split, spec, augment, seed) if isinstance(split, FileSplit) else UserSource(split, seed)
     return StreamReader(source, spec, placement, processes, skip_corrupt)
+
+
+def _check_augmentation(augment: AugmentConfig) -> None:
+    """Refuse augmentation that images which are not in memory cannot have, rather than leave it out without a word."""
+    fields = ("shift", "rotate", "zoom", "shear", "cutout")
+    asked = [f"--{field}" for field in fields if getattr(augment, field)]
+    if asked:
+        raise ConfigError(f"{', '.join(asked)}: only for images in memory, which these are not; see --in-memory")
 
 
 class TrainLoader:
@@ -145,6 +155,8 @@ def loaders(
         content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
     else:
         content = describe("data", *data)
+    if not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} is not one of {size} workers, which count from 0")
     if len(content.train) < batch_size * size:
         raise ConfigError(
             f"batch_size {batch_size} on {size} workers is more than the {len(content.train)} training samples"

@@ -6,6 +6,7 @@ reader.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,6 +22,7 @@ from lockstep.data.draws import Draws, Indices
 from lockstep.data.readers import Batch, Normalizer, Placement
 from lockstep.data.sets import FileSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError, first_line
+from lockstep.seeding import seed_all
 
 
 class Request(NamedTuple):
@@ -76,13 +78,16 @@ class FileSource:
 
 
 class UserSource:
-    """Reads the user's data set, item by item; its augmentation is its own."""
+    """Reads the user's data set, item by item; its augmentation is its own, seeded by (seed, epoch, sample)."""
 
-    def __init__(self, split: UserSplit):
-        self._dataset = split.dataset
+    def __init__(self, split: UserSplit, seed: int):
+        self._dataset, self._seed = split.dataset, seed
 
     def __getitems__(self, request: Request) -> Raw:
-        items = [self._dataset[int(sample)] for sample in request.samples]
+        items = []
+        for sample in request.samples.tolist():
+            seed_all(self._seed, request.epoch or 0, sample)
+            items.append(self._dataset[sample])
         try:
             images = torch.stack([image for image, _ in items])
             labels = torch.tensor([int(label) for _, label in items], dtype=torch.int64)
@@ -124,6 +129,11 @@ class StreamReader:
         try:
             for raw in self._loader:
                 yield self._batch(raw)
+        except DataError as error:
+            if "Original Traceback" not in str(error):  # which torch adds to an error of a loader process
+                raise
+            lines = str(error).splitlines()
+            raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):  # any other comes out of the data set itself
                 raise
@@ -143,7 +153,9 @@ class StreamReader:
             return Batch(images, labels)
         if not self._skip_corrupt:
             raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
-        self.left_out.update(path for path, _ in raw.corrupt.values())
+        for path, message in raw.corrupt.values():
+            logging.getLogger("lockstep").warning(message)
+            self.left_out.add(path)
         weights = torch.ones(len(labels), dtype=images.dtype)
         weights[list(raw.corrupt)] = 0
         return Batch(images, labels, weights.to(device))

@@ -25,7 +25,7 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
             raise DataError(f"{name}: the {role} set is empty")
     image, _ = _item(name, "training", train, 0)
     _item(name, "validation", val, 0)
-    classes = getattr(train, "classes", None)
+    classes = _classes_of(train)
     if classes is None:
         largest = max(
             _item(name, role, dataset, index)[1]
@@ -36,6 +36,13 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
     channels, height, width = image.shape
     spec = InputSpec(channels, height, width, (0.0,) * channels, (1.0,) * channels)
     return ImageData(name, tuple(map(str, classes)), UserSplit(train), UserSplit(val), spec)
+
+
+def _classes_of(dataset: Any) -> Any:
+    """The set's `classes`, or those of the set that it is a torch Subset of."""
+    while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return getattr(dataset, "classes", None)
 
 
 def _item(name: str, role: str, dataset: Any, index: int) -> tuple[torch.Tensor, int]:

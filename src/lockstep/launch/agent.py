@@ -117,12 +117,12 @@ def _report(result: RunResult, workers: int) -> int:
     if not result.is_failed():
         return 0
     rank, failure = min(result.failures.items(), key=lambda item: _order_of_failure(item[1]))
-    code = int(failure.exitcode)
+    error = _error_of(failure)
+    code = int(error.get("exit_code", failure.exitcode))  # a worker that has failed may be ended while it closes
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     print(f"lockstep: worker {rank} of {workers} {how}; the others were stopped", file=sys.stderr)
-    text = _error_of(failure).get("text")
-    if text:
-        print(text, file=sys.stderr)
+    if "text" in error:
+        print(error["text"], file=sys.stderr)
     return 128 - code if code < 0 else code
 
 

@@ -60,6 +60,9 @@ class Checkpoints:
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Write a checkpoint of what `take` returns."""
 
+    def forget_after(self, step: int, best_step: int) -> None:
+        """Drop the checkpoints of steps that a resumed run will take again."""
+
     def export_best(self, path: Path) -> None:
         """Write the best checkpoint's weights for use, as one file."""
 
@@ -78,7 +81,7 @@ class CheckpointFolder(Checkpoints):
             CheckpointError: It cannot be written; the ones that were there still are.
         """
         snapshot = take()
-        target = self.folder / f"{PREFIX}{snapshot.step:08d}"
+        target = self.folder / _name_of(snapshot.step)
         partial = self.folder / f"{PARTIAL}{target.name}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -100,6 +103,17 @@ class CheckpointFolder(Checkpoints):
             if path.resolve() != (self.folder / "best").resolve():
                 self._remove(path)
 
+    def forget_after(self, step: int, best_step: int) -> None:
+        """Drop the checkpoints of later steps, which a run resumed from `step` leaves behind, and set the best."""
+        for path in complete(self.folder):
+            if path.name > _name_of(step):
+                self._remove(path)
+        best = self.folder / _name_of(best_step)
+        if best.is_dir():
+            self._point_best_at(best)
+        else:
+            (self.folder / "best").unlink(missing_ok=True)
+
     def export_best(self, path: Path) -> None:
         """Write the best checkpoint's weights, or their moving average where one was kept."""
         best = load(best_or_newest(self.folder))
@@ -116,6 +130,10 @@ class CheckpointFolder(Checkpoints):
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(path, doomed)  # so that no half-removed checkpoint is ever taken for one
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _name_of(step: int) -> str:
+    return f"{PREFIX}{step:08d}"
 
 
 def complete(folder: Path) -> list[Path]:
@@ -167,6 +185,8 @@ def load(path: Path) -> Snapshot:
         CheckpointError: A file is missing or damaged; the message names it.
     """
     manifest = _read_json(path / MANIFEST_FILE)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
     for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, AVERAGE_FILE):
         expected = manifest.get("files", {}).get(name)
         if expected is None and name == AVERAGE_FILE:

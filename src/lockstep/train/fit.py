@@ -25,6 +25,9 @@ _GROUPS: dict[str, Any] = {
 }
 
 
+_NOT_FOR_FIT = frozenset({"arch", "dataset", "data", "data_dir", "download", "in_memory", "image_size", "evaluate"})
+
+
 def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Result:
     """Train a model and return what came out; call it in every worker that the launcher started, or in one alone.
 
@@ -40,6 +43,9 @@ def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Resu
         ConfigError: A setting that there is not, or a value that cannot be.
         LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
     """
+    given = sorted(_NOT_FOR_FIT & settings.keys())
+    if given:
+        raise ConfigError(f"fit() is given its model and its data; leave out {', '.join(given)}")
     config = configure(**settings)
     config = dataclasses.replace(
         config,

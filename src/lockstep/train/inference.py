@@ -14,7 +14,7 @@ from lockstep.config import TrainConfig
 from lockstep.data.decode import evaluation_pixels, open_image
 from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec, MemorySplit
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import registry
 from lockstep.train.batching import plan_batches
 from lockstep.train.checkpoint import load_model
@@ -57,7 +57,13 @@ def load_network(path: Path) -> Network:
         classes, arch = tuple(about["classes"]), about["arch"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
-    model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
+    try:
+        model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: its model {arch} cannot be built by name ({error}); load the weights into your own with "
+            f"safetensors.torch.load_file"
+        ) from None
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     try:
         (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
@@ -73,7 +79,8 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[s
         config: Names the data set; "" takes the one that the checkpoint was trained on.
 
     Returns:
-        Mean `loss`, `top1` and `top5` as shares, and the number of `samples`; the same on every worker.
+        Mean `loss`, `top1` and `top5` as shares, the number of `samples`, and the files `left_out` because they
+        cannot be decoded; the same on every worker.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or its classes or input are not the data set's.
@@ -96,7 +103,10 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[s
     model = place_model(network.model, config, precision, world)
     train_loader, val_loader = build_loaders(config, world, data, precision, plan_batches(config, world.size))
     try:
-        return evaluate(model, val_loader, precision, Meter(world)).figures()
+        figures = evaluate(model, val_loader, precision, Meter(world)).figures()
+        own = data.left_out if world.is_main else []
+        gathered = world.gather(sorted([*own, *val_loader.reader.left_out]))
+        return figures | {"left_out": sorted({path for paths in gathered for path in paths})}
     finally:
         train_loader.reader.close()
         val_loader.reader.close()
@@ -120,13 +130,17 @@ def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[Predi
 
 
 def summarize(figures: dict[str, Any], world: World) -> str:
-    """An evaluation in one line."""
+    """An evaluation in one line, and the files it left out."""
     right = round(figures["top1"] * figures["samples"])
-    return (
+    line = (
         f"top-1 {100 * figures['top1']:.2f} % ({right:,} of {figures['samples']:,} images right), "
         f"top-5 {100 * figures['top5']:.2f} %, loss {figures['loss']:.4f}, over {world.size} "
         f"worker{'s' if world.size > 1 else ''}"
     )
+    left_out = figures["left_out"]
+    if left_out:
+        line = "\n".join([line, f"left out {len(left_out)} images that cannot be decoded:", *left_out])
+    return line
 
 
 def _few(names: Sequence[str]) -> str:

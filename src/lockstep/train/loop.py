@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from lockstep.data.readers import Batch
+from lockstep.errors import NonFiniteLossError
+from lockstep.seeding import seed_all
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
 from lockstep.train.optim import set_rate
-from lockstep.train.reporting import Interval, report_evaluation, report_steps, report_training
-from lockstep.train.seeding import seed_step
+from lockstep.train.reporting import Interval, advice, report_evaluation, report_steps, report_training
 from lockstep.train.setup import Job
 
 
@@ -53,7 +54,7 @@ def train(job: Job) -> Result:
         _train_epoch(job)
         figures = _end_epoch(job)
     if not figures:  # the resumed run was already complete
-        figures = _evaluate(job).figures()
+        figures = _end_epoch(job)
     job.checkpoints.export_best(job.folder.model)
     return Result(
         top1=figures["top1"],
@@ -77,12 +78,12 @@ def _train_epoch(job: Job) -> None:
     interval = Interval()
     for position in range(start, steps):
         batch = interval.next_of(batches)
-        seed_step(job.config.seed, progress.step + 1, job.world.rank)
+        seed_all(job.config.seed, progress.step + 1, job.world.rank)
         _take_step(job, batch, job.train_loader.sharding.count(position))
         progress.step += 1
         job.tracker.advance()
         finished = position == steps - 1 or progress.step == job.last_step
-        save = run.checkpoint_steps > 0 and progress.step % run.checkpoint_steps == 0 and not finished
+        save = _divides(run.checkpoint_steps, progress.step) and not finished
         if finished or save or progress.step % run.log_every == 0:
             report_steps(job, interval)
             if save:
@@ -129,7 +130,7 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
 
 def _end_epoch(job: Job) -> dict[str, Any]:
     """Record the epoch, evaluate, and write the checkpoint that is due; returns the evaluation's figures."""
-    progress = job.progress
+    run, progress = job.config.run, job.progress
     report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
@@ -138,8 +139,8 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     epoch, rest = divmod(progress.step, job.steps_per_epoch)
     if rest == 0:
         progress.end_epoch()
-    every = job.config.run.checkpoint_epochs
-    if progress.step == job.last_step or (every and epoch % every == 0):
+    due = _divides(run.checkpoint_epochs, epoch) or _divides(run.checkpoint_steps, progress.step)
+    if due or progress.step == job.last_step:
         is_best = figures["top1"] > progress.best_top1
         if is_best:
             progress.best_top1, progress.best_step = figures["top1"], progress.step
@@ -153,7 +154,18 @@ def _evaluate(job: Job) -> Totals:
     return evaluate(model, job.val_loader, job.precision, job.meter)
 
 
+def _divides(every: int, count: int) -> bool:
+    """Whether something that is due `every` so often (0: never) is due at `count`."""
+    return every > 0 and count % every == 0
+
+
 def _save(job: Job, is_best: bool = False) -> None:
+    """Write a checkpoint, unless the weights are not numbers any more; then all workers, being equal, stop."""
+    if not all(bool(parameter.isfinite().all()) for parameter in job.model.parameters()):
+        raise NonFiniteLossError(
+            f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
+            f"{advice(job)}"
+        )
     job.checkpoints.save(partial(_take_snapshot, job), is_best)
 
 

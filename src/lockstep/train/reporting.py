@@ -57,6 +57,8 @@ def report_steps(job: Job, interval: Interval) -> None:
 def report_training(job: Job) -> None:
     """Record the training of the epoch that ends, from its start, also if that was before a resume."""
     progress = job.progress
+    if not progress.epoch_totals.count:
+        return
     share = progress.epoch_wait_seconds / progress.epoch_seconds
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     job.tracker.record(record | {"data_wait": share})
@@ -93,9 +95,14 @@ def _check_finite(job: Job, steps: list[Totals]) -> None:
     first = job.progress.step - len(steps) + 1
     for step, totals in enumerate(steps, start=first):
         if not math.isfinite(totals.loss):
-            good = checkpoint.newest(job.folder.checkpoints)
             raise NonFiniteLossError(
                 f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}); the last "
-                f"good checkpoint: {good or 'none yet'}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
+                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}). "
+                f"{advice(job)}"
             )
+
+
+def advice(job: Job) -> str:
+    """What to do when training has gone out of bounds."""
+    good = checkpoint.newest(job.folder.checkpoints) or "none yet"
+    return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -13,10 +13,12 @@ import yaml
 from lockstep.config import TrainConfig, to_mapping
 from lockstep.errors import ConfigError
 from lockstep.records import write_json
+from lockstep.train import checkpoint
 from lockstep.train.environment import describe_environment
 from lockstep.world import World
 
 RUNS = Path("runs")
+LOGGERS = ("lockstep", "py.warnings")
 logger = logging.getLogger("lockstep")
 
 
@@ -49,7 +51,8 @@ class RunFolder:
         """
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(to_mapping(config), sort_keys=False)
+            repeatable = replace(config, run=replace(config.run, run_dir=None, resume=None, evaluate=False))
+            text = yaml.safe_dump(to_mapping(repeatable), sort_keys=False)
             (self.path / "config.yaml").write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
@@ -70,8 +73,11 @@ def new_run_path(config: TrainConfig) -> Path:
 
 def newest_run_path(config: TrainConfig) -> Path | None:
     """The newest run of the same data set and architecture that has a checkpoint."""
-    found = [path for path in RUNS.glob(f"{_slug(config)}*") if any(path.glob("checkpoints/step-*/manifest.json"))]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    name = re.compile(re.escape(_slug(config)) + r"\d{8}-\d{6}(-\d+)?")
+    runs = [path for path in RUNS.glob("*") if name.fullmatch(path.name)]
+    found = [newest for path in runs if (newest := checkpoint.newest(path / "checkpoints"))]
+    latest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return latest.parent.parent if latest else None
 
 
 def _slug(config: TrainConfig) -> str:
@@ -82,10 +88,14 @@ def _slug(config: TrainConfig) -> str:
 
 
 def start_log(path: Path, rank: int) -> logging.Handler:
-    """Send this worker's log, and Python's warnings, to a file of its own."""
+    """Send this worker's log, and Python's warnings, to a file of its own; an earlier run's file gets no more."""
+    for earlier in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(earlier)
+        earlier.close()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s worker {rank} %(levelname)s %(message)s"))
-    for name in ("lockstep", "py.warnings"):
+    for name in LOGGERS:
         logging.getLogger(name).addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

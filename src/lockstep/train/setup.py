@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,10 @@ from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
 from lockstep.errors import CheckpointError, ConfigError, DataError
 from lockstep.models import registry
+from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
-from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoint import CheckpointFolder, Checkpoints, Snapshot
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter
 from lockstep.train.optim import build_optimizer
@@ -31,7 +33,6 @@ from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, new_run_path, newest_run_path
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
-from lockstep.train.seeding import seed_step
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
 from lockstep.world import World, usable_cores
@@ -90,9 +91,9 @@ class Job:
 
     def close(self) -> None:
         """End what the job started."""
-        self.tracker.close()
-        self.train_loader.reader.close()
-        self.val_loader.reader.close()
+        with ExitStack() as stack:  # each, even if another's fails
+            for closing in (self.train_loader.reader, self.val_loader.reader, self.tracker):
+                stack.callback(closing.close)
 
 
 def load_data(config: TrainConfig, world: World) -> ImageData:
@@ -110,7 +111,7 @@ def load_data(config: TrainConfig, world: World) -> ImageData:
 
 def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
     """The model with this data's classes and channels; its weights depend on the seed alone."""
-    seed_step(config.seed, 0, 0)
+    seed_all(config.seed, 0, 0)
     side = min(data.input.height, data.input.width)
     return registry.build(config.model.arch, len(data.classes), data.input.channels, side)
 
@@ -151,6 +152,10 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
                 f"or choose another folder"
             )
         folder.create(config, world)
+    checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep) if world.is_main else Checkpoints()
+    if resumed is not None and checkpoint.run_folder_of(resumed) != folder.path.resolve():
+        progress.best_top1, progress.best_step = -1.0, 0  # the best of the other folder stays there
+    checkpoints.forget_after(progress.step, progress.best_step)
     return Job(
         config=config,
         world=world,
@@ -168,8 +173,8 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         val_loader=val_loader,
         meter=Meter(world),
         folder=folder,
-        checkpoints=CheckpointFolder(folder.checkpoints, config.run.keep) if world.is_main else Checkpoints(),
-        tracker=build_trackers(config, world, folder, progress.step),
+        checkpoints=checkpoints,
+        tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         identity=identity,
     )
@@ -259,7 +264,15 @@ def _restore(
     try:
         model.load_state_dict(snapshot.model)
         average.load_state_dict(snapshot.average)
-        optimizer.load_state_dict(dict(snapshot.optimizer))
+        _load_optimizer(optimizer, snapshot)
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None
+
+
+def _load_optimizer(optimizer: Optimizer, snapshot: Snapshot) -> None:
+    """Restore the optimizer's state, but keep what the flags of this session say, such as the weight decay."""
+    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(snapshot.optimizer))
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)

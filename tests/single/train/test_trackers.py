@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +96,18 @@ def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch
 
 
 def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     from lockstep.train.trackers.wandb import WandbTracker
 
     _feed(WandbTracker(TrainConfig(), tmp_path))
+    wandb.teardown()  # its service process writes the file, and may be late
     (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    content = stored.read_bytes()
-    assert all(tag.encode() in content for tag in EXPECTED)
+    deadline = time.monotonic() + 60
+    while missing := [tag for tag in EXPECTED if tag.encode() not in stored.read_bytes()]:
+        assert time.monotonic() < deadline, missing
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])

@@ -6,6 +6,7 @@ Only the main worker builds trackers, so nobody else needs to ask who it is.
 from __future__ import annotations
 
 from lockstep.config import TrainConfig
+from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import build_console
@@ -15,7 +16,7 @@ from lockstep.world import World
 __all__ = ["Tracker", "build_trackers"]
 
 
-def build_trackers(config: TrainConfig, world: World, folder: RunFolder, start_step: int) -> Tracker:
+def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progress: Progress) -> Tracker:
     """The trackers that a configuration asks for, on the main worker; one that keeps nothing on the others.
 
     Raises:
@@ -23,11 +24,12 @@ def build_trackers(config: TrainConfig, world: World, folder: RunFolder, start_s
     """
     if not world.is_main:
         return Tracker()
-    trackers: list[Tracker] = [RecordTracker(folder.metrics, start_step), build_console()]
+    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0)
+    trackers: list[Tracker] = [records, build_console()]
     if "tensorboard" in config.run.track:
         from lockstep.train.trackers.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(folder.path / "tensorboard", start_step))
+        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step))
     if "mlflow" in config.run.track:
         from lockstep.train.trackers.mlflow import MlflowTracker
 

@@ -34,6 +34,7 @@ class TerminalConsole(PlainConsole):
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
+            refresh_per_second=4,  # drawing 10 times a second, as is the default, costs 1 to 2 % of one core
         )
         self._task: TaskID | None = None
 

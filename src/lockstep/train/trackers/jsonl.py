@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lockstep.records import RecordWriter, keep_records
 from lockstep.train.trackers.base import Record, Tracker
 
 
 class RecordTracker(Tracker):
-    """Appends every record. A resumed run first drops the records of steps that it will take again."""
+    """Appends every record. A resumed run first drops those that it will write again."""
 
-    def __init__(self, path: Path, start_step: int):
-        keep_records(path, lambda record: 0 < record.get("step", 0) <= start_step or record.get("kind") == "run")
+    def __init__(self, path: Path, start_step: int, in_epoch: bool = False):
+        """`in_epoch`: the run goes on within an epoch, so that what was recorded of its end comes again, too."""
+
+        def keep(record: dict[str, Any]) -> bool:
+            if record.get("kind") == "run":
+                return True
+            again = in_epoch and record.get("kind") == "epoch" and record.get("step") == start_step
+            return 0 < record.get("step", 0) <= start_step and not again
+
+        keep_records(path, keep)
         self._writer = RecordWriter(path)
 
     def record(self, record: Record) -> None:

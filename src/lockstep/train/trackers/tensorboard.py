@@ -13,7 +13,7 @@ class TensorBoardTracker(Tracker):
     """Writes scalars over optimizer steps; a resumed run hides the steps that it takes again."""
 
     def __init__(self, folder: Path, start_step: int):
-        self._writer = SummaryWriter(str(folder), purge_step=start_step + 1 if start_step else None)
+        self._writer = SummaryWriter(str(folder), purge_step=start_step + 1)
 
     def record(self, record: Record) -> None:
         for tag, value in scalars(record).items():

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import torch
 
-from lockstep.train.seeding import seed_step
+from lockstep.seeding import seed_all
 
 
 def _draw(seed: int, step: int, rank: int) -> tuple[float, float, float]:
-    seed_step(seed, step, rank)
+    seed_all(seed, step, rank)
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 

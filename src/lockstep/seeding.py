@@ -1,6 +1,6 @@
-"""Random numbers of training (dropout and the like) as a function of (seed, step, rank).
+"""Random numbers by position, for code that draws from the global generators (dropout, a user's own augmentation).
 
-Reseeding before each step costs some 20 µs and makes every step repeatable on its own: a resumed run draws what the
+Seeding before each step and each item costs some 20 µs and makes it repeatable on its own: a resumed run draws what the
 uninterrupted one would have, with no generator's state to save.
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed Python's, NumPy's and torch's generators for one step of one worker."""
-    words = np.random.SeedSequence([seed, step, rank]).generate_state(2)
+def seed_all(*numbers: int) -> None:
+    """Seed Python's, NumPy's and torch's generators with a hash of some numbers, each 0 or more."""
+    words = np.random.SeedSequence(numbers).generate_state(2)
     random.seed(int(words[0]))
     np.random.seed(words[0])
     torch_seed = int(words[0]) << 32 | int(words[1])
