@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from jobs import losses, train_digits
 from processes import run_in_workers
+from torch.utils.data import TensorDataset
+
+from lockstep.train import fit
+from lockstep.world import World
 
 
 def _losses_of(size: int, path: Path, **settings: object) -> list[float]:
@@ -42,3 +49,32 @@ def test_a_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Pat
         runs.append(losses(path))
     assert len(runs[0]) == 6
     assert runs[1] == pytest.approx(runs[0], abs=1e-9, rel=0)
+
+
+class Jittered(TensorDataset):
+    """A user's data set with random augmentation of its own, from all three libraries that people use."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        image, label = super().__getitem__(index)
+        return image + torch.rand(()) + random.random() + float(np.random.rand()), label
+
+
+def _fit_jittered(world: World, path: Path, processes: int) -> None:
+    images = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = Jittered(images, (images.mean((1, 2, 3)) > 0).long())
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    settings = {"precision": "fp64", "log_every": 1, "track": (), "loader_workers": processes, "lr": 0.1}
+    fit(net, data, data, global_batch_size=12, epochs=2, run_dir=path, **settings)
+
+
+def test_a_users_own_random_augmentation_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    runs = []
+    for size, processes in ((1, 0), (2, 1), (3, 0)):
+        path = tmp_path / str(size)
+        run_in_workers(size, _fit_jittered, path, processes)
+        runs.append(losses(path))
+    assert len(runs[0]) == 10
+    assert runs[0][:5] != runs[0][5:]
+    for other in runs[1:]:
+        assert other == pytest.approx(runs[0], abs=1e-9, rel=0)

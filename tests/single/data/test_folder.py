@@ -254,3 +254,10 @@ def test_real_photographs(shared_data: Path, tmp_path: Path) -> None:
     assert (len(data.classes), len(train)) == (1, 10)
     assert 2 <= len(val) <= 3
     assert all(path.suffix == ".JPEG" for path in [*train.paths, *val.paths])
+
+
+def test_a_coloured_image_among_grey_ones_keeps_the_set_coloured(new_folder: NewFolder) -> None:
+    path = new_folder(train=3, val=1)
+    for file in path.glob("*/*/000.png"):
+        Image.open(file).convert("L").save(file)
+    assert _load(path).input.channels == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -154,3 +155,62 @@ def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="a loader process has ended"):
         fit(_net(), Deadly(*_separable(320, 1).tensors), _separable(64, 2), loader_workers=2, run_dir=tmp_path)
+
+
+def test_resuming_from_an_older_checkpoint_abandons_the_later_ones(tmp_path: Path) -> None:
+    common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "keep": 9, "lr": 0.1}
+    fit(_net(), _separable(64, 1), _separable(16, 2), epochs=4, **common)
+    older = tmp_path / "checkpoints" / "step-00000004"
+    result = fit(_net(), _separable(64, 1), _separable(16, 2), epochs=4, max_steps=6, resume=str(older), **common)
+    assert result.steps == 6
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["best", "step-00000004", "step-00000006"]
+    assert (tmp_path / "checkpoints" / "best").resolve().name in names
+    steps = [record["step"] for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "step"]
+    assert steps == [4, 6]
+
+
+def test_resuming_into_another_folder_leaves_the_old_one_alone_and_has_a_best_of_its_own(tmp_path: Path) -> None:
+    common = {"batch_size": 16, "epochs": 1, "loader_workers": 0}
+    first = fit(_net(), _separable(64, 1), _separable(16, 2), run_dir=tmp_path / "a", **common)
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "a").rglob("*"))
+    resume = {"resume": str(tmp_path / "a"), "run_dir": tmp_path / "b"}
+    again = fit(_net(), _separable(64, 1), _separable(16, 2), **resume, **common)
+    assert (again.top1, again.best_top1) == (first.top1, first.top1)
+    assert (tmp_path / "b" / "model.safetensors").exists()
+    assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "a").rglob("*")) == before
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    settings = {"batch_size": 16, "epochs": 2, "loader_workers": 0, "run_dir": tmp_path, "lr": 1e42}
+    with pytest.raises(NonFiniteLossError, match="weights are NaN or infinite after step 1; no checkpoint"):
+        fit(_net(), _separable(64, 1), _separable(16, 2), checkpoint_steps=1, **settings)
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_flags_of_the_session_beat_the_optimizers_saved_ones(tmp_path: Path) -> None:
+    common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "epochs": 2}
+    fit(_net(), _separable(64, 1), _separable(16, 2), max_steps=4, weight_decay=0.0, **common)
+    fit(_net(), _separable(64, 1), _separable(16, 2), resume="auto", weight_decay=0.25, **common)
+    state = json.loads((tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text())
+    assert [group["weight_decay"] for group in state["optimizer"]["groups"]] == [0.25]
+
+
+def test_a_checkpoint_due_by_steps_at_an_epochs_end_is_written(tmp_path: Path) -> None:
+    settings = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "epochs": 3, "keep": 9}
+    fit(_net(), _separable(64, 1), _separable(16, 2), checkpoint_epochs=0, checkpoint_steps=4, **settings)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert names == ["step-00000004", "step-00000008", "step-00000012"]
+
+
+def test_a_stop_within_an_epoch_does_not_double_its_records(tmp_path: Path) -> None:
+    common = {"batch_size": 16, "loader_workers": 0, "run_dir": tmp_path, "epochs": 2}
+    fit(_net(), _separable(64, 1), _separable(16, 2), max_steps=6, **common)
+    fit(_net(), _separable(64, 1), _separable(16, 2), resume="auto", **common)
+    epochs = [(r["epoch"], r["split"]) for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "epoch"]
+    assert epochs == [(1, "train"), (1, "val"), (2, "train"), (2, "val")]
+
+
+def test_settings_that_fit_takes_as_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leave out arch, image_size"):
+        fit(_net(), _separable(32, 1), _separable(16, 2), arch="resnet18", image_size=32)
