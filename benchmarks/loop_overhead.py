@@ -29,7 +29,7 @@ from lockstep.config import TrainConfig
 from lockstep.data import named
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.train.fit import configure
-from lockstep.train.loop import _train_epoch
+from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import TerminalConsole
@@ -88,7 +88,7 @@ def lockstep_loop(model: nn.Module, data: ImageData, config: TrainConfig, run_di
     job = dataclasses.replace(job, tracker=TrackerGroup([job.tracker, console]))
 
     def turn() -> int:
-        _train_epoch(job)
+        train_epoch(job)
         console.close()  # its thread must not run in the others' turns
         return STEPS
 

@@ -1,6 +1,6 @@
 """Random numbers by position, for code that draws from the global generators (dropout, a user's own augmentation).
 
-Seeding before each step and each item costs some 20 µs and makes it repeatable on its own: a resumed run draws what the
+Seeding before each step and each item costs 20 to 150 µs and makes it repeatable: a resumed run draws what the
 uninterrupted one would have, with no generator's state to save.
 """
 

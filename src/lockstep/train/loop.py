@@ -51,7 +51,7 @@ def train(job: Job) -> Result:
     progress = job.progress
     figures: dict[str, Any] = {}
     while progress.step < job.last_step:
-        _train_epoch(job)
+        train_epoch(job)
         figures = _end_epoch(job)
     if not figures:  # the resumed run was already complete
         figures = _end_epoch(job)
@@ -68,7 +68,7 @@ def train(job: Job) -> Result:
     )
 
 
-def _train_epoch(job: Job) -> None:
+def train_epoch(job: Job) -> None:
     """Take the rest of the current epoch's steps, up to the job's last."""
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
     epoch, start = divmod(progress.step, steps)

@@ -182,9 +182,10 @@ def test_resuming_into_another_folder_leaves_the_old_one_alone_and_has_a_best_of
 
 
 def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
-    settings = {"batch_size": 16, "epochs": 2, "loader_workers": 0, "run_dir": tmp_path, "lr": 1e42}
+    images, labels = _separable(64, 1).tensors
+    settings = {"batch_size": 16, "epochs": 2, "loader_workers": 0, "run_dir": tmp_path, "lr": 1e38}
     with pytest.raises(NonFiniteLossError, match="weights are NaN or infinite after step 1; no checkpoint"):
-        fit(_net(), _separable(64, 1), _separable(16, 2), checkpoint_steps=1, **settings)
+        fit(_net(), TensorDataset(100 * images, labels), _separable(16, 2), checkpoint_steps=1, **settings)
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
