@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -123,6 +123,10 @@ class World:
         dist.all_gather(rows, padded)
         pairs = zip(rows, lengths.tolist(), strict=True)
         return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]
+
+    def union(self, values: Iterable[str]) -> list[str]:
+        """What any worker has, sorted, on every worker."""
+        return sorted({value for part in self.gather(sorted(values)) for value in part})
 
     def from_main(self, value: Any) -> Any:
         """Rank 0's value (any JSON), on every worker."""

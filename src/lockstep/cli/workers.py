@@ -40,8 +40,6 @@ def run_workers(
     if place.launcher != "none":
         return _work(place, device, work, workers)
     size = _one_a_gpu(device) if workers == "auto" else workers
-    if size < 1:
-        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {size}")
     check(size)
     if size == 1:
         return _work(place, device, work, size)

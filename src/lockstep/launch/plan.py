@@ -32,7 +32,7 @@ def plan_local(workers: int, command: Sequence[str], cores: int, environment: Ma
         ConfigError: `workers` is not positive.
     """
     if workers < 1:
-        raise ConfigError(f"-np is a number of workers, 1 or more; got {workers}")
+        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
     variables = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
     if "OMP_NUM_THREADS" in environment:
         threads, reason = environment["OMP_NUM_THREADS"], "from OMP_NUM_THREADS"

@@ -21,7 +21,8 @@ from lockstep.train.checkpoint import load_model
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
 from lockstep.train.precision import build_precision
-from lockstep.train.setup import build_loaders, load_data, place_model
+from lockstep.train.reporting import list_left_out
+from lockstep.train.setup import build_val_loader, load_data, place_model
 from lockstep.world import World
 
 
@@ -101,14 +102,11 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[s
     data = replace(data, input=network.input)
     precision = build_precision(config, world.device.type)
     model = place_model(network.model, config, precision, world)
-    train_loader, val_loader = build_loaders(config, world, data, precision, plan_batches(config, world.size))
+    val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))
     try:
         figures = evaluate(model, val_loader, precision, Meter(world)).figures()
-        own = data.left_out if world.is_main else []
-        gathered = world.gather(sorted([*own, *val_loader.reader.left_out]))
-        return figures | {"left_out": sorted({path for paths in gathered for path in paths})}
+        return figures | {"left_out": world.union([*data.left_out, *val_loader.reader.left_out])}
     finally:
-        train_loader.reader.close()
         val_loader.reader.close()
 
 
@@ -137,10 +135,7 @@ def summarize(figures: dict[str, Any], world: World) -> str:
         f"top-5 {100 * figures['top5']:.2f} %, loss {figures['loss']:.4f}, over {world.size} "
         f"worker{'s' if world.size > 1 else ''}"
     )
-    left_out = figures["left_out"]
-    if left_out:
-        line = "\n".join([line, f"left out {len(left_out)} images that cannot be decoded:", *left_out])
-    return line
+    return "\n".join([line, *list_left_out(figures["left_out"])])
 
 
 def _few(names: Sequence[str]) -> str:

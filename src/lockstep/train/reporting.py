@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.data.readers import Batch
@@ -100,6 +100,11 @@ def _check_finite(job: Job, steps: list[Totals]) -> None:
                 f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}). "
                 f"{advice(job)}"
             )
+
+
+def list_left_out(paths: Sequence[str]) -> list[str]:
+    """Lines that count and name the files left out; none where there are none."""
+    return [f"left out {len(paths)} images that cannot be decoded:", *paths] if paths else []
 
 
 def advice(job: Job) -> str:

@@ -13,6 +13,7 @@ from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
 from lockstep.train.loop import Result, train
+from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
 from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
@@ -77,8 +78,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
         f"run folder {job.folder.path}",
     ]
-    if job.data.left_out:
-        lines += [f"left out {len(job.data.left_out)} images that cannot be decoded:", *job.data.left_out]
+    lines += list_left_out(job.data.left_out)
     if progress.step:
         lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
     job.tracker.record(
@@ -100,15 +100,12 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
 
 
 def _conclude(job: Job, result: Result) -> list[str]:
-    own = sorted(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
-    left_out = sorted({path for paths in job.world.gather(own) for path in paths})
+    left_out = job.world.union(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
     right = round(result.top1 * result.samples)
-    lines = [
+    return [
         f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
         f"{result.seconds:.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
+        *list_left_out(left_out),
     ]
-    if left_out:
-        lines += [f"left out {len(left_out)} images that cannot be decoded:", *left_out]
-    return lines

@@ -137,7 +137,8 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     replica = strategy.wrap(compiled)
     average = build_average(model, config.model.ema_decay)
     optimizer = build_optimizer(model, config.optim)
-    train_loader, val_loader = build_loaders(config, world, data, precision, batching)
+    train_loader = build_train_loader(config, world, data, precision, batching)
+    val_loader = build_val_loader(config, world, data, precision, batching)
     peak, _ = peak_rate(config.optim, batching.global_batch)
 
     progress, identity = Progress(), identify(config, data, batching)
@@ -194,34 +195,39 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[s
     }
 
 
-def build_loaders(
+def build_train_loader(
     config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
-) -> tuple[TrainLoader, EvalLoader]:
-    """This worker's loaders; loader processes are shared out over the node's workers."""
-    placement = Placement(world.device, precision.input_dtype, _memory_format(config))
+) -> TrainLoader:
+    """This worker's share of each training step."""
     sharding = Sharding(
         len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last
     )
+    return TrainLoader(_build_reader(config, world, data, data.train, precision), sharding, world.device)
+
+
+def build_val_loader(
+    config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
+) -> EvalLoader:
+    """This worker's part of an evaluation, in batches as large as a forward pass of training."""
     one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
+    reader = _build_reader(config, world, data, data.val, precision)
+    return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
-    def reader(split: Split) -> Reader:
-        return reader_for(
-            split,
-            data.input,
-            placement,
-            config.augment,
-            seed=config.seed,
-            processes=_loader_processes(config, world, split),
-            skip_corrupt=config.data.skip_corrupt,
-        )
 
-    return (
-        TrainLoader(reader(data.train), sharding, world.device),
-        EvalLoader(reader(data.val), len(data.val), one_pass, world.rank, world.size, world.device),
+def _build_reader(config: TrainConfig, world: World, data: ImageData, split: Split, precision: Precision) -> Reader:
+    return reader_for(
+        split,
+        data.input,
+        Placement(world.device, precision.input_dtype, _memory_format(config)),
+        config.augment,
+        seed=config.seed,
+        processes=_loader_processes(config, world, split),
+        skip_corrupt=config.data.skip_corrupt,
     )
 
 
 def _loader_processes(config: TrainConfig, world: World, split: Split) -> int:
+    """Loader processes of this worker; auto shares the node's cores out over its workers."""
     if isinstance(split, MemorySplit):
         return 0
     if config.data.loader_workers != "auto":
