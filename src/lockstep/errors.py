@@ -16,6 +16,15 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+# What Gloo and NCCL say when a peer is gone.
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+
+
+def tells_of_lost_peer(error: BaseException) -> bool:
+    """Whether an error of a collective only follows from another worker's end."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
+
+
 class ConfigError(LockstepError, ValueError):
     """A flag, recipe field or argument is wrong or contradicts another. Exit code 2, as for any usage error."""
 

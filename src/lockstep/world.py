@@ -20,8 +20,18 @@ from lockstep.errors import WorldError, first_line
 if TYPE_CHECKING:
     import torch
 
-# The variables that torchrun gives every worker, in the order of `Place`'s fields, and where rank 0 is.
+# The variables that launchers give every worker, in the order of `Place`'s fields.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+MPI = {
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+# Where rank 0 is, and what marks torchrun's own workers.
 TORCHRUN_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 
@@ -48,7 +58,8 @@ class Place:
             WorldError: The variables are incomplete or contradict each other.
         """
         if TORCHRUN_ID not in environment and "RANK" not in environment:
-            return cls()
+            launcher = next((name for name, variables in MPI.items() if variables[0] in environment), None)
+            return cls._from_mpi(launcher, environment) if launcher else cls()
         present = [name for name in (TORCHRUN_ID, *TORCHRUN, *TORCHRUN_ADDRESS) if name in environment]
         missing = [name for name in TORCHRUN + TORCHRUN_ADDRESS if name not in environment]
         if missing:
@@ -57,18 +68,28 @@ class Place:
                 f"the job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
                 f"unset {' '.join(present)}"
             )
+        return cls._checked("torchrun", TORCHRUN, environment)
+
+    @classmethod
+    def _from_mpi(cls, launcher: str, environment: Mapping[str, str]) -> Place:
+        variables = MPI[launcher]
+        if missing := [name for name in variables if name not in environment]:
+            raise WorldError(f"{launcher}'s variables are incomplete: {variables[0]} set, {', '.join(missing)} not set")
+        return cls._checked(launcher, variables, environment)
+
+    @classmethod
+    def _checked(cls, launcher: str, variables: tuple[str, ...], environment: Mapping[str, str]) -> Place:
+        """The place that `variables` say; where they do not number the node, nodes are taken to be filled in turn."""
         try:
-            numbers = [int(environment[name]) for name in TORCHRUN]
+            rank, size, local_rank, local_size, *node = (int(environment[name]) for name in variables)
         except ValueError:
-            shown = ", ".join(f"{name}={environment[name]!r}" for name in TORCHRUN)
-            raise WorldError(f"torchrun's variables must be whole numbers: {shown}") from None
-        rank, size, local_rank, local_size, node = numbers
-        place = cls(rank, size, local_rank, local_size, node, "torchrun")
-        consistent = 0 <= rank < size and 0 <= local_rank < local_size <= size and local_rank <= rank and node >= 0
-        if not consistent:
-            shown = ", ".join(f"{name}={environment[name]}" for name in TORCHRUN)
-            raise WorldError(f"torchrun's variables contradict each other: {shown}")
-        return place
+            shown = ", ".join(f"{name}={environment[name]!r}" for name in variables)
+            raise WorldError(f"{launcher}'s variables must be whole numbers: {shown}") from None
+        consistent = 0 <= rank < size and 0 <= local_rank < local_size <= size and local_rank <= rank
+        if not consistent or (node and node[0] < 0):
+            shown = ", ".join(f"{name}={environment[name]}" for name in variables)
+            raise WorldError(f"{launcher}'s variables contradict each other: {shown}")
+        return cls(rank, size, local_rank, local_size, node[0] if node else rank // local_size, launcher)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
-from torch.distributed import TCPStore
 
+from lockstep.store import serve_store
 from lockstep.world import Place, World, connect
 
 TIMEOUT_SECONDS = 120
@@ -21,25 +19,18 @@ TIMEOUT_SECONDS = 120
 
 def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call `function(world, *arguments)` in `size` connected workers; return their results by rank."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=listener.detach(),
-    )
+    store, port = serve_store()
     context = multiprocessing.get_context("fork")
+    all_forked = context.Event()  # the store's threads hold locks while they answer, which a fork would copy for ever
     pipes, children = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(sender, rank, size, port, function, arguments))
+        child = context.Process(target=_work, args=(sender, all_forked, rank, size, port, function, arguments))
         child.start()
         sender.close()
         pipes.append(receiver)
         children.append(child)
+    all_forked.set()
     try:
         outcomes = [_receive(pipe) for pipe in pipes]
     finally:
@@ -63,7 +54,10 @@ def _receive(pipe: Any) -> tuple[str, Any]:
         return "ended without an answer", None
 
 
-def _work(pipe: Any, rank: int, size: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
+def _work(
+    pipe: Any, all_forked: Any, rank: int, size: int, port: int, function: Callable[..., Any], arguments: Any
+) -> None:
+    all_forked.wait()
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(size),

@@ -86,3 +86,24 @@ def test_a_contradiction_shows_the_variables(contradiction: dict[str, str]) -> N
         Place.from_environment(environment)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         assert f"{name}={environment[name]}" in str(caught.value)
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+
+
+@pytest.mark.parametrize(("launcher", "variables"), [("Open MPI", OPEN_MPI), ("MPICH", MPICH)])
+def test_workers_of_mpirun_know_their_place(launcher: str, variables: dict[str, str]) -> None:
+    assert Place.from_environment(variables) == Place(5, 8, 1, 4, 1, launcher)
+    first = next(iter(variables))
+    with pytest.raises(WorldError, match="incomplete"):
+        Place.from_environment({first: variables[first]})
+    with pytest.raises(WorldError, match=f"contradict each other: {first}=9"):
+        Place.from_environment({**variables, first: "9"})
+    with pytest.raises(WorldError, match=f"whole numbers: {first}='x'"):
+        Place.from_environment({**variables, first: "x"})

@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.errors import ConfigError, LockstepError, tells_of_lost_peer
 from lockstep.world import Place, World, connect, usable_cores
 
 INTERRUPTED = 130
-# What Gloo and NCCL say when a peer is gone; such an error follows from another worker's and is reported after it.
-LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 def run_workers(
@@ -85,7 +83,7 @@ def _work(
 
 def _fail(place: Place, error: Exception) -> int:
     """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
-    lost_peer = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
+    lost_peer = tells_of_lost_peer(error)  # reported after the error that it follows from
     code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace

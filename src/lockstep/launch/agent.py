@@ -10,40 +10,32 @@ import json
 import logging
 import os
 import signal
-import socket
-import sys
 import uuid
-from datetime import timedelta
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from lockstep.launch.plan import LOOPBACK, LocalPlan
+from lockstep.launch import tether
+from lockstep.launch.output import Output, OutputPlan, say
+from lockstep.launch.plan import LocalPlan, handed_on, horovod_variables
+from lockstep.launch.signals import on_stopping
+from lockstep.store import LOOPBACK, serve_store
 
 
 class LoopbackRendezvous(RendezvousHandler):
     """The meeting point of one agent with itself: a store on 127.0.0.1, served by this process."""
 
     def __init__(self) -> None:
-        listener = socket.create_server((LOOPBACK, 0), backlog=1024)
-        self._port: int = listener.getsockname()[1]
+        self._store, self._port = serve_store()
         self._id = uuid.uuid4().hex
         self._closed = False
-        self._store = TCPStore(
-            LOOPBACK,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(minutes=5),
-            master_listen_fd=listener.detach(),  # the store owns the socket from here on
-        )
 
     @property
     def use_agent_store(self) -> bool:
@@ -72,33 +64,68 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
 
-def run_local(plan: LocalPlan) -> int:
+class WorkerSpecs(DefaultLogsSpecs):
+    """What each worker gets beside torchrun's variables: Horovod's, and a place for its output.
+
+    Without an `output` the workers write where the launcher does.
+    """
+
+    def __init__(self, folder: str, output: Output | None) -> None:
+        super().__init__(log_dir=folder)
+        self._output = output
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        destinations = super().reify(envs)
+        for local_rank, variables in envs.items():
+            variables.update(horovod_variables(variables))
+            if self._output:
+                rank = int(variables["RANK"])
+                destinations.stdouts[local_rank] = self._output.open(rank, "stdout").path
+                destinations.stderrs[local_rank] = self._output.open(rank, "stderr").path
+        return destinations
+
+
+def run_local(plan: LocalPlan, output_plan: OutputPlan | None = None, failure_code: int | None = None) -> int:
     """Carry out a plan and wait for its end.
+
+    Args:
+        output_plan: How the workers' lines are shown; None: the workers write to the launcher's own output.
+        failure_code: The exit code when a worker has failed; None: the worker's own.
 
     Returns:
         The job's exit code: 0, or that of the worker that failed first (128 + N where signal N ended it).
     """
-    os.environ.update(plan.environment)
+    variables = {**handed_on(os.environ), **plan.environment}
+    os.environ.clear()
+    os.environ.update(variables)
     _silence_agent()
-    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        signal.signal(getattr(signal, name), _raise_signal)
+    caught = on_stopping(_raise_signal)
+    names = [number.name for number in (*caught, signal.SIGQUIT)]
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(names)  # the agent replaces the handlers by its own
     with TemporaryDirectory(prefix="lockstep-") as folder:
-        spec = WorkerSpec(
-            role="worker",
-            local_world_size=plan.workers,
-            entrypoint=plan.command[0],
-            args=plan.command[1:],
-            rdzv_handler=LoopbackRendezvous(),
-            max_restarts=0,
-            monitor_interval=0.1,
-        )
-        agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=folder), shutdown_timeout=10)
         try:
-            result = agent.run()
+            with ExitStack() as stack:
+                output = stack.enter_context(Output(output_plan)) if output_plan else None
+                result = _agent(plan, WorkerSpecs(folder, output)).run()
         except SignalException as error:
-            print(f"\nlockstep: stopped by {error.sigval.name}; all workers have ended", file=sys.stderr)
+            say(f"\nlockstep: stopped by {error.sigval.name}; all workers have ended")
             return 128 + int(error.sigval)
-        return _report(result, plan.workers)
+        code = _report(result, plan.workers)
+        return failure_code if code and failure_code is not None else code
+
+
+def _agent(plan: LocalPlan, specs: WorkerSpecs) -> LocalElasticAgent:
+    entrypoint, *arguments = tether.command(plan.command)
+    spec = WorkerSpec(
+        role="worker",
+        local_world_size=plan.workers,
+        entrypoint=entrypoint,
+        args=tuple(word.replace("$", "$$") for word in arguments),  # the agent takes "$$" and ${local_rank} for macros
+        rdzv_handler=LoopbackRendezvous(),
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    return LocalElasticAgent(spec, specs, shutdown_timeout=10)
 
 
 def _silence_agent() -> None:
@@ -120,9 +147,9 @@ def _report(result: RunResult, workers: int) -> int:
     error = _error_of(failure)
     code = int(error.get("exit_code", failure.exitcode))  # a worker that has failed may be ended while it closes
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-    print(f"lockstep: worker {rank} of {workers} {how}; the others were stopped", file=sys.stderr)
+    say(f"lockstep: worker {rank} of {workers} {how}; the others were stopped")
     if "text" in error:
-        print(error["text"], file=sys.stderr)
+        say(error["text"])
     return 128 - code if code < 0 else code
 
 

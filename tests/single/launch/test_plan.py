@@ -7,10 +7,21 @@ import socket
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.plan import LOOPBACK_INTERFACE, LocalPlan, plan_local
+from lockstep.launch.plan import (
+    HOROVOD_VARIABLES,
+    LOOPBACK_INTERFACE,
+    LocalPlan,
+    handed_on,
+    horovod_variables,
+    plan_local,
+)
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")
-LOOPBACK = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+LOOPBACK = {
+    "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+    "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+    **HOROVOD_VARIABLES,
+}
 
 
 @pytest.mark.parametrize(
@@ -82,3 +93,25 @@ def test_threads_never_exceed_the_cores_nor_vanish(workers: int, cores: int) -> 
 def test_a_job_needs_a_worker(workers: int) -> None:
     with pytest.raises(ConfigError, match=f"-np .*{workers}"):
         plan_local(workers, COMMAND, 4, {})
+
+
+def test_torchruns_variables_have_horovods_names_too() -> None:
+    numbers = {"RANK": 3, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 1}
+    worker = {name: str(value) for name, value in numbers.items()}
+    worker |= {"GROUP_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert horovod_variables(worker) == {
+        "HOROVOD_RANK": "3",
+        "HOROVOD_SIZE": "8",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "4",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "29500",
+    }
+
+
+def test_the_shells_own_affairs_and_the_launchers_own_place_are_not_handed_on() -> None:
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "HOROVOD_FUSION_THRESHOLD": "0"}
+    dropped = {"BASH_FUNC_module%%": "() {}", "OLDPWD": "/", "RANK": "1", "HOROVOD_RANK": "1", "HOROVOD_ELASTIC": "1"}
+    assert handed_on({**kept, **dropped}) == kept

@@ -1,0 +1,52 @@
+"""Two workers for benchmarks: rank 0 measures, the others do the same work at the same time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from harness import Bar, Unit, Work, compare
+
+from lockstep.launch.plan import plan_local
+from lockstep.world import Place, World, connect, usable_cores
+
+
+def in_workers(size: int, main: Callable[[World], None]) -> None:
+    """Call `main` in `size` workers with one thread each, started here unless this is one of them."""
+    place = Place.from_environment()
+    if place.launcher == "none":
+        from lockstep.launch.agent import run_local
+
+        os.environ["OMP_NUM_THREADS"] = "1"
+        sys.exit(run_local(plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)))
+    torch.set_num_threads(1)
+    with connect(place, "cpu") as world:
+        main(world)
+
+
+def compare_in_workers(
+    world: World, name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int
+) -> None:
+    """`harness.compare`, with every worker doing each turn."""
+    names = list(contestants)
+    if world.is_main:
+
+        def led(index: int) -> Work:
+            def turn() -> int:
+                dist.broadcast(torch.tensor([index]), 0)
+                return contestants[names[index]]()
+
+            return turn
+
+        compare(name, {names[index]: led(index) for index in range(len(names))}, bars, unit, rounds)
+        dist.broadcast(torch.tensor([-1]), 0)
+        return
+    index = torch.zeros(1, dtype=torch.int64)
+    while True:
+        dist.broadcast(index, 0)
+        if index.item() < 0:
+            return
+        contestants[names[int(index)]]()

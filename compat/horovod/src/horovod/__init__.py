@@ -1,0 +1,26 @@
+"""Horovod's package, provided by Lockstep: nothing but names handed on."""
+
+from importlib.metadata import PackageNotFoundError, distribution, version
+from typing import Any
+
+try:
+    distribution("horovod")
+except PackageNotFoundError:
+    pass
+else:
+    raise ImportError(
+        "both Horovod and lockstep-horovod, which takes its place, are installed here. To keep Lockstep: "
+        "`pip uninstall horovod lockstep-horovod`, then install lockstep-horovod again, as they share files. "
+        "To keep Horovod: `pip uninstall horovod lockstep-horovod`, then install horovod again"
+    )
+
+__version__ = "0.28.1"  # the release of Horovod whose API this is
+lockstep_version = version("lockstep-torch")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # not before it is asked for: training needs no launcher
+        from lockstep.launch.function import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,15 @@
+"""`horovod.run` is a function, and older scripts import it as a module that has that function: here it is both."""
+
+import sys
+from types import ModuleType
+
+from lockstep.launch.function import run
+
+__all__ = ["run"]
+
+
+class _CallableModule(ModuleType):
+    __call__ = staticmethod(run)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,5 @@
+"""The optimizer of `lockstep.hvd.optimizer`."""
+
+from lockstep.hvd.optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

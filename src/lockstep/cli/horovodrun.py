@@ -1,0 +1,86 @@
+"""`horovodrun`: Horovod's launcher on torchrun's agent. The script of the `lockstep-horovod` distribution.
+
+Its exit code is 0, 1 when a worker failed (Horovod's rule), 2 for a wrong flag, or 128 + N when signal N stopped it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from lockstep import __version__
+from lockstep.cli.horovod_flags import parse_flags
+from lockstep.errors import ConfigError, LockstepError
+from lockstep.launch.horovod_plan import ElasticPlan, HorovodPlan, plan_horovod
+from lockstep.launch.hosts import names_of_this_machine
+from lockstep.world import usable_cores
+
+FAILED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a job as the flags say, and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
+        if flags.version:
+            print(f"Lockstep {__version__}, with the interface of Horovod 0.28.1")
+            return 0
+        if flags.check_build:
+            print(_build())
+            return 0
+        plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names_of_this_machine())
+        if not shutil.which(flags.command[0]):
+            raise ConfigError(f"{flags.command[0]} is no program that can be run; scripts need `python` before them")
+        return _run(plan, flags.verbose)
+    except LockstepError as error:
+        print(f"horovodrun: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(plan: HorovodPlan, verbose: bool) -> int:
+    for warning in plan.warnings:
+        print(f"horovodrun: {warning}", file=sys.stderr)
+    if verbose:
+        job = plan.job.job if isinstance(plan.job, ElasticPlan) else plan.job
+        lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
+        print("\n".join(f"horovodrun: {line}" for line in lines), flush=True)
+    if isinstance(plan.job, ElasticPlan):
+        from lockstep.launch.elastic import run_elastic
+
+        return run_elastic(plan.job, plan.output)
+    from lockstep.launch.agent import run_local
+
+    return run_local(plan.job, plan.output, failure_code=FAILED)
+
+
+def _build() -> str:
+    """What this installation offers, in Horovod's order."""
+    import torch.distributed as dist
+
+    parts = {
+        "Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
+        "Controllers": {"MPI (but workers that mpirun starts are understood)": False, "Gloo": True},
+        "Tensor Operations": {
+            "NCCL": dist.is_nccl_available(),
+            "DDL": False,
+            "CCL": False,
+            "MPI": False,
+            "Gloo": dist.is_gloo_available(),
+        },
+    }
+    lines = [f"Lockstep {__version__}, with the interface of Horovod 0.28.1"]
+    for title, items in parts.items():
+        marks = [f"    [{'X' if there else ' '}] {item}" for item, there in items.items()]
+        lines += ["", f"Available {title}:", *marks]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

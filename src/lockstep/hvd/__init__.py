@@ -1,0 +1,135 @@
+"""Horovod's API for PyTorch (`import horovod.torch as hvd`) on torch.distributed.
+
+Behaviour as documented at https://horovod.readthedocs.io; docs/horovod.md lists every name and what differs.
+"""
+
+from lockstep.hvd import elastic
+from lockstep.hvd.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
+from lockstep.hvd.allreduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from lockstep.hvd.alltoall import alltoall, alltoall_async
+from lockstep.hvd.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from lockstep.hvd.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from lockstep.hvd.compression import Compression
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from lockstep.hvd.join import barrier, join
+from lockstep.hvd.optimizer import DistributedOptimizer
+from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from lockstep.hvd.reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from lockstep.hvd.reduction import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+from lockstep.hvd.sparse import sparse_allreduce_async
+from lockstep.hvd.submission import poll, synchronize
+from lockstep.hvd.sync_batch_norm import SyncBatchNorm
+
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]

@@ -1,0 +1,105 @@
+"""What survives a change of workers: the base of all states, and the state of plain Python objects."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from lockstep.hvd.exceptions import HostsUpdatedInterrupt
+
+
+class State:
+    """Training state that is saved, restored, and made the same on all workers. Subclasses say what it consists of.
+
+    Args:
+        bcast_object: Gives every worker rank 0's object.
+        get_rank: Gives this worker's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._get_rank = get_rank
+        self._changes_seen = 0
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Add functions to call, in order, when the workers have changed: after init, before the state is synchronised.
+
+        The place to scale a learning rate by the new `size()`.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The workers have changed: fit the state to them and call the registered functions."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Save the state, then see whether the hosts have changed.
+
+        Raises:
+            HostsUpdatedInterrupt: They have; on every worker.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """See whether the hosts have changed, by rank 0's knowledge, so that all workers find the same.
+
+        Raises:
+            HostsUpdatedInterrupt: They have; on every worker.
+        """
+        from lockstep.elastic_rendezvous import REMOVED, host_changes  # of the launcher; not before an elastic job asks
+
+        news = host_changes(self._changes_seen) if self._get_rank() == 0 else None
+        self._changes_seen, changes = self._bcast_object(news)
+        if changes:
+            raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+
+    def save(self) -> None:
+        """Keep a copy of the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Take over rank 0's state, and save it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Fit the state to a changed number of workers."""
+
+
+class ObjectState(State):
+    """Plain Python objects: each keyword argument becomes an attribute, saved as a deep copy and sent by pickle."""
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = copy.deepcopy(kwargs)
+        self._set_attributes(kwargs)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def save(self) -> None:
+        self._saved_state = copy.deepcopy(self._attributes())
+
+    def restore(self) -> None:
+        self._set_attributes(copy.deepcopy(self._saved_state))
+
+    def sync(self) -> None:
+        if self._saved_state:
+            self._set_attributes(self._bcast_object(self._attributes()))
+            ObjectState.save(self)  # what a subclass adds may not be synchronised yet
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
+
+    def _set_attributes(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)

@@ -1,0 +1,186 @@
+"""Process sets: groups of workers that communicate among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.errors import WorldError
+from lockstep.hvd import state
+from lockstep.hvd.context import Context
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.request import Request
+
+
+class ProcessSet:
+    """Some of the workers.
+
+    Args:
+        ranks_or_comm: Their global ranks, or an mpi4py communicator of them.
+
+    Attributes:
+        process_set_id: Its number, once it is registered; None otherwise.
+        ranks: The global ranks, sorted.
+        mpi_comm: The communicator it was made from, if any.
+
+    Raises:
+        ValueError: The ranks are not whole numbers.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "allgather") else None
+        self.ranks: list[int] | None = None
+        if self.mpi_comm is None:
+            try:
+                ranks = list(ranks_or_comm)
+            except TypeError:
+                raise ValueError(f"ProcessSet takes ranks or an mpi4py communicator, not {ranks_or_comm!r}") from None
+            if any(not isinstance(rank, int) or isinstance(rank, bool) for rank in ranks):
+                raise ValueError(f"ProcessSet should be initialized with a list of process ranks, not {ranks!r}")
+            self.ranks = sorted(set(ranks))
+
+    def size(self) -> int | None:
+        """The number of workers in the set; None while it is not registered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This worker's number within the set; None while it is not registered.
+
+        Raises:
+            ValueError: This worker is not in the set.
+        """
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        own = state.get().place.rank
+        if own not in self.ranks:
+            raise ValueError(f"Rank {own} is not a member of the process set {self.ranks}.")
+        return self.ranks.index(own)
+
+    def included(self) -> bool | None:
+        """Whether this worker is in the set; None while it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        return state.get().place.rank in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+_registered: dict[int, ProcessSet] = {}
+_next_id = 1
+
+
+def checked(process_set: Any) -> ProcessSet:
+    """`process_set` itself.
+
+    Raises:
+        ValueError: It is not a ProcessSet.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"expected a ProcessSet, not {process_set!r}")
+    return process_set
+
+
+def begin(context: Context, wanted: Sequence[ProcessSet]) -> None:
+    """Register the global set and those that `init` was given."""
+    global _next_id
+    _registered.clear()
+    _next_id = 1
+    global_process_set.ranks = list(range(context.place.size))
+    _registered[0] = global_process_set
+    for process_set in wanted:
+        _register(context, process_set)
+
+
+def end() -> None:
+    """Forget all sets."""
+    for process_set in _registered.values():
+        if process_set is not global_process_set:
+            process_set.process_set_id = None
+    _registered.clear()
+
+
+def _register(context: Context, process_set: ProcessSet) -> None:
+    """Check, agree with the other workers, and connect.
+
+    Raises:
+        ValueError: The set is there already, is empty, or names ranks that do not exist.
+        HorovodInternalError: The workers do not name the same ranks, or some cannot connect.
+    """
+    global _next_id
+    if process_set.mpi_comm is not None:
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(context.place.rank))
+    ranks = process_set.ranks
+    size = context.place.size
+    number, _next_id = _next_id, _next_id + 1  # counted also where it comes to nothing, as it is on the other workers
+    _agree(context, f"process set {number}", f"ranks {ranks}")  # first, so that an error is one on all workers
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        raise ValueError(f"a process set needs ranks from 0 to {size - 1}, not {ranks}")
+    if any(other.ranks == ranks for other in _registered.values()):
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
+    try:
+        context.open_channel(number, ranks)
+        outcome = "connected"
+    except WorldError as error:
+        outcome = f"not connected: {error}"
+    try:
+        _agree(context, f"connection of process set {number}", outcome)
+    except HorovodInternalError:
+        context.close_channel(number, "The process set could not be connected.")
+        raise
+    process_set.process_set_id = number
+    _registered[number] = process_set
+
+
+def _agree(context: Context, name: str, note: str) -> None:
+    context.channels[0].submit(Request("agreement", name, [], note=note, urgent=True)).wait()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set; called by all workers, also those outside it.
+
+    Raises:
+        ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`, or the set is a duplicate or invalid.
+        HorovodInternalError: The workers do not add the same set.
+    """
+    context = state.get()
+    if not context.settings.dynamic_process_sets:
+        raise ValueError(
+            "Process sets can only be added after hvd.init() with HOROVOD_DYNAMIC_PROCESS_SETS=1 or "
+            'hvd.init(process_sets="dynamic").'
+        )
+    new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _register(context, new)
+    return new
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a set out of use; called by all workers, also those outside it.
+
+    Returns:
+        False for the global set and for one that is not registered.
+
+    Raises:
+        ValueError: As `add_process_set`.
+    """
+    context = state.get()
+    number = process_set.process_set_id
+    if not number or _registered.get(number) is not process_set:
+        return False
+    if not context.settings.dynamic_process_sets:
+        raise ValueError("Process sets can only be removed with HOROVOD_DYNAMIC_PROCESS_SETS=1.")
+    _agree(context, f"removal of process set {number}", f"ranks {process_set.ranks}")
+    context.close_channel(number, f"The process set {process_set.ranks} has been removed.")
+    process_set.process_set_id = None
+    del _registered[number]
+    return True
+
+
+def process_set_ids() -> list[int]:
+    """The numbers of all registered sets."""
+    return sorted(_registered)

@@ -1,0 +1,36 @@
+"""The arithmetic of reductions: operations, scale factors, and sums over the workers' rows."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed import ReduceOp
+
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+OPERATION_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: ReduceOp.MAX, PRODUCT: ReduceOp.PRODUCT}
+# Truth values are reduced as whole numbers: Sum and Max say whether any is true, Product, Min and Average whether all.
+WIRE_TYPES = {torch.bool: torch.int32}
+
+
+def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Multiply by factor / divisor in place; whole numbers are truncated toward zero."""
+    if factor == 1 and divisor == 1:
+        return
+    if tensor.is_floating_point():
+        if factor == 1:
+            tensor.div_(divisor)
+        else:
+            tensor.mul_(factor / divisor)
+    elif factor == 1:
+        tensor.div_(divisor, rounding_mode="trunc")
+    else:
+        tensor.copy_(tensor.to(torch.float64).mul_(factor / divisor).trunc_())
+
+
+def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:
+    """Reduce [workers, ...] over the workers, in the order of their ranks and in the rows' dtype; no division."""
+    if operation in (AVERAGE, SUM):
+        return rows.sum(0, dtype=rows.dtype)
+    if operation == PRODUCT:
+        return rows.prod(0, dtype=rows.dtype)
+    return rows.amin(0) if operation == MIN else rows.amax(0)

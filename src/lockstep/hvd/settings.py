@@ -1,0 +1,62 @@
+"""The HOROVOD_* variables that mean something here; docs/horovod.md lists all, with those that have no effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+# Gloo breaks a group whose operation takes longer than its timeout. A worker may wait for its peers as long as it
+# likes (the stall report says for whom), so operations get a year; connecting has its own limit.
+NO_TIMEOUT = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the engine works; times in seconds, sizes in bytes."""
+
+    fusion_threshold_bytes: int = 128 << 20
+    cycle_time_seconds: float = 0.001
+    dynamic_process_sets: bool = False
+    timeline: str = ""
+    timeline_mark_cycles: bool = False
+    stall_check: bool = True
+    stall_warning_seconds: float = 60.0
+    stall_shutdown_seconds: float = 0.0
+    start_timeout_seconds: float = 30.0
+    gloo_timeout_seconds: float = 30.0
+    elastic: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read the settings.
+
+        Raises:
+            ValueError: A variable does not hold a number; the message names it.
+        """
+
+        def number(name: str, default: float) -> float:
+            text = environment.get(name, "")
+            try:
+                value = float(text) if text else default
+            except ValueError:
+                raise ValueError(f"{name} must be a number, not {text!r}") from None
+            if value < 0:
+                raise ValueError(f"{name} must not be negative: {text}")
+            return value
+
+        flag: Callable[[str], bool] = lambda name: number(name, 0) != 0  # noqa: E731
+        return cls(
+            fusion_threshold_bytes=int(number("HOROVOD_FUSION_THRESHOLD", cls.fusion_threshold_bytes)),
+            cycle_time_seconds=number("HOROVOD_CYCLE_TIME", 1.0) / 1000,
+            dynamic_process_sets=flag("HOROVOD_DYNAMIC_PROCESS_SETS"),
+            timeline=environment.get("HOROVOD_TIMELINE", ""),
+            timeline_mark_cycles=flag("HOROVOD_TIMELINE_MARK_CYCLES"),
+            stall_check=not flag("HOROVOD_STALL_CHECK_DISABLE"),
+            stall_warning_seconds=number("HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_seconds),
+            stall_shutdown_seconds=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_seconds),
+            start_timeout_seconds=number("HOROVOD_START_TIMEOUT", cls.start_timeout_seconds),
+            gloo_timeout_seconds=number("HOROVOD_GLOO_TIMEOUT_SECONDS", cls.gloo_timeout_seconds),
+            elastic=flag("HOROVOD_ELASTIC"),
+        )

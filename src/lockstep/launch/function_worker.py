@@ -1,0 +1,55 @@
+"""A worker of `horovod.run`: calls the pickled function and leaves its result, or its traceback, in a folder.
+
+Run as `python function_worker.py FOLDER`. It shares no code with the caller's side beyond the names of the files, so
+that another Python can be the worker's. What it unpickles is what the caller wrote, in a folder of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+import traceback
+from pathlib import Path
+
+CALL, RESULT, ERROR = "call", "result.", "error."
+
+
+def main(folder: Path) -> int:
+    try:
+        path, call = pickle.loads((folder / CALL).read_bytes())
+        sys.path[0:1] = []  # this script's folder, whose modules are no top-level ones
+        sys.path += [place for place in path if place not in sys.path]
+        import cloudpickle
+
+        function, arguments, keywords = pickle.loads(call)
+        result = cloudpickle.dumps(function(*arguments, **keywords))
+    except Exception:
+        text = traceback.format_exc().rstrip()
+        print(text, file=sys.stderr)
+        _write(folder / f"{ERROR}{os.getpid()}", pickle.dumps((time.time_ns(), _place()[0], text)))
+        return 1
+    rank, size = _place()
+    _write(folder / f"{RESULT}{rank}.{size}", result)
+    return 0
+
+
+def _place() -> tuple[int, int]:
+    """The worker's rank and the number of workers; in an elastic job those of its latest meeting."""
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        from lockstep.elastic_rendezvous import latest_place
+
+        return latest_place()
+    return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+
+
+def _write(file: Path, content: bytes) -> None:
+    """All of it or nothing, as a worker may be ended at any moment."""
+    draft = file.with_name(f"draft.{file.name}")
+    draft.write_bytes(content)
+    draft.rename(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

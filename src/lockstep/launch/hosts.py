@@ -1,0 +1,96 @@
+"""Hosts and their slots, as `horovodrun` is told them: -H, a host file, or the lines of a discovery script."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from lockstep.errors import ConfigError
+
+HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Read "a:4,b:2"; a host without a number has one slot.
+
+    Raises:
+        ConfigError: A part is no host.
+    """
+    return tuple(_host(part, 1, "-H") for part in text.split(","))
+
+
+def parse_hostfile(text: str) -> tuple[Host, ...]:
+    """Read lines of "host slots=N"; a host without a number has one slot, and "#" begins a comment.
+
+    Raises:
+        ConfigError: A line is no host, or there is none.
+    """
+    hosts = []
+    for line in _lines(text):
+        match = HOST_LINE.fullmatch(line)
+        if not match:
+            raise ConfigError(f"--hostfile: {line!r} is not a line of the form `host slots=N`")
+        hosts.append(Host(match["name"], int(match["slots"] or 1)))
+    if not hosts:
+        raise ConfigError("--hostfile names no host; it has lines of the form `host slots=N`")
+    return tuple(hosts)
+
+
+def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
+    """Read a discovery script's lines "host:slots", or "host" where `slots_per_host` says how many slots.
+
+    Raises:
+        ConfigError: A line is no host.
+    """
+    return tuple(_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text))
+
+
+def slots_here(hosts: Sequence[Host], flag: str, names: Collection[str]) -> int:
+    """How many slots this machine has, by any of its `names`.
+
+    Raises:
+        ConfigError: A host is another machine.
+    """
+    others = [host.name for host in hosts if host.name.lower() not in names]
+    if others:
+        raise ConfigError(
+            f"{flag} names {', '.join(others)}, which is not this machine ({socket.gethostname()}): horovodrun starts "
+            f"workers on this machine only; for several, use torchrun --nnodes or mpirun (see docs/horovod.md)"
+        )
+    return sum(host.slots for host in hosts)
+
+
+def names_of_this_machine() -> frozenset[str]:
+    """Host names and addresses that mean this machine, in lower case; no name server is asked."""
+    name = socket.gethostname().lower()
+    addresses = {address.address.lower() for each in psutil.net_if_addrs().values() for address in each}
+    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0], *addresses})
+
+
+def _host(text: str, default: int | None, flag: str) -> Host:
+    name, colon, slots = text.strip().rpartition(":")
+    if not colon:
+        name = slots
+        if default is None:
+            raise ConfigError(f"{flag}: {name!r} has no number of slots; write host:slots or add --slots-per-host")
+        slots = str(default)
+    if not name or not slots.isdecimal():
+        raise ConfigError(f"{flag}: {text.strip()!r} is not of the form host:slots")
+    return Host(name.strip("[]"), int(slots))
+
+
+def _lines(text: str) -> list[str]:
+    stripped = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in stripped if line]

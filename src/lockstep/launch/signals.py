@@ -1,0 +1,23 @@
+"""The signals that stop a launcher."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def on_stopping(handler: Callable[[int, Any], None]) -> tuple[signal.Signals, ...]:
+    """Have a handler called at these signals, and return them; what `nohup` or a shell has turned off stays so."""
+    caught = tuple(number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN)
+    for number in caught:
+        signal.signal(number, handler)
+    return caught
+
+
+def ignore_stopping() -> None:
+    """Let nothing interrupt the end of a job."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)

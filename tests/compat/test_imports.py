@@ -1,0 +1,271 @@
+"""What scripts import from `horovod`: every path, every name, every signature, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep.hvd
+
+ROOT = Path(__file__).parents[2]
+
+# The modules that scripts import by path, and what they take from them.
+MODULES = {
+    "horovod": "run __version__",
+    "horovod.runner": "run",
+    "horovod.torch": """
+        init shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_enabled mpi_built
+        gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_threads_supported
+        start_timeline stop_timeline Average Sum Adasum Min Max Product
+        allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
+        grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
+        grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
+        reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll
+        synchronize ProcessSet global_process_set add_process_set remove_process_set broadcast_parameters
+        broadcast_optimizer_state broadcast_object allgather_object Compression DistributedOptimizer SyncBatchNorm
+        elastic""",
+    "horovod.torch.mpi_ops": """
+        init shutdown is_initialized size rank local_size local_rank cross_size cross_rank is_homogeneous mpi_enabled
+        mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_threads_supported
+        start_timeline stop_timeline Average Sum Adasum Min Max Product
+        allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
+        grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
+        grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
+        reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll
+        synchronize""",
+    "horovod.torch.optimizer": "DistributedOptimizer",
+    "horovod.torch.compression": "Compression",
+    "horovod.torch.functions": """
+        broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object""",
+    "horovod.torch.sync_batch_norm": "SyncBatchNorm",
+    "horovod.torch.elastic": "run run_fn init shutdown TorchState ElasticSampler state sampler",
+    "horovod.torch.elastic.state": """
+        TorchState StateHandler ModelStateHandler OptimizerStateHandler SamplerStateHandler get_handler_registry
+        set_handler_registry""",
+    "horovod.torch.elastic.sampler": "ElasticSampler",
+    "horovod.common.elastic": "State ObjectState run_fn",
+    "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
+    "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
+    "horovod.common.util": "nccl_built gloo_built mpi_built ddl_built ccl_built cuda_built rocm_built",
+}
+
+REDUCE = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=gps"
+REDUCE_COMPRESSED = (
+    "average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=gps"
+)
+SCATTER = "name=None, op=Average, process_set=gps, prescale_factor=1.0, postscale_factor=1.0"
+SCATTER_COMPRESSED = (
+    "name=None, compression=none, op=Average, process_set=gps, prescale_factor=1.0, postscale_factor=1.0"
+)
+
+# Arguments and defaults of horovod.torch's functions: gps is global_process_set, none Compression.none, "..." stands
+# for the further arguments, with defaults, of torch's own class.
+SIGNATURES = {
+    "init": "comm=None, process_sets=None",
+    "start_timeline": "file_path, mark_cycles=False",
+    "allreduce": f"tensor, {REDUCE_COMPRESSED}",
+    "allreduce_async": f"tensor, {REDUCE}",
+    "allreduce_": f"tensor, {REDUCE}",
+    "allreduce_async_": f"tensor, {REDUCE}",
+    "grouped_allreduce": f"tensors, {REDUCE_COMPRESSED}",
+    "grouped_allreduce_async": f"tensors, {REDUCE}",
+    "grouped_allreduce_": f"tensors, {REDUCE}",
+    "grouped_allreduce_async_": f"tensors, {REDUCE}",
+    "sparse_allreduce_async": "tensor, name, op, process_set=gps",
+    "allgather": "tensor, name=None, process_set=gps",
+    "allgather_async": "tensor, name=None, process_set=gps",
+    "grouped_allgather": "tensors, name=None, process_set=gps",
+    "grouped_allgather_async": "tensors, name=None, process_set=gps",
+    "broadcast": "tensor, root_rank, name=None, process_set=gps",
+    "broadcast_async": "tensor, root_rank, name=None, process_set=gps",
+    "broadcast_": "tensor, root_rank, name=None, process_set=gps",
+    "broadcast_async_": "tensor, root_rank, name=None, process_set=gps",
+    "alltoall": "tensor, splits=None, name=None, process_set=gps",
+    "alltoall_async": "tensor, splits=None, name=None, process_set=gps",
+    "reducescatter": f"tensor, {SCATTER_COMPRESSED}",
+    "reducescatter_async": f"tensor, {SCATTER}",
+    "grouped_reducescatter": f"tensors, {SCATTER_COMPRESSED}",
+    "grouped_reducescatter_async": f"tensors, {SCATTER}",
+    "join": "device=-1",
+    "barrier": "process_set=gps",
+    "poll": "handle",
+    "synchronize": "handle",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "ProcessSet": "ranks_or_comm",
+    "broadcast_parameters": "params, root_rank",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_object": "obj, root_rank=0, name=None, process_set=gps",
+    "allgather_object": "obj, name=None",
+    "DistributedOptimizer": (
+        "optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, "
+        "gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, process_set=gps"
+    ),
+    "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, ...",
+    "elastic.run": "func",
+    "elastic.run_fn": "func, reset",
+    "elastic.TorchState": "model=None, optimizer=None, **kwargs",
+    "elastic.TorchState.register_reset_callbacks": "self, callbacks",
+    "elastic.ElasticSampler": "dataset, shuffle=True, seed=0",
+    "elastic.ElasticSampler.set_epoch": "self, epoch",
+    "elastic.ElasticSampler.record_batch": "self, batch_idx, batch_size",
+    "elastic.ElasticSampler.load_state_dict": "self, state_dict",
+    "elastic.state.set_handler_registry": "registry",
+}
+NO_ARGUMENTS = (
+    "shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_enabled mpi_built gloo_enabled "
+    "gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_threads_supported stop_timeline"
+)
+SIGNATURES |= dict.fromkeys(NO_ARGUMENTS.split(), "")
+
+RUN = (
+    "func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None, "
+    "cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None, "
+    "ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, "
+    "mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None"
+)
+
+
+def written(function: Any) -> str:
+    """A signature as the tables write it."""
+    hvd = importlib.import_module("horovod.torch")
+    names = {id(hvd.global_process_set): "gps", id(hvd.Compression.none): "none"}
+    parts = []
+    for parameter in inspect.signature(function).parameters.values():
+        star = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        if parameter.default is parameter.empty:
+            parts.append(f"{star}{parameter.name}")
+        else:
+            parts.append(f"{parameter.name}={names.get(id(parameter.default), repr(parameter.default))}")
+    return ", ".join(parts)
+
+
+def found(module: str, path: str) -> Any:
+    """What stands at a dotted path in a module."""
+    value: Any = importlib.import_module(module)
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize(("module", "names"), MODULES.items(), ids=MODULES)
+def test_every_name_is_there(module: str, names: str) -> None:
+    missing = [name for name in names.split() if not hasattr(importlib.import_module(module), name)]
+    assert not missing
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("horovod.torch")])
+def test_names_are_those_of_lockstep_itself(module: str) -> None:
+    own = importlib.import_module(f"lockstep.hvd{module.removeprefix('horovod.torch').replace('.mpi_ops', '')}")
+    for name in set(MODULES[module].split()) - {"elastic", "state", "sampler", "is_homogeneous"}:
+        assert found(module, name) is getattr(own, name), name
+
+
+@pytest.mark.parametrize(("path", "signature"), SIGNATURES.items(), ids=SIGNATURES)
+def test_signatures_are_horovods(path: str, signature: str) -> None:
+    average = importlib.import_module("horovod.torch").Average
+    expected, *more = signature.replace("op=Average", f"op={average!r}").split("...")
+    actual = written(found("horovod.torch", path))
+    assert actual.startswith(expected) if more else actual == expected
+
+
+def test_what_starts_a_function_has_horovods_signature() -> None:
+    run = importlib.import_module("horovod.runner").run
+    assert written(run) == RUN
+
+
+def test_the_reductions_are_numbered_as_horovods() -> None:
+    hvd = importlib.import_module("horovod.torch")
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from horovod import run; assert run is function",
+        "import horovod; assert horovod.run is function",
+        "from horovod.run import run; assert run is function",
+        "import horovod.run; assert horovod.run.run is function; call(horovod.run)",
+        "import horovod.run; from horovod import run; call(run)",
+        "import horovod.runner; assert horovod.runner.run is function",
+    ],
+)
+def test_run_is_a_function_and_a_module(code: str) -> None:
+    prelude = """
+from lockstep.launch.function import run as function
+def call(run):
+    try:
+        run(print, hosts="a:1", hostfile="b")
+    except ValueError:
+        return
+    raise AssertionError("it has not been called")
+"""
+    subprocess.run([sys.executable, "-c", prelude + code], check=True)
+
+
+def test_training_imports_no_more_than_lockstep_does() -> None:
+    code = "import sys, {}; print(*(name for name in sys.modules if not name.startswith('horovod')))"
+    ours, horovods = (
+        set(subprocess.check_output([sys.executable, "-c", code.format(name)], text=True).split())
+        for name in ("lockstep.hvd, lockstep.hvd.elastic", "horovod.torch")
+    )
+    assert not {name for name in horovods - ours if name.startswith(("lockstep", "torch"))}
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "spark.torch", "ray", "data"]
+)
+def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
+    with pytest.raises(ImportError, match=r"horovod\.torch") as caught:
+        importlib.import_module(f"horovod.{name}")
+    assert not isinstance(caught.value, ModuleNotFoundError)
+
+
+def test_beside_horovod_itself_the_import_is_refused(tmp_path: Path) -> None:
+    information = tmp_path / "horovod-0.28.1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import horovod"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert "ImportError" in outcome.stderr
+    assert "pip uninstall horovod" in outcome.stderr
+
+
+def test_both_distributions_are_of_one_version() -> None:
+    own, compat = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in (".", "compat/horovod")
+    )
+    assert compat["version"] == own["version"]
+    assert compat["dependencies"] == [f"{own['name']}=={own['version']}"]
+
+
+def test_the_helpers_of_common_util(monkeypatch: pytest.MonkeyPatch) -> None:
+    util = importlib.import_module("horovod.common.util")
+    assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [number for number in range(10) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8]
+    assert util.extension_available("torch")
+    assert not util.extension_available("tensorflow")
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    monkeypatch.setenv("THERE", "before")
+    monkeypatch.delenv("ABSENT", raising=False)
+    with util.env(THERE="now", ABSENT="now", LEFT=None):
+        assert (util.os.environ["THERE"], util.os.environ["ABSENT"]) == ("now", "now")
+    assert util.os.environ["THERE"] == "before"
+    assert "ABSENT" not in util.os.environ
+
+
+def test_lockstep_says_which_it_is() -> None:
+    horovod = importlib.import_module("horovod")
+    assert horovod.__version__ == "0.28.1"
+    assert horovod.lockstep_version == importlib.metadata.version("lockstep-torch")
+    assert lockstep.hvd.__doc__

@@ -1,0 +1,54 @@
+"""Parameters whose gradients the tests choose, and are told apart by worker, step and parameter."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+
+SHAPES = ((3, 4), (5,), (), (700,), (2, 3, 2), (0,), (30, 40))  # less and more than a control message holds
+
+
+def new_parameters(
+    shapes: Sequence[tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
+    """Parameters that are the same on all workers."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def gradient(parameter: torch.Tensor, index: int, rank: int, step: int = 0) -> torch.Tensor:
+    """The gradient that `backward` gives."""
+    generator = torch.Generator().manual_seed(1000 * step + 50 * rank + index + 1)
+    return torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+
+
+def backward(parameters: Iterable[torch.Tensor], rank: int, step: int = 0, left_out: Sequence[int] = ()) -> None:
+    """Add this worker's gradients to all parameters but those left out."""
+    terms = [
+        (parameter * gradient(parameter, index, rank, step)).sum()
+        for index, parameter in enumerate(parameters)
+        if index not in left_out
+    ]
+    torch.stack(terms).sum().backward()
+
+
+def mean(parameters: Iterable[torch.Tensor], ranks: Sequence[int], step: int = 0) -> list[torch.Tensor]:
+    """The average of the gradients of some workers."""
+    return [
+        torch.stack([gradient(parameter, index, rank, step) for rank in ranks]).mean(0)
+        for index, parameter in enumerate(parameters)
+    ]
+
+
+def bits(tensors: Iterable[torch.Tensor]) -> str:
+    """A digest of the tensors' bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def grads(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in parameters]

@@ -1,0 +1,175 @@
+"""Parameters, optimizer states and objects, from one worker to the others or from all to all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from processes import run_in_workers
+from torch import nn, optim
+
+from lockstep import hvd
+from lockstep.world import World
+
+Parameters = list[nn.Parameter]
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
+    "SGD": lambda p, lr: optim.SGD(p, lr),
+    "SGD with momentum": lambda p, lr: optim.SGD(p, lr, momentum=0.9, nesterov=True),
+    "Adam": lambda p, lr: optim.Adam(p, lr),
+    "Adam, lr as a tensor": lambda p, lr: optim.Adam(p, torch.tensor(lr)),
+    "AdamW with amsgrad": lambda p, lr: optim.AdamW(p, lr, amsgrad=True, weight_decay=0.1),
+    "two groups": lambda p, lr: optim.AdamW([{"params": p[:1], "lr": lr}, {"params": p[1:], "lr": lr / 2}]),
+    **{
+        name: getattr(optim, name)
+        for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "Muon")
+    },
+    "SparseAdam": lambda p, lr: optim.SparseAdam(p, lr),
+}
+
+
+def _parameters(rank: int) -> Parameters:
+    generator = torch.Generator().manual_seed(rank)
+    return [nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
+
+
+def _step(optimizer: optim.Optimizer, count: int) -> None:
+    for turn in range(count):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = torch.full_like(parameter, 0.5 + turn)
+                parameter.grad = gradient.to_sparse(1) if isinstance(optimizer, optim.SparseAdam) else gradient
+        optimizer.step()
+
+
+def _comparable(value: Any) -> Any:
+    """Nested states with tensors as their dtype and bits."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: _comparable(item) for key, item in value.items()}
+    return [_comparable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("who", ["all", "root", "others", "nobody"])
+def test_optimizers_get_the_roots_state_and_step_alike(who: str) -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        root = 1
+        is_root = hvd.rank() == root
+        for name, make in OPTIMIZERS.items():
+            parameters = _parameters(hvd.rank())
+            optimizer = make(parameters, lr=0.1 if is_root else 0.7)
+            if who == "all" or (who == "root" and is_root) or (who == "others" and not is_root):
+                _step(optimizer, 2 + hvd.rank())
+            weights = [parameter.detach().clone() for parameter in parameters]
+            before = copy.deepcopy(optimizer.state_dict())
+            hvd.broadcast_optimizer_state(optimizer, root)
+            after = optimizer.state_dict()
+            assert all(map(torch.equal, weights, parameters)), f"{name}: no weight is touched"
+            if is_root:
+                assert _comparable(after) == _comparable(before), f"{name}: the root is as it was"
+            states = hvd.allgather_object(_comparable(after))
+            assert all(state == states[root] for state in states), name
+            hvd.broadcast_parameters([parameter.data for parameter in parameters], root)
+            _step(optimizer, 2)
+            stepped = hvd.allgather_object([_comparable(parameters), _comparable(optimizer.state_dict())])
+            assert all(one == stepped[0] for one in stepped), name
+        hvd.shutdown()
+
+    run_in_workers(3 if who == "all" else 2, work)
+
+
+def test_hyper_parameters_of_any_kind_are_the_roots() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        rank = hvd.rank()
+        optimizer = optim.AdamW(_parameters(0), lr=0.1 * (rank + 1), betas=(0.5 + 0.1 * rank, 0.9), weight_decay=rank)
+        optimizer.param_groups[0]["own"] = {"name": f"rank {rank}", "nothing": None if rank == 0 else 1}
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        group = optimizer.param_groups[0]
+        assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.1, (0.5, 0.9), 0)
+        assert group["own"] == {"name": "rank 0", "nothing": None}
+        assert not any(parameter.grad is not None for parameter in group["params"]), "no step has been taken"
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def _model(rank: int) -> nn.Module:
+    torch.manual_seed(rank)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4), nn.Embedding(5, 2), nn.Linear(2, 2)
+    )
+    model[3].to(torch.float16)
+    model[1].num_batches_tracked += rank
+    model.register_buffer("mask", torch.tensor([rank == 0, True]))
+    model.register_buffer("nothing", torch.empty(0))
+    return model
+
+
+def test_parameters_become_the_roots_in_place() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        for root in range(hvd.size()):
+            wanted = _model(root).state_dict()
+            forms: list[Callable[[nn.Module], Any]] = [
+                lambda model: model.state_dict(),
+                lambda model: dict(reversed(model.state_dict().items())),
+                lambda model: list(model.state_dict().items()),
+                lambda model: list(model.state_dict().values()),
+            ]
+            for form in forms:
+                model = _model(hvd.rank())
+                places = [tensor.data_ptr() for tensor in model.state_dict().values()]
+                hvd.broadcast_parameters(form(model), root)
+                assert [tensor.data_ptr() for tensor in model.state_dict().values()] == places
+                assert all(tensor.equal(wanted[name]) for name, tensor in model.state_dict().items())
+                assert all(parameter.requires_grad for parameter in model.parameters())
+                assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+            model = _model(hvd.rank())
+            hvd.broadcast_parameters(list(model.named_parameters()), root)
+            assert all(parameter.equal(wanted[name]) for name, parameter in model.named_parameters())
+        hvd.broadcast_parameters({}, 0)
+        hvd.broadcast_parameters([], 0)
+        hvd.shutdown()
+
+    run_in_workers(3, work)
+
+
+class Own:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_objects_of_any_kind_travel() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        objects: list[Callable[[int], Any]] = [
+            lambda number: None,
+            lambda number: number,
+            lambda number: {"a": [number, (1.5, "b")], 3: {number}},
+            lambda number: Own(number),
+            lambda number: b"x" * (number * 1_000_000),
+        ]
+        for root in range(size):
+            for make in objects:
+                assert hvd.broadcast_object(make(rank), root) == make(root)
+                assert hvd.broadcast_object(make(rank), root, name="named") == make(root)
+        for make in objects:
+            assert hvd.allgather_object(make(rank)) == [make(other) for other in range(size)]
+            assert hvd.allgather_object(make(rank), name="named") == [make(other) for other in range(size)]
+        assert hvd.broadcast_object(lambda x: x + rank, 1)(10) == 11
+        assert [function(10) for function in hvd.allgather_object(lambda x: x + rank)] == [10 + r for r in range(size)]
+        assert hvd.broadcast_object(torch.full((3,), float(rank)), 1).tolist() == [1.0] * 3
+        hvd.shutdown()
+
+    run_in_workers(3, work)

@@ -1,0 +1,146 @@
+"""Starting, stopping, starting again, and what the others see of a worker that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from processes import run_in_workers
+
+from lockstep import hvd
+from lockstep.world import World
+
+
+def test_init_and_shutdown_work_200_times() -> None:
+    def work(world: World) -> tuple[int, list[float]]:
+        sums = []
+        for turn in range(200):
+            hvd.init()
+            sums.append(hvd.allreduce(torch.tensor(float(hvd.rank() + turn)), op=hvd.Sum).item())
+            hvd.shutdown()
+        deadline = time.monotonic() + 10
+        while threading.active_count() > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return threading.active_count(), sums
+
+    for threads, sums in run_in_workers(2, work):
+        assert sums == [1.0 + 2 * turn for turn in range(200)]
+        assert threads == 1
+
+
+def test_init_twice_is_once_and_shutdown_twice_too() -> None:
+    def work(world: World) -> list[Any]:
+        hvd.shutdown()
+        hvd.init()
+        hvd.init()
+        facts = [hvd.size(), hvd.rank(), hvd.local_size(), hvd.local_rank(), hvd.cross_size(), hvd.cross_rank()]
+        hvd.shutdown()
+        hvd.shutdown()
+        return [*facts, hvd.is_initialized()]
+
+    assert run_in_workers(2, work) == [[2, rank, 2, rank, 1, 0, False] for rank in range(2)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_killed_worker_fails_the_others_within_seconds(size: int) -> None:
+    def work(world: World) -> Any:
+        hvd.init()
+        hvd.allreduce(torch.ones(1))
+        pid = os.getpid()
+        pids = hvd.allgather(torch.tensor([pid])).tolist()
+        if hvd.rank() == size - 1:
+            threading.Event().wait(60)  # rank 0 ends this wait
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(torch.ones(3), name="never")
+            os.kill(pids[-1], signal.SIGKILL)
+        else:
+            handle = hvd.allreduce_async(torch.ones(3_000_000), name="other")
+        start = time.monotonic()
+        with pytest.raises(hvd.HorovodInternalError, match=r"shut down"):
+            hvd.synchronize(handle)
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.allreduce(torch.ones(1))
+        return time.monotonic() - start
+
+    with pytest.raises(AssertionError, match="ended without an answer") as failure:
+        run_in_workers(size, work)
+    assert str(failure.value).count("worker ") == 1, "only the killed worker may fail"
+
+
+def test_a_killed_worker_is_noticed_by_workers_that_do_not_communicate() -> None:
+    def work(world: World) -> bool:
+        hvd.init()
+        pids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
+        if hvd.rank() == 0:
+            os.kill(pids[1], signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if hvd.rank() != 1:
+                try:
+                    hvd.allreduce_async(torch.ones(1))
+                except hvd.HorovodInternalError:
+                    return True
+        return False
+
+    with pytest.raises(AssertionError, match="ended without an answer") as failure:
+        run_in_workers(3, work)
+    assert str(failure.value).count("worker ") == 1
+
+
+def test_pending_operations_fail_when_a_worker_shuts_down() -> None:
+    def work(world: World) -> float:
+        hvd.init()
+        hvd.allreduce(torch.ones(1))
+        start = time.monotonic()
+        if hvd.rank() == 0:
+            hvd.shutdown()
+        else:
+            with pytest.raises(hvd.HorovodInternalError, match="rank 0 has shut down"):
+                hvd.allreduce(torch.ones(1), name="late")
+            hvd.shutdown()
+        return time.monotonic() - start
+
+    assert all(seconds < 5 for seconds in run_in_workers(3, work))
+
+
+def test_the_last_operation_succeeds_although_a_peer_leaves_at_once() -> None:
+    def work(world: World) -> list[float]:
+        results = []
+        for turn in range(40):
+            hvd.init()
+            tensor = torch.full((100_000 if turn % 2 else 1,), float(hvd.rank()))
+            results.append(hvd.allreduce(tensor, op=hvd.Sum)[-1].item())
+            hvd.shutdown()
+        return results
+
+    assert run_in_workers(3, work) == [[3.0] * 40] * 3
+
+
+def test_abandoned_handles_hang_nothing() -> None:
+    def work(world: World) -> float:
+        hvd.init()
+        for turn in range(50):
+            hvd.allreduce_async(torch.ones(1000), name=f"abandoned.{turn}")
+        if hvd.rank() == 0:
+            hvd.allreduce_async(torch.ones(1), name="only here")
+        result = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        start = time.monotonic()
+        hvd.shutdown()
+        assert time.monotonic() - start < 5
+        return result
+
+    assert run_in_workers(2, work) == [2.0, 2.0]
+
+
+def test_a_part_of_the_workers_can_be_the_whole() -> None:
+    def work(world: World) -> list[float]:
+        hvd.init(comm=[0, 2] if world.rank != 1 else [1])
+        return [hvd.size(), hvd.rank(), hvd.allreduce(torch.tensor(float(world.rank)), op=hvd.Sum).item()]
+
+    assert run_in_workers(3, work) == [[2, 0, 2.0], [1, 0, 1.0], [2, 1, 2.0]]

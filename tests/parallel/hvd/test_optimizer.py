@@ -1,0 +1,400 @@
+"""What DistributedOptimizer makes of the workers' gradients, under all its options."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
+from processes import run_in_workers
+
+from lockstep import hvd
+from lockstep.hvd.compression import Compressor
+from lockstep.world import World
+
+Tensor = torch.Tensor
+
+
+class Tenth(Compressor):
+    """A user's compression: tenths, as whole numbers."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        return (tensor * 10).round().to(torch.int32), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        return tensor.to(ctx) / 10
+
+
+def wrap(parameters: Sequence[Tensor], lr: float = 0.1, **arguments: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=lr), **arguments)
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def reduced(parameters: Sequence[Tensor], reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """All workers' gradients, reduced from [workers, ...]."""
+    ranks = range(hvd.size())
+    return [
+        reduce(torch.stack([gradient(parameter, index, rank) for rank in ranks]))
+        for index, parameter in enumerate(parameters)
+    ]
+
+
+# Arguments made from the parameters, how the gradients are reduced over the workers, and to what precision.
+OPTIONS: dict[str, tuple[Callable[[list[Tensor]], dict[str, Any]], Callable[[Tensor], Tensor], float]] = {
+    "nothing": (lambda p: {}, lambda g: g.mean(0), 1e-12),
+    "names": (lambda p: {"named_parameters": zip("abcdefg", p, strict=True)}, lambda g: g.mean(0), 1e-12),
+    "Sum": (lambda p: {"op": hvd.Sum}, lambda g: g.sum(0), 1e-12),
+    "Min": (lambda p: {"op": hvd.Min}, lambda g: g.amin(0), 0),
+    "Max": (lambda p: {"op": hvd.Max}, lambda g: g.amax(0), 0),
+    "Product": (lambda p: {"op": hvd.Product}, lambda g: g.prod(0), 1e-12),
+    "predivide": (lambda p: {"gradient_predivide_factor": 3.0}, lambda g: g.mean(0), 1e-12),
+    "fp16": (lambda p: {"compression": hvd.Compression.fp16}, lambda g: g.mean(0), 3e-3),
+    "own compression": (lambda p: {"compression": Tenth}, lambda g: (g * 10).round().sum(0), 1e-12),
+    "one group": (lambda p: {"groups": 1}, lambda g: g.mean(0), 1e-12),
+    "two groups": (lambda p: {"groups": 2}, lambda g: g.mean(0), 1e-12),
+    "more groups than parameters": (lambda p: {"groups": 99}, lambda g: g.mean(0), 1e-12),
+    "some in groups": (lambda p: {"groups": [[p[3], p[0]], [p[2]]]}, lambda g: g.mean(0), 1e-12),
+    "groups with a stranger": (lambda p: {"groups": [[p[1], torch.zeros(2)]]}, lambda g: g.mean(0), 1e-12),
+    "groups and fp16": (lambda p: {"groups": 3, "compression": hvd.Compression.fp16}, lambda g: g.mean(0), 3e-3),
+}
+
+
+def _options(world: World) -> dict[str, str]:
+    hvd.init()
+    outcomes = {}
+    for name, (arguments, reduce, tolerance) in OPTIONS.items():
+        parameters = new_parameters()
+        if "own" in name:  # truncates tenths as Average of whole numbers does
+            reduce = lambda g: (g * 10).round().sum(0).div(hvd.size()).trunc() / 10  # noqa: E731
+        optimizer = wrap(parameters, **arguments(parameters))
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank())
+            optimizer.synchronize()
+            close(grads(parameters), reduced(parameters, reduce), tolerance)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        outcomes[name] = bits(parameters)
+    hvd.shutdown()
+    return outcomes
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_option_reduces_as_it_says_and_alike_on_all_workers(size: int) -> None:
+    first, *others = run_in_workers(size, _options)
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("threshold_bytes", [0, 100, 6000])
+def test_the_fusion_threshold_changes_no_result(threshold_bytes: int) -> None:
+    def work(world: World) -> None:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step)
+            optimizer.synchronize()
+            close(grads(parameters), mean(parameters, range(hvd.size()), step))
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def test_all_dtypes_and_a_bucket_beyond_the_threshold_train_together() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        parameters = [parameter for dtype in kinds for parameter in new_parameters(dtype=dtype)]
+        parameters += new_parameters([(300_000,), (1200, 1000)], torch.float32)
+        optimizer = wrap(parameters)
+        backward(parameters, hvd.rank())
+        optimizer.step()
+        for parameter, expected in zip(parameters, mean(parameters, range(hvd.size())), strict=True):
+            close(parameter.grad, expected, 1e-12 if parameter.dtype == torch.float64 else 2e-2)
+        hvd.shutdown()
+        return bits([parameter.float() for parameter in parameters])
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+
+
+def test_gradients_add_up_over_backward_passes_without_division() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters, backward_passes_per_step=2)
+        for passes in (2, 2, 3, 1):
+            optimizer.set_backward_passes_per_step(passes)
+            for step in range(passes):
+                backward(parameters, hvd.rank(), step)
+            optimizer.synchronize()
+            terms = zip(*[mean(parameters, range(hvd.size()), step) for step in range(passes)], strict=True)
+            close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
+            optimizer.zero_grad(set_to_none=passes == 3)
+        optimizer.set_backward_passes_per_step(4)
+        for step in range(2):  # fewer than announced: the step takes what there is
+            backward(parameters, hvd.rank(), step)
+        optimizer.step()
+        terms = zip(*[mean(parameters, range(hvd.size()), step) for step in range(2)], strict=True)
+        close(grads(parameters), [torch.stack(term).sum(0) for term in terms])
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+def test_gradients_on_some_workers_alone_count_as_zeros_elsewhere(groups: int | None) -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters, groups=groups)
+        for step, left_out in enumerate([[(), (0, 3)], [(0, 1, 2, 3), (4, 5, 6)], [(1,), (1,)], [(), ()]]):
+            optimizer.zero_grad()
+            backward(parameters, hvd.rank(), step, left_out[hvd.rank()])
+            optimizer.step()
+            for index, parameter in enumerate(parameters):
+                ranks = [rank for rank in range(2) if index not in left_out[rank]]
+                terms = [gradient(parameter, index, rank, step) for rank in ranks]
+                close(parameter.grad, sum(terms, torch.zeros_like(parameter)) / 2)
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            backward(parameters, 0)
+        optimizer.step()
+        hvd.shutdown()
+        return bits(parameters)
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+
+
+def test_parameters_may_be_frozen_thawed_and_added() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        ranks = range(hvd.size())
+        parameters = new_parameters()
+        parameters[1].requires_grad_(False)
+        optimizer = wrap(parameters, lr=1.0, named_parameters=list(zip("abcdefg", parameters, strict=True)))
+        late = new_parameters([(4,), (9, 100)])
+        for frozen in ([1], [1], [], [0, 3], [2], []):
+            if frozen == [0, 3]:
+                optimizer.add_param_group({"params": late[0], "lr": 0.5})
+                optimizer.add_param_group({"params": late[1]})
+                parameters += late
+            for index, parameter in enumerate(parameters):
+                parameter.requires_grad_(index not in frozen)
+            optimizer.zero_grad()
+            before = [parameter.detach().clone() for parameter in parameters]
+            backward(parameters, hvd.rank(), left_out=frozen)
+            optimizer.step()
+            for index, (parameter, start) in enumerate(zip(parameters, before, strict=True)):
+                rate = 0.0 if index in frozen else 0.5 if parameter is late[0] else 1.0
+                close(parameter.detach(), start - rate * mean(parameters, ranks)[index])
+        hvd.shutdown()
+        return bits(parameters)
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+
+
+def test_generator_and_discriminator_of_the_same_names_train_in_turn() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        torch.manual_seed(0)
+        models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
+        optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in models]
+        torch.manual_seed(hvd.rank())
+        for trained in ((True, False), (False, True), (True, True), (True, False)):
+            for model, optimizer, trains in zip(models, optimizers, trained, strict=True):
+                model.requires_grad_(trains)
+                optimizer.zero_grad()
+            models[1](models[0](torch.randn(4, 3))).square().sum().backward()
+            for model, optimizer, trains in reversed(list(zip(models, optimizers, trained, strict=True))):
+                assert all((parameter.grad is not None) == trains for parameter in model.parameters())
+                if trains:
+                    optimizer.step()
+        hvd.shutdown()
+        return bits([*models[0].parameters(), *models[1].parameters()])
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+
+
+def test_members_of_a_process_set_reduce_among_themselves_and_others_not_at_all() -> None:
+    def work(world: World) -> None:
+        pair = hvd.ProcessSet([0, 2])
+        hvd.init(process_sets=[pair])
+        alone, shared = new_parameters(), new_parameters()
+        some = wrap(alone, process_set=pair, named_parameters=list(zip("abcdefg", alone, strict=True)))
+        every = wrap(shared, named_parameters=list(zip("abcdefg", shared, strict=True)))
+        for step in range(2):
+            some.zero_grad()
+            every.zero_grad()
+            backward(alone, hvd.rank(), step)
+            backward(shared, hvd.rank(), step)
+            every.step()
+            some.step()
+            close(grads(alone), mean(alone, [0, 2] if hvd.rank() != 1 else [1], step))
+            close(grads(shared), mean(shared, range(3), step))
+        with pytest.raises(NotImplementedError):
+            wrap(alone[:2], op=hvd.Adasum, process_set=pair)
+        hvd.shutdown()
+
+    run_in_workers(3, work)
+
+
+def _sparse_and_dense(world: World, as_dense: bool) -> None:
+    """Embeddings with sparse gradients among dense parameters, in the same groups and out of step."""
+    hvd.init()
+    torch.manual_seed(0)
+    tables = [torch.nn.Embedding(6, 3, sparse=True, dtype=torch.float64) for _ in range(3)]
+    dense = new_parameters()
+    parameters = [tables[0].weight, *dense[:3], tables[1].weight, *dense[3:], tables[2].weight]
+    optimizer = wrap(parameters, groups=2, sparse_as_dense=as_dense)
+    for step in range(3):
+        optimizer.zero_grad()
+        rows = [torch.tensor([rank, 2, 2, (5 + step) % 6]) for rank in range(hvd.size())]
+        used = tables if step != 1 else tables[1:] if hvd.rank() == 0 else []  # in one step only on rank 0
+        sum((table(rows[hvd.rank()]).sum() for table in used), torch.zeros(())).backward() if used else None
+        backward(dense, hvd.rank(), step)
+        optimizer.step()
+        close(grads(dense), mean(dense, range(hvd.size()), step))
+        for number, table in enumerate(tables):
+            expected = torch.zeros_like(table.weight)
+            for rank in range(hvd.size()):
+                if step != 1 or (rank == 0 and number > 0):
+                    expected.index_add_(0, rows[rank], torch.ones(4, 3, dtype=torch.float64) / hvd.size())
+            assert table.weight.grad is not None
+            assert table.weight.grad.is_sparse or as_dense
+            close(table.weight.grad.to_dense(), expected)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_sparse_gradients_are_reduced_as_they_are_or_as_dense(size: int, as_dense: bool) -> None:
+    run_in_workers(size, _sparse_and_dense, as_dense)
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed"])
+def test_gradients_of_any_memory_layout_are_reduced(layout: str) -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        (dense,) = new_parameters([(16, 8, 5, 5)])
+        strided = dense.to(memory_format=torch.channels_last) if layout == "channels_last" else dense.mT.contiguous().mT
+        parameter = strided.detach().requires_grad_()
+        optimizer = wrap([parameter])
+        for step in range(2):
+            optimizer.zero_grad()
+            backward([parameter], hvd.rank(), step)
+            assert parameter.grad.stride() == parameter.stride() != dense.stride()
+            optimizer.step()
+            close(parameter.grad, mean([parameter], range(hvd.size()), step)[0])
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def test_gradients_that_have_a_graph_are_reduced() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        for shapes in ([(3,)], SHAPES):
+            parameters = new_parameters(shapes)
+            for arguments in ({}, {"compression": hvd.Compression.fp16}):
+                optimizer = wrap(parameters, **arguments)
+                optimizer.zero_grad()
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph")
+                    terms = [
+                        (parameter * gradient(parameter, index, hvd.rank())).sum()
+                        for index, parameter in enumerate(parameters)
+                    ]
+                    (torch.stack(terms).sum() + sum(p.square().sum() for p in parameters)).backward(create_graph=True)
+                optimizer.step()
+                starts = zip(new_parameters(shapes), mean(parameters, range(hvd.size())), strict=True)
+                if not arguments:
+                    close([parameter.grad for parameter in parameters], [2 * start + g for start, g in starts])
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def adasum(changes: list[Tensor]) -> Tensor:
+    """The adaptive sum, by the paper's formula."""
+    if len(changes) == 1:
+        return changes[0]
+    middle = len(changes) // 2
+    one, other = adasum(changes[:middle]), adasum(changes[middle:])
+    product = (one * other).sum()
+    shares = [1 - product / (2 * change.square().sum()) if change.any() else 1 for change in (one, other)]
+    return shares[0] * one + shares[1] * other
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_adasum_combines_the_workers_steps(size: int) -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(
+            parameters, lr=0.5, op=hvd.Adasum, named_parameters=list(zip("abcdefg", parameters, strict=True))
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            starts = [parameter.detach().clone() for parameter in parameters]
+            left_out = [2] if hvd.rank() else []
+            backward(parameters, hvd.rank(), step, left_out)
+            optimizer.synchronize()
+            optimizer.step()
+            for index, (parameter, start) in enumerate(zip(parameters, starts, strict=True)):
+                changes = [-0.5 * gradient(parameter, index, rank, step) for rank in range(size)]
+                changes = [change * (index != 2 or rank == 0) for rank, change in enumerate(changes)]
+                close(parameter.detach(), start + adasum(changes))
+        with pytest.raises(AssertionError, match="not supported when using Adasum"):
+            optimizer.skip_synchronize()
+        hvd.shutdown()
+        return bits(parameters)
+
+    assert len(set(run_in_workers(size, work))) == 1
+
+
+def test_adasum_takes_compression_and_steps_of_any_optimizer() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        parameters = new_parameters()
+        users = torch.optim.Adam(parameters, lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
+        optimizer: Any = hvd.DistributedOptimizer(users, op=hvd.Adasum, compression=hvd.Compression.fp16)
+        assert isinstance(optimizer, torch.optim.Adam)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(parameters, 0, step)  # the same everywhere, so that the step is one worker's own
+            optimizer.step()
+            scheduler.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.param_groups[0]["lr"] == 0.01 / 8
+        hvd.shutdown()
+        return bits(parameters)
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+
+
+def test_adasum_needs_a_power_of_two() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        optimizer = wrap(new_parameters(), op=hvd.Adasum)
+        with pytest.raises(NotImplementedError, match="power of 2"):
+            optimizer.step()
+        hvd.shutdown()
+
+    run_in_workers(3, work)

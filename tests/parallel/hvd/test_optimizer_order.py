@@ -1,0 +1,376 @@
+"""The orders in which scripts call backward, synchronize, step, zero_grad and the gradient scaler, and wrong ones."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import pickle
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
+from processes import run_in_workers
+from torch.nn.utils import clip_grad_norm_
+
+from lockstep import hvd
+from lockstep.world import World
+
+Tensor = torch.Tensor
+
+
+def wrap(parameters: list[Tensor], kind: Any = torch.optim.SGD, **arguments: Any) -> Any:
+    return hvd.DistributedOptimizer(kind(parameters, lr=0.1), **arguments)
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def plain(parameters: list[Tensor], optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(parameters, hvd.rank())
+    optimizer.step()
+
+
+def clipped(parameters: list[Tensor], optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(parameters, hvd.rank())
+    optimizer.synchronize()
+    clip_grad_norm_(parameters, 1.0)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def twice_synchronised(parameters: list[Tensor], optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(parameters, hvd.rank())
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="called without optimizer.skip_synchronize"):
+        optimizer.step()
+
+
+def with_closure(parameters: list[Tensor], optimizer: Any) -> None:
+    def closure() -> float:
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank())
+        return 0.1 + hvd.rank()
+
+    close(optimizer.step(closure), 0.1 + (hvd.size() - 1) / 2)
+
+
+def zeroed_by_the_model(parameters: list[Tensor], optimizer: Any) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+    backward(parameters, hvd.rank())
+    optimizer.step()
+
+
+def zeroed_in_place(parameters: list[Tensor], optimizer: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+    backward(parameters, hvd.rank())
+    optimizer.step()
+
+
+ORDERS: list[Callable[[list[Tensor], Any], None]] = [
+    plain,
+    clipped,
+    twice_synchronised,
+    with_closure,
+    zeroed_by_the_model,
+    zeroed_in_place,
+]
+
+
+def expected_after(order: Any, parameters: list[Tensor]) -> list[Tensor]:
+    step = mean(parameters, range(hvd.size()))
+    norm = torch.stack([part.square().sum() for part in step]).sum().sqrt()
+    scale = min(1.0, 1.0 / (norm.item() + 1e-6)) if order is clipped else 1.0
+    return [parameter.detach() - 0.1 * scale * part for parameter, part in zip(parameters, step, strict=True)]
+
+
+def test_every_documented_order_takes_the_average_step() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters)
+        for order in [*ORDERS, *reversed(ORDERS)]:
+            expected = expected_after(order, parameters)
+            order(parameters, optimizer)
+            close([parameter.detach() for parameter in parameters], expected)
+        hvd.shutdown()
+        return bits(parameters)
+
+    for size in (2, 3):
+        assert len(set(run_in_workers(size, work))) == 1
+
+
+def test_synchronised_gradients_add_up() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters)
+        for step in range(2):
+            backward(parameters, hvd.rank(), step)
+            optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        # The second reduction takes the first one's result with it: the average of equal parts is that part.
+        close(
+            grads(parameters),
+            [sum(terms) for terms in zip(*[mean(parameters, [0, 1], s) for s in (0, 1)], strict=True)],
+        )
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def test_calls_in_a_wrong_order_are_refused() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = new_parameters()
+        for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
+            optimizer = wrap(parameters, **arguments)
+            for left_out in ((), (0, 3)):  # where some have no gradient, no bucket may be complete
+                optimizer.zero_grad()
+                backward(parameters, hvd.rank(), left_out=left_out)
+                with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after loss.backward"):
+                    optimizer.zero_grad()
+                if "backward_passes_per_step" in arguments:
+                    backward(parameters, hvd.rank(), left_out=left_out)
+                with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+                    backward(parameters, hvd.rank(), left_out=left_out)
+                optimizer.step()
+            optimizer.zero_grad()
+            plain(parameters, optimizer) if "groups" in arguments else None
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def _scaled_training(world: World, unscales: bool) -> tuple[str, list[bool], float]:
+    """Steps of mixed precision; in the third and the last a gradient of rank 1 alone is infinite."""
+    hvd.init()
+    parameters = new_parameters(dtype=torch.float32)
+    optimizer = wrap(parameters)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    taken = []
+    for step in range(6):
+        before = bits(parameters)
+        optimizer.zero_grad()
+        factor = math.inf if hvd.rank() == 1 and step in (2, 5) else 1.0
+        terms = [
+            (p * gradient(p, i, hvd.rank(), step)).sum() * (factor if i == 1 else 1.0) for i, p in enumerate(parameters)
+        ]
+        scaler.scale(torch.stack(terms).sum()).backward()
+        optimizer.synchronize()
+        if unscales:
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(parameters, 1.0)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        taken.append(bits(parameters) != before)
+    optimizer.zero_grad()
+    backward(parameters, hvd.rank())
+    optimizer.step()  # the last step was left out by the scaler: no warning for that
+    hvd.shutdown()
+    return bits(parameters), taken, scaler.get_scale()
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_the_gradient_scaler_leaves_out_the_same_steps_on_all_workers(unscales: bool) -> None:
+    one, other = run_in_workers(2, _scaled_training, unscales)
+    assert one == other
+    assert one[1:] == ([True, True, False, True, True, False], 2.0)
+
+
+def test_a_model_may_be_wrapped_again_and_again() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        parameters = new_parameters()
+        names = list(zip("abcdefg", parameters, strict=True))
+        users = torch.optim.SGD(parameters, lr=0.1)
+        for turn in range(4):
+            if turn == 2:  # as an elastic job does when its workers change
+                hvd.shutdown()
+                hvd.init()
+            optimizer = hvd.DistributedOptimizer(users, named_parameters=names)
+            for _ in range(2):
+                expected = expected_after(plain, parameters)
+                plain(parameters, optimizer)
+                close([parameter.detach() for parameter in parameters], expected)
+            hvd.shutdown()
+            hvd.init()
+            plain(parameters, optimizer)  # also one that was made before
+        hvd.shutdown()
+        return bits(parameters)
+
+    assert len(set(run_in_workers(2, work))) == 1
+
+
+def test_a_shutdown_in_the_middle_of_a_step_is_forgotten() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters)
+        backward(parameters, hvd.rank())
+        hvd.barrier()  # until both have begun
+        hvd.shutdown()
+        optimizer.zero_grad()
+        with pytest.raises(hvd.HorovodInternalError, match="not been initialized"):
+            backward(parameters, world.rank)
+        hvd.init()
+        plain(parameters, optimizer)
+        close(grads(parameters), mean(parameters, [0, 1]))
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def test_the_state_goes_round_through_a_file() -> None:
+    def work(world: World) -> str:
+        hvd.init()
+        runs = []
+        for interrupted in (False, True):
+            parameters = new_parameters()
+            optimizer = wrap(parameters, torch.optim.Adam)
+            for step in range(4):
+                if interrupted and step == 2:
+                    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+                    parameters = [parameter.detach().clone().requires_grad_() for parameter in parameters]
+                    optimizer = wrap(parameters, torch.optim.Adam)
+                    optimizer.load_state_dict(copy.deepcopy(saved))
+                optimizer.zero_grad()
+                backward(parameters, hvd.rank(), step)
+                optimizer.step()
+            runs.append(bits(parameters))
+        hvd.shutdown()
+        assert runs[0] == runs[1]
+        return runs[0]
+
+    assert len(set(run_in_workers(2, work))) == 1
+
+
+def test_a_schedule_made_before_wrapping_outlives_the_broadcast_of_the_state() -> None:
+    def work(world: World) -> tuple[float, str]:
+        hvd.init()
+        parameters = new_parameters()
+        users = torch.optim.SGD(parameters, lr=0.1 + hvd.rank(), momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(users, 1, 0.5)
+        optimizer: Any = hvd.DistributedOptimizer(users)
+        plain(parameters, optimizer)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        hvd.broadcast_parameters(parameters, root_rank=0)
+        for _ in range(2):
+            plain(parameters, optimizer)
+            scheduler.step()
+        hvd.shutdown()
+        return optimizer.param_groups[0]["lr"], bits(parameters)
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+    assert one[0] == 0.1 / 4
+
+
+def test_compiled_models_train_alike() -> None:
+    def work(world: World) -> tuple[str, float]:
+        hvd.init()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)).double()
+        twin = copy.deepcopy(model)
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizers = [wrap(list(m.parameters()), named_parameters=m.named_parameters()) for m in (model, twin)]
+        torch.manual_seed(hvd.rank())
+        for _ in range(3):
+            inputs = torch.randn(5, 4, dtype=torch.float64)
+            for forward, optimizer in zip((compiled, twin), optimizers, strict=True):
+                optimizer.zero_grad()
+                forward(inputs).square().sum().backward()
+                optimizer.step()
+        hvd.shutdown()
+        pairs = zip(model.parameters(), twin.parameters(), strict=True)
+        return bits(model.parameters()), max((mine - theirs).abs().max().item() for mine, theirs in pairs)
+
+    one, other = run_in_workers(2, work)
+    assert one == other
+    assert one[1] < 1e-12
+
+
+def _disagreement(world: World, shapes: tuple[tuple[int, ...], ...], arguments: dict[str, Any]) -> str:
+    """One worker's gradient has another dtype; training goes on afterwards."""
+    hvd.init()
+    parameters = new_parameters(shapes)
+    optimizer = wrap(parameters, **arguments)
+    for in_place in (False, True, False):
+        plain(parameters, optimizer)
+        optimizer.zero_grad(set_to_none=not in_place)
+        if hvd.rank() == 1:
+            parameters[0].data = parameters[0].data.float()
+            parameters[0].grad = None
+        backward(parameters, hvd.rank())
+        with pytest.raises(hvd.HorovodInternalError, match="Mismatched data types"):
+            optimizer.step()
+        if hvd.rank() == 1:
+            parameters[0].data = parameters[0].data.double()
+            parameters[0].grad = None
+    hvd.broadcast_parameters(parameters, root_rank=0)
+    optimizer.zero_grad()
+    plain(parameters, optimizer)
+    close(grads(parameters), mean(parameters, range(hvd.size())))
+    hvd.shutdown()
+    return bits(parameters)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"groups": 99}])
+def test_training_goes_on_after_a_disagreement(arguments: dict[str, Any]) -> None:
+    for size in (2, 3):
+        shapes = (*SHAPES, (1000, 1000))  # some still on their way when the first ones fail
+        assert len(set(run_in_workers(size, _disagreement, shapes, arguments))) == 1
+
+
+def test_a_parameter_of_another_shape_fails_on_all_workers() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = new_parameters([(4 + hvd.rank(),), (3,)])
+        optimizer = wrap(parameters, groups=2)
+        backward(parameters, hvd.rank())
+        with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*\[4\].*\[5\]"):
+            optimizer.step()
+        close(parameters[1].grad, mean(parameters, [0, 1])[1])  # the rest is reduced all the same
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def test_a_step_without_any_backward_takes_zeros() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        parameters = new_parameters()
+        optimizer = wrap(parameters)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()  # no gradients anywhere: zeros
+        close(grads(parameters), [torch.zeros_like(parameter) for parameter in parameters])
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
+def test_models_are_freed_when_their_optimizers_are() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        for _ in range(2):
+            parameters = new_parameters()
+            plain(parameters, optimizer := wrap(parameters))
+            alive = weakref.ref(parameters[0])
+            del parameters, optimizer
+            gc.collect()
+            assert alive() is None
+        hvd.shutdown()
+
+    run_in_workers(2, work)

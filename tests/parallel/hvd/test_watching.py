@@ -1,0 +1,194 @@
+"""What can be seen from outside: polling, the stall report, the timeline, and how little an idle worker does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import run_in_workers
+
+from lockstep import hvd
+from lockstep.world import World
+
+
+def test_poll_is_false_while_a_peer_is_awaited() -> None:
+    def work(world: World) -> bool:
+        hvd.init()
+        waited = True
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(torch.ones(10), name="x")
+            time.sleep(0.1)
+            waited = not hvd.poll(handle)
+            hvd.barrier()
+        else:
+            hvd.barrier()
+            handle = hvd.allreduce_async(torch.ones(10), name="x")
+        assert hvd.synchronize(handle).tolist() == [1.0] * 10
+        with pytest.raises(ValueError, match="was not created or has been cleared"):
+            hvd.poll(handle)
+        return waited
+
+    assert run_in_workers(2, work) == [True, True]
+
+
+def test_poll_becomes_true_without_synchronize() -> None:
+    def work(world: World) -> bool:
+        hvd.init()
+        handle = hvd.allreduce_async(torch.ones(10))
+        deadline = time.monotonic() + 10
+        while not hvd.poll(handle):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return hvd.poll(handle)
+
+    assert run_in_workers(2, work) == [True, True]
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def test_the_stall_report_names_tensors_and_missing_ranks() -> None:
+    def work(world: World) -> list[str]:
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
+        kept = _Kept()
+        logging.getLogger("lockstep.hvd").addHandler(kept)
+        hvd.init()
+        if hvd.rank() == 2:
+            time.sleep(1.5)
+        if hvd.rank() == 1:
+            other = hvd.allreduce_async(torch.ones(1), name="else")
+            time.sleep(1.5)
+        hvd.allreduce(torch.ones(1), name="late")
+        if hvd.rank() != 1:
+            other = hvd.allreduce_async(torch.ones(1), name="else")
+        hvd.synchronize(other)
+        hvd.shutdown()
+        return kept.lines
+
+    first, second, third = run_in_workers(3, work)
+    assert any("allreduce.late" in line and "Missing ranks: 1, 2." in line for line in first)
+    assert any("allreduce.else" in line and "Missing ranks: 0, 2." in line for line in second)
+    assert third == []
+
+
+def test_a_joined_worker_is_not_missing() -> None:
+    def work(world: World) -> list[str]:
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
+        kept = _Kept()
+        logging.getLogger("lockstep.hvd").addHandler(kept)
+        hvd.init()
+        if hvd.rank() == 0:
+            hvd.join()
+        else:
+            time.sleep(0 if hvd.rank() == 1 else 1.2)
+            hvd.allreduce(torch.ones(1), name="late")
+            hvd.join()
+        hvd.shutdown()
+        return kept.lines
+
+    first, second, third = run_in_workers(3, work)
+    assert first == third == []
+    assert any("Missing ranks: 2." in line for line in second)
+
+
+def test_a_stall_ends_the_job_where_that_is_asked_for() -> None:
+    def work(world: World) -> float:
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.2"
+        os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = "1"
+        hvd.init()
+        start = time.monotonic()
+        with pytest.raises(hvd.HorovodInternalError, match="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+            hvd.allreduce(torch.ones(1), name=f"mine {hvd.rank()}")
+        return time.monotonic() - start
+
+    assert all(0.5 < seconds < 8 for seconds in run_in_workers(2, work))
+
+
+def test_the_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        os.environ["HOROVOD_TIMELINE"] = str(tmp_path / "whole.json")
+        os.environ["HOROVOD_TIMELINE_MARK_CYCLES"] = "1"
+        hvd.init()
+        handles = [hvd.allreduce_async(torch.ones(1000), name=f"grad.{index}") for index in range(5)]
+        for handle in handles:
+            hvd.synchronize(handle)
+        hvd.broadcast(torch.ones(3), 0, name="weights")
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+    events = json.loads((tmp_path / "whole.json").read_text())
+    lines = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert set(lines) >= {*(f"grad.{index}" for index in range(5)), "weights"}
+    for name, kind in (("grad.3", "ALLREDUCE"), ("weights", "BROADCAST")):
+        spans = {event["name"]: event for event in events if event["tid"] == lines[name] and event["ph"] == "X"}
+        waited, worked = spans[f"NEGOTIATE_{kind}"], spans[kind]
+        assert waited["ts"] + waited["dur"] == pytest.approx(worked["ts"], abs=2)
+        assert worked["dur"] >= 0
+    assert any(event["name"] == "CYCLE_START" for event in events)
+
+
+def test_the_timeline_starts_and_stops_on_demand(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        with pytest.raises(ValueError, match="DYNAMIC"):
+            hvd.start_timeline(str(tmp_path / "no.json"))
+        hvd.stop_timeline()
+        hvd.shutdown()
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+        hvd.init()
+        for turn in range(2):
+            hvd.start_timeline(str(tmp_path / f"part{turn}.json"))
+            hvd.allreduce(torch.ones(1), name=f"x{turn}")
+            hvd.stop_timeline()
+            hvd.allreduce(torch.ones(1), name="unseen")
+        hvd.stop_timeline()
+        if hvd.rank() == 0:
+            with pytest.raises(ValueError, match="cannot be written"):
+                hvd.start_timeline(str(tmp_path / "missing" / "x.json"))
+        hvd.shutdown()
+        with pytest.raises(ValueError, match="has not been initialized"):
+            hvd.start_timeline(str(tmp_path / "no.json"))
+        with pytest.raises(ValueError, match="has not been initialized"):
+            hvd.stop_timeline()
+
+    run_in_workers(2, work)
+    for turn in range(2):
+        text = (tmp_path / f"part{turn}.json").read_text()
+        assert f'"x{turn}"' in text
+        assert "unseen" not in text
+        json.loads(text)
+    assert not (tmp_path / "no.json").exists()
+
+
+def test_an_idle_worker_uses_no_cpu_and_neither_does_one_that_waits() -> None:
+    def work(world: World) -> Any:
+        hvd.init()
+        hvd.allreduce(torch.ones(1))
+        time.sleep(0.2)
+        start = time.process_time()
+        time.sleep(2)
+        idle = time.process_time() - start
+        hvd.barrier()
+        start = time.process_time()
+        if hvd.rank() == 0:
+            hvd.allreduce(torch.ones(1), name="wait")
+        else:
+            time.sleep(2)
+            hvd.allreduce(torch.ones(1), name="wait")
+        return idle, time.process_time() - start
+
+    for idle, waiting in run_in_workers(2, work):
+        assert idle < 0.02
+        assert waiting < 0.06

@@ -1,0 +1,228 @@
+"""Elastic jobs: workers that outlive the death of others, hosts that come and go, and how such a job ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+HOROVODRUN = [sys.executable, "-m", "lockstep.cli.horovodrun"]
+# A worker that says where it is in each generation, and goes on when the test names the generation's end in a file:
+# `done` ends it, `die R` kills rank R, and otherwise it waits for something that is lost when another worker dies.
+WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+from lockstep.elastic_rendezvous import host_changes, meet
+folder = Path(sys.argv[1])
+while True:
+    meeting = meet()
+    place = meeting.place
+    print(f"G{meeting.generation} rank {place.rank}/{place.size} local {place.local_rank}/{place.local_size} "
+          f"slot {os.environ['HOROVOD_LOCAL_RANK']} pid {os.getpid()}")
+    for _ in range(2000):
+        order = folder / f"G{meeting.generation}"
+        words = order.read_text().split() if order.exists() else []
+        if words == ["done"]:
+            sys.exit(0)
+        if words == ["die", str(place.rank)]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            meeting.store.check(["alive"])
+        except RuntimeError:
+            print(f"G{meeting.generation} is lost")
+            break
+        if host_changes(0)[1]:
+            print(f"G{meeting.generation} hears of change {host_changes(0)}")
+            break
+        time.sleep(0.02)
+"""
+
+
+class Job:
+    """A running elastic job, its orders and what it has printed."""
+
+    def __init__(self, folder: Path, process: psutil.Popen, output: Path) -> None:
+        self.folder, self.process, self.output = folder, process, output
+
+    def order(self, generation: int, text: str) -> None:
+        draft = self.folder / "draft"
+        draft.write_text(text)
+        draft.rename(self.folder / f"G{generation}")
+
+    def wait_for(self, generation: int, size: int) -> list[tuple[int, int, int]]:
+        """(slot, local rank, pid) by rank, when all workers have said that they are in the generation."""
+        form = rf"^\[(\d+)\]<stdout>:G{generation} rank (\d+)/{size} local (\d+)/{size} slot (\d+) pid (\d+)$"
+        deadline = time.monotonic() + 100
+        while len(found := re.findall(form, self.text, re.MULTILINE)) < size:
+            assert time.monotonic() < deadline, self.text
+            assert self.process.is_running(), self.text
+            time.sleep(0.05)
+        by_rank = sorted((int(rank), int(slot), int(local), int(pid)) for _, rank, local, slot, pid in found)
+        assert [rank for rank, *_ in by_rank] == list(range(size))
+        assert all(prefix == rank for prefix, rank, *_ in found)
+        return [(slot, local, pid) for _, slot, local, pid in by_rank]
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+
+@contextmanager
+def elastic(folder: Path, *flags: str) -> Iterator[Job]:
+    output, script = folder / "output", folder / "worker.py"
+    script.write_text(WORKER)
+    command = [*HOROVODRUN, *flags, sys.executable, str(script), str(folder)]
+    with output.open("w") as file:
+        process = psutil.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            yield Job(folder, process, output)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+            process.wait(20)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*HOROVODRUN, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_dead_worker_alone_is_replaced_and_rank_0_is_a_survivor(tmp_path: Path) -> None:
+    with elastic(tmp_path, "--min-np", "1", "-np", "3") as job:
+        first = job.wait_for(1, 3)
+        assert [(slot, local) for slot, local, _ in first] == [(0, 0), (1, 1), (2, 2)]
+        job.order(1, "die 0")
+        second = job.wait_for(2, 3)
+        assert second[:2] == first[1:]
+        assert second[2][:2] == (0, 0)
+        assert second[2][2] != first[0][2]
+        assert job.text.count("G1 is lost") == 2
+        assert "lockstep: worker 0 was ended by SIGKILL; the others wait for a new worker" in job.text
+        job.order(2, "done")
+        assert job.process.wait(20) == 0
+
+
+def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    script = f"test ! -e {tmp_path}/broken && cat {hosts}"
+    with elastic(tmp_path, "--min-np", "1", "--max-np", "2", "--host-discovery-script", script) as job:
+        first = job.wait_for(1, 1)
+        hosts.write_text("localhost:9\n")
+        second = job.wait_for(2, 2)
+        assert second[0] == first[0]
+        (tmp_path / "broken").touch()
+        time.sleep(2.5)
+        assert job.text.count("ended with exit code 1") == 1
+        assert "G3" not in job.text
+        hosts.write_text("localhost:1\n")
+        (tmp_path / "broken").unlink()
+        assert job.wait_for(3, 1) == first
+        job.order(3, "done")
+        assert job.process.wait(20) == 0
+        assert not psutil.pid_exists(second[1][2])
+        assert "G1 hears of change (2, 1)" in job.text
+        assert job.text.count("G2 hears of change (3, 2)") == 2
+
+
+def test_workers_outlast_a_moment_without_slots(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    with elastic(tmp_path, "--min-np", "1", "-np", "2", "--host-discovery-script", f"cat {hosts}") as job:
+        first = job.wait_for(1, 2)
+        hosts.write_text("localhost:0\n")
+        while job.text.count("G1 hears of change (1, 2)\n") + job.text.count("G1 hears of change (2, 2)\n") < 2:
+            assert job.process.is_running(), job.text
+            time.sleep(0.1)
+        time.sleep(1)
+        assert "G2" not in job.text
+        hosts.write_text("localhost:2\n")
+        assert job.wait_for(2, 2) == first
+        job.order(2, "done")
+        assert job.process.wait(20) == 0
+
+
+def test_who_has_been_there_longest_stays_when_slots_are_lost(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    with elastic(tmp_path, "--min-np", "1", "-np", "2", "--host-discovery-script", f"cat {hosts}") as job:
+        first = job.wait_for(1, 2)
+        job.order(1, "die 0")
+        job.wait_for(2, 2)
+        hosts.write_text("localhost:1\n")
+        assert job.wait_for(3, 1) == [(1, 0, first[1][2])]
+        job.order(3, "done")
+        assert job.process.wait(20) == 0
+
+
+def test_resets_may_be_limited(tmp_path: Path) -> None:
+    with elastic(tmp_path, "--min-np", "1", "-np", "2", "--reset-limit", "0") as job:
+        job.wait_for(1, 2)
+        job.order(1, "die 1")
+        assert job.process.wait(20) == 1
+        assert "--reset-limit 0 allows no further reset; all workers have ended" in job.text
+
+
+def test_a_job_without_survivors_ends(tmp_path: Path) -> None:
+    with elastic(tmp_path, "--min-np", "1", "-np", "1") as job:
+        job.wait_for(1, 1)
+        job.order(1, "die 0")
+        assert job.process.wait(20) == 1
+        assert "no worker is left whose state the job could go on with" in job.text
+
+
+def test_during_a_cooldown_the_job_goes_on_with_fewer(tmp_path: Path) -> None:
+    with elastic(tmp_path, "--min-np", "1", "-np", "2", "--blacklist-cooldown-range", "4", "9") as job:
+        first = job.wait_for(1, 2)
+        job.order(1, "die 0")
+        assert job.wait_for(2, 1) == [(1, 0, first[1][2])]
+        third = job.wait_for(3, 2)
+        assert third[0] == (1, 1, first[1][2])
+        job.order(3, "done")
+        assert job.process.wait(20) == 0
+
+
+def test_a_job_with_too_few_slots_ends_after_its_timeout() -> None:
+    done = run(
+        "-np", "2", "--min-np", "1", "--host-discovery-script", "echo localhost:0", "--elastic-timeout", "1", "true"
+    )
+    assert done.returncode == 1
+    assert "--elastic-timeout 1 s" in done.stderr
+    assert "-np 2 at least; there are 0 slots" in done.stderr
+
+
+def test_a_worker_that_fails_at_once_ends_the_job() -> None:
+    done = run("--min-np", "1", "-np", "2", "sh", "-c", "test $HOROVOD_LOCAL_RANK = 1 && exit 5; sleep 60")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "lockstep: the worker of slot 1 failed with exit code 5 before the job had begun; all workers have ended\n"
+    )
+
+
+def test_workers_that_never_ask_may_finish() -> None:
+    done = run("--min-np", "1", "-np", "2", "sh", "-c", "echo $HOROVOD_ELASTIC ${RANK-none}")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1 none", "[1]<stdout>:1 none"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_or_killed_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
+    with elastic(tmp_path, "--min-np", "1", "-np", "2") as job:
+        pids = [pid for *_, pid in job.wait_for(1, 2)]
+        workers = [psutil.Process(pid) for pid in pids]
+        job.process.send_signal(number)
+        assert job.process.wait(20) == (128 + number if number == signal.SIGINT else -number)
+        assert psutil.wait_procs(workers, timeout=5)[1] == []
+
+
+def test_a_discovery_script_that_fails_at_first_is_an_error() -> None:
+    done = run("--min-np", "1", "--host-discovery-script", "echo no such cluster >&2; exit 3", "true")
+    assert done.returncode == 2
+    assert done.stderr.endswith("ended with exit code 3: no such cluster\n")

@@ -1,0 +1,231 @@
+"""Elastic state among real workers: rank 0's state everywhere, commits that come back, and the loop over both."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from processes import run_in_workers
+from torch.distributed import distributed_c10d
+
+import lockstep.hvd as hvd
+from lockstep.hvd.elastic import ElasticSampler, TorchState, run
+from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lockstep.world import Place, World
+
+
+def bits(state: Any) -> Any:
+    """A state whose tensors are bytes, for comparison."""
+    if isinstance(state, torch.Tensor):
+        return f"{state.dtype}", tuple(state.shape), state.numpy().tobytes()
+    if isinstance(state, dict):
+        return {key: bits(value) for key, value in state.items()}
+    return [bits(value) for value in state] if isinstance(state, (list, tuple)) else state
+
+
+def contents(state: TorchState) -> Any:
+    handled = [state.model, state.optimizer, state.sampler, state.scheduler]
+    return bits([*(value.state_dict() for value in handled), state.note])
+
+
+def _sync(world: World, advanced: int) -> tuple[Any, Any, Any]:
+    """Before the sync, after it, and after more training and a restore; rank `advanced` alone has trained before."""
+    hvd.init()
+    torch.manual_seed(world.rank)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 + world.rank)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    sampler = ElasticSampler(range(20))
+
+    def train() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+        sampler.record_batch(0, 3)
+
+    if world.rank == advanced:
+        train()
+    state = TorchState(model, optimizer, sampler=sampler, scheduler=scheduler, note={"rank": world.rank})
+    before = contents(state)
+    state.sync()
+    after = contents(state)
+    train()
+    state.note["rank"] = "changed"
+    state.restore()
+    restored = contents(state)
+    hvd.shutdown()
+    return before, after, restored
+
+
+@pytest.mark.parametrize("advanced", [0, 1])
+def test_all_workers_take_over_rank_0s_state_and_come_back_to_it(advanced: int) -> None:
+    (before, *first), (other, *second) = run_in_workers(2, _sync, advanced)
+    assert before != other
+    assert first == second == [before, before]
+
+
+def _training(world: World, failing_at: int | None) -> tuple[Any, list[list[int]]]:
+    """Train with commits; in one step the workers disagree on a tensor, as if a worker had been lost in it."""
+    hvd.init()
+    torch.manual_seed(0)
+    data = torch.randn(24, 3)
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), named_parameters=model.named_parameters()
+    )
+    sampler = ElasticSampler(data)
+    batches: list[list[int]] = []
+
+    @run
+    def train(state: TorchState) -> None:
+        nonlocal failing_at
+        for step, batch in enumerate(torch.utils.data.BatchSampler(sampler, 2, drop_last=False)):
+            model(data[batch]).square().mean().backward()
+            if state.step == failing_at:
+                failing_at = None
+                hvd.allreduce(torch.zeros(1 + world.rank), name="disagreement")
+            optimizer.step()
+            optimizer.zero_grad()
+            batches.append(batch)
+            sampler.record_batch(step, len(batch))
+            state.step += 1
+            if state.step % 2 == 0:
+                state.commit()
+
+    train(TorchState(model, optimizer, sampler=sampler, step=0))
+    hvd.shutdown()
+    return bits([model.state_dict(), optimizer.state_dict()]), batches
+
+
+def test_a_training_that_failed_ends_as_the_one_that_did_not() -> None:
+    undisturbed = run_in_workers(2, _training, None)
+    assert sorted(index for _, batches in undisturbed for batch in batches for index in batch) == list(range(24))
+    disturbed = run_in_workers(2, _training, 3)
+    assert [weights for weights, _ in disturbed] == [weights for weights, _ in undisturbed]
+    for (_, batches), (_, expected) in zip(disturbed, undisturbed, strict=True):
+        assert batches == expected[:3] + expected[2:]  # batch 2 came after the last commit: once more
+
+
+def _interrupted(world: World) -> tuple[bool, int]:
+    """Hosts are removed, and rank 0 alone knows it; the workers go on without a sync."""
+    hvd.init()
+
+    def host_changes(since: int) -> tuple[int, int]:
+        assert world.rank == 0
+        return 4, 2 if since < 4 else 0
+
+    state, outcome = TorchState(note=world.rank), []
+
+    @run
+    def train(state: TorchState) -> None:
+        try:
+            state.commit()
+        except HostsUpdatedInterrupt as interrupt:
+            outcome.append(interrupt.skip_sync)
+            state.note = 10 + world.rank
+            raise
+
+    with patch("lockstep.elastic_rendezvous.host_changes", host_changes):
+        train(state)
+    hvd.shutdown()
+    return outcome, state.note
+
+
+def test_rank_0s_knowledge_of_the_hosts_interrupts_all_workers() -> None:
+    assert run_in_workers(2, _interrupted) == [([True], 10), ([True], 11)]
+
+
+def _at_odds(world: World) -> int:
+    """Rank 0 was interrupted for removed hosts and needs no sync; rank 1 failed, as a new worker would have started."""
+    hvd.init()
+    errors: list[BaseException] = [HorovodInternalError() if world.rank else HostsUpdatedInterrupt(skip_sync=True)]
+
+    @run
+    def train(state: TorchState) -> int:
+        if errors:
+            state.note = 5 + world.rank
+            raise errors.pop()
+        return state.note
+
+    note = train(TorchState(note=world.rank))
+    hvd.shutdown()
+    return note
+
+
+def test_one_worker_that_needs_the_state_is_given_it_by_all() -> None:
+    assert run_in_workers(2, _at_odds) == [5, 5]
+
+
+WORKERS = (3, 2, 3)  # of each generation: one is lost, and another comes
+SAMPLES = 36
+
+
+def _meetings(world: World, generations: list[int]) -> ModuleType:
+    """Stands for the driver of an elastic job: generation by generation, some of the workers meet."""
+    driver = ModuleType("lockstep.elastic_rendezvous")
+    numbers = iter(generations)
+
+    def meet() -> SimpleNamespace:
+        number = next(numbers)
+        place = Place(world.rank, WORKERS[number], world.rank, WORKERS[number])
+        return SimpleNamespace(place=place, generation=number, store=distributed_c10d._get_default_store())
+
+    vars(driver).update(ADDED=1, REMOVED=2, meet=meet, host_changes=lambda since: (0, 0))
+    return driver
+
+
+def _life(world: World, generations: list[int], lost_at: int | None, news_at: int | None) -> tuple[Any, list[Any]]:
+    """One worker's life: it is there in some generations, and may be lost before a step or hear of news before one."""
+    driver = _meetings(world, generations)
+    with patch.dict(os.environ, HOROVOD_ELASTIC="1"), patch.dict(sys.modules, {driver.__name__: driver}):
+        hvd.init()
+        torch.manual_seed(world.rank + 10 * generations[0])
+        data = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        sampler = ElasticSampler(data)
+        sizes, taken = [], []
+
+        @run
+        def train(state: TorchState) -> None:
+            sizes.append((hvd.size(), state.step, len(sampler)))
+            for step, batch in enumerate(torch.utils.data.BatchSampler(sampler, 2, drop_last=False)):
+                if state.step == lost_at:
+                    return
+                if state.step == news_at:
+                    driver.host_changes = lambda since: (1, driver.ADDED if since < 1 else 0)
+                optimizer.zero_grad()
+                model(data[batch]).square().mean().backward()
+                for name, parameter in model.named_parameters():
+                    parameter.grad = hvd.allreduce(parameter.grad, name=name)
+                optimizer.step()
+                sampler.record_batch(step, len(batch))
+                state.step += 1
+                taken.append(batch)
+                state.commit()
+
+        train(TorchState(model, optimizer, sampler=sampler, step=0))
+        hvd.shutdown()
+    return bits([model.state_dict(), optimizer.state_dict()]), [sizes, taken]
+
+
+def _lives(world: World) -> list[tuple[Any, list[Any]]]:
+    if world.rank < 2:
+        return [_life(world, [0, 1, 2], lost_at=None, news_at=4)]
+    return [_life(world, [0], lost_at=2, news_at=None), _life(world, [2], lost_at=None, news_at=None)]
+
+
+def test_an_epoch_goes_on_when_a_worker_is_lost_and_when_one_comes() -> None:
+    (first,), (second,), (lost, new) = run_in_workers(3, _lives)
+    # 36 samples: 2 steps of 3 x 2 leave 24 for 2 workers; 3 steps of 2 x 2 leave 12 for 3 workers.
+    assert first[1][0] == second[1][0] == [(3, 0, 12), (2, 2, 12), (3, 5, 4)]
+    assert (lost[1][0], new[1][0]) == ([(3, 0, 12)], [(3, 5, 4)])
+    assert first[0] == second[0] == new[0]
+    taken = [index for life in (first, second, lost, new) for batch in life[1][1] for index in batch]
+    assert sorted(taken) == list(range(SAMPLES))

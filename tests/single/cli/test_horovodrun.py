@@ -1,0 +1,121 @@
+"""horovodrun's command line and configuration file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.horovod_flags import parse_flags
+from lockstep.cli.horovodrun import main
+from lockstep.errors import ConfigError
+
+
+def test_the_command_begins_at_the_first_word_that_is_no_flag() -> None:
+    flags = parse_flags(["-np", "4", "-H", "a:2,b:2", "python", "train.py", "-np", "7", "--verbose"])
+    assert (flags.num_proc, flags.hosts, flags.verbose) == (4, "a:2,b:2", False)
+    assert flags.command == ["python", "train.py", "-np", "7", "--verbose"]
+
+
+def test_two_dashes_end_the_flags() -> None:
+    assert parse_flags(["-np", "1", "--", "train", "--", "-x"]).command == ["train", "--", "-x"]
+
+
+def test_single_dash_words_are_flags() -> None:
+    flags = parse_flags(["-prefix-timestamp", "-hostfile", "f", "-p", "22", "-i", "key", "-np", "1", "x"])
+    assert (flags.prefix_timestamp, flags.hostfile, flags.ssh_port, flags.ssh_identity_file) == (True, "f", 22, "key")
+
+
+def test_a_flag_must_be_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_flags(["--num", "2", "x"])
+    assert "horovodrun: error" in capsys.readouterr().err
+
+
+CONFIG = """
+num-proc: 3
+params: {fusion_threshold_mb: 32, cycle_time_ms: 2.5, hierarchical_allreduce: false}
+timeline: {filename: t.json, mark_cycles: true}
+stall_check: {enabled: false, warning_time_seconds: 9}
+autotune: {enabled: true, log_file: a.csv}
+logging: {level: info, hide_timestamp: true}
+elastic: {min_np: 1, max-np: 4, timeout: 7, blacklist_cooldown_range: [1, 2]}
+library_options: {num_nccl_streams: 2}
+"""
+
+
+def test_a_configuration_file_holds_flags_in_sections(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    flags = vars(parse_flags(["--config-file", str(file), "--fusion-threshold-mb", "8", "python"]))
+    expected = {
+        "num_proc": 3,
+        "fusion_threshold_mb": 8,  # the command line's
+        "cycle_time_ms": 2.5,
+        "hierarchical_allreduce": False,
+        "timeline_filename": "t.json",
+        "timeline_mark_cycles": True,
+        "no_stall_check": True,
+        "stall_check_warning_time_seconds": 9,
+        "autotune": True,
+        "autotune_log_file": "a.csv",
+        "log_level": "INFO",
+        "log_without_timestamp": True,
+        "min_np": 1,
+        "max_np": 4,
+        "elastic_timeout": 7,
+        "blacklist_cooldown_range": [1.0, 2.0],
+        "num_nccl_streams": 2,
+        "command": ["python"],
+    }
+    assert {name: flags[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("params: {fusion: 1}", "no params.fusion;"),
+        ("colour: red", "no colour;"),
+        ("[1, 2]", "expected sections"),
+        ("a: [", "config.yaml"),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        parse_flags(["--config-file", str(file), "x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["python", "x.py"], "-np says how many workers"),
+        (["-np", "2"], "there is no command"),
+        (["-np", "2", "train.py"], "train.py is no program"),
+        (["-np", "2", "-H", "node7:2", "python"], "node7"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("horovodrun: error: ")
+    assert message in line
+
+
+def test_help_and_version_need_no_torch() -> None:
+    code = "import sys; from lockstep.cli.horovodrun import main; main(['-v'])\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "0.28.1" in done.stdout
+
+
+def test_the_build_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check-build"]) == 0
+    shown = capsys.readouterr().out
+    assert "[X] PyTorch" in shown
+    assert "[ ] TensorFlow" in shown
+    assert shown.count("[X] Gloo") == 2
