@@ -7,6 +7,7 @@ imported when a worker connects, not before, so that the command line can ask fo
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -178,6 +179,8 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
     if place.size == 1 or dist.is_initialized():
         yield World(place, chosen)
         return
+    import torch._dynamo  # Imported later, as making an optimizer does, it would keep the process group alive for good.
+
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, rank=place.rank, world_size=place.size)
@@ -189,6 +192,7 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
         ) from error
     yield World(place, chosen)
     # Not after an error: the process then ends, which is what its peers must see; an orderly goodbye could block.
+    gc.collect()  # Models that still hold the group: Gloo's threads must be gone before Python ends, or they abort it.
     dist.destroy_process_group()
 
 

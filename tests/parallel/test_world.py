@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from processes import run_in_workers
@@ -23,3 +27,30 @@ def test_every_worker_gets_the_same_answers(size: int) -> None:
         [float(size), float(sum(range(size)))],
     )
     assert run_in_workers(size, _exchange) == [expected] * size
+
+
+SCRIPT = """
+import pathlib
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from lockstep.world import Place, connect
+
+def train(world):
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+
+with connect(Place.from_environment(), "cpu") as world:
+    train(world)
+names = [task.read_text().strip() for task in pathlib.Path("/proc/self/task").glob("*/comm")]
+assert "pt_gloo_runloop" not in names, names
+"""
+
+
+def test_no_communication_thread_outlives_the_connection(tmp_path: Path) -> None:
+    """Such a thread may free a tensor while Python ends, which aborts the process now and then."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
