@@ -28,7 +28,7 @@ LAYERS = {
     "cli": 5,
 }
 # Modules that belong together as a package's do.
-TOGETHER = {"store": "world", "rendezvous": "world", "elastic_rendezvous": "world"}
+TOGETHER = {"hostlist": "world", "store": "world", "rendezvous": "world", "elastic_rendezvous": "world"}
 WITHOUT_TORCH = ("cli", "launch", "config", "records", "report", "recipes", "errors", "references", "world", *TOGETHER)
 
 
