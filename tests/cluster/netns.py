@@ -1,0 +1,323 @@
+"""Several "hosts" on one machine: network namespaces, each with its own address, host name and `sshd`.
+
+A `Bed` joins its hosts and a head, from which jobs are started, by veth pairs to a bridge in a namespace of its own, so
+that nothing of it touches this machine's network and several beds can stand side by side. The hosts are made as awkward
+as real ones: every interface has another name, each host resolves its own name to 127.0.1.1 (as Debian has it) and no
+other's, only the head's ssh configuration knows the names, and a `docker0` with one and the same address is up on all.
+
+The hosts share this machine's files and process numbers; TMPDIR is each host's own. It needs root, iproute2,
+openssh-server and openssh-client (`missing()` says what is not there).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+PREFIX = "lockstep-bed"
+NAMESPACES = Path("/run/netns")
+SUBNET = "10.213.7"
+HEAD = "head"
+
+# Variables of whoever started the tests that would say something else on the bed's hosts.
+_NOT_THE_HOSTS = ("OMP_NUM_THREADS", "SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
+_numbers = itertools.count()
+
+_SSHD_CONFIG = """\
+ListenAddress {address}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100
+SetEnv TMPDIR={folder}/tmp
+"""
+
+_SSH_CONFIG = """\
+Host {name}
+  HostName {address}
+  HostKeyAlias {key_alias}
+  Port {port}
+  User root
+  IdentityFile {identity}
+"""
+
+_SSH_COMMON = """\
+Host *
+  IdentitiesOnly yes
+  IdentityAgent none
+  UserKnownHostsFile {folder}/known_hosts
+  GlobalKnownHostsFile none
+  StrictHostKeyChecking yes
+"""
+
+
+def missing() -> str:
+    """Why no bed can stand here; empty if one can."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need root on Linux"
+    tools = [tool for tool in ("ip", "tc", "ssh", "ssh-keygen", "unshare") if not shutil.which(tool)]
+    tools += [] if _sshd() else ["sshd"]
+    if tools:
+        return f"{', '.join(tools)} not found (apt-get install openssh-server openssh-client iproute2)"
+    probe = f"{PREFIX}-{os.getpid()}-probe"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    _ip("netns", "del", probe)
+    return ""
+
+
+class Bed:
+    """Hosts `node1` ... `nodeN` and a head; a context manager that leaves nothing behind.
+
+    The ssh configuration also knows names that fail: `ghost` (an address nobody has), `closed` (nothing listens there),
+    `nokey` (node2 refuses the key), `stranger` (node2 with a host key nobody has vouched for).
+    """
+
+    def __init__(self, hosts: int = 2) -> None:
+        self.names = [f"node{number}" for number in range(1, hosts + 1)]
+        self.addresses = {name: f"{SUBNET}.{number}" for number, name in enumerate(self.names, 1)}
+        self.addresses[HEAD] = f"{SUBNET}.100"
+        self.interfaces = {name: f"eth{chr(ord('A') + number)}" for number, name in enumerate(self.names)}
+        self.interfaces[HEAD] = "uplink0"
+        self.folder = Path()
+        self._id = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self._switch = f"{self._id}-switch"
+        self._sshds: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def ssh_options(self) -> str:
+        """What plain `ssh` must be given to find the hosts."""
+        return f"-F {self.folder / 'ssh_config'}"
+
+    def __enter__(self) -> Bed:
+        _sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix="bed-"))
+        try:
+            self._wire()
+            self._make_keys()
+            for name in self.names:
+                self._start_sshd(name)
+            for name in self.names:
+                self._wait_for_sshd(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process in the namespaces, then remove namespaces, links and files. Harmless when repeated."""
+        _remove(self._id)
+        for sshd in self._sshds.values():
+            sshd.wait()
+        self._sshds.clear()
+        if self.folder != Path():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def reset(self) -> None:
+        """Make the hosts whole again: every link up and unlimited, nothing running, no temporary file."""
+        for name in self.addresses:
+            self.link_up(name)
+            self.limit(name, "")
+            for process in self.processes(name):
+                _signal(process, signal.SIGKILL)
+            for path in self.temporary(name).iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def namespace(self, name: str) -> str:
+        """The name under which `ip netns` knows a host."""
+        return f"{self._id}-{name}"
+
+    def temporary(self, name: str) -> Path:
+        """A host's TMPDIR."""
+        return self.folder / name / "tmp"
+
+    def environment(self, name: str = HEAD) -> dict[str, str]:
+        """What a user who sits at that host has in the environment."""
+        kept = {key: value for key, value in os.environ.items() if key not in _NOT_THE_HOSTS}
+        return {**kept, "TMPDIR": str(self.temporary(name))}
+
+    def at(self, name: str, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` on a host, in the very process that is started."""
+        script = f'echo {name} >/proc/sys/kernel/hostname; exec "$@"'
+        return ["ip", "netns", "exec", self.namespace(name), "unshare", "--uts", "sh", "-c", script, "sh", *command]
+
+    def start(self, name: str, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
+        """Start a command on a host; `options` are Popen's."""
+        options = {"env": self.environment(name), "text": True, **options}
+        return subprocess.Popen(self.at(name, command), **options)  # type: ignore[call-overload,no-any-return]
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """What runs on a host, but for the bed's own `sshd` (its sessions count)."""
+        own = self._sshds.get(name)
+        return [process for process in _processes_in(self.namespace(name)) if not own or process.pid != own.pid]
+
+    def sessions(self, name: str) -> list[psutil.Process]:
+        """The sshd processes that serve connections to a host."""
+        return psutil.Process(self._sshds[name].pid).children()
+
+    def kill_sessions(self, name: str) -> int:
+        """Cut every ssh connection to a host by killing its sshd's sessions, not the sshd; how many there were."""
+        return sum(_signal(process, signal.SIGKILL) for process in self.sessions(name))
+
+    def link_down(self, name: str) -> None:
+        """Pull the host's cable out of the switch: its interface stays up, without a carrier."""
+        _ip("-n", self._switch, "link", "set", self._port(name), "down")
+
+    def link_up(self, name: str) -> None:
+        """Put the cable back."""
+        _ip("-n", self._switch, "link", "set", self._port(name), "up")
+
+    def limit(self, name: str, rate: str) -> None:
+        """Limit what a host sends and what it receives to a rate in tc's words, e.g. 100mbit; "" lifts the limit."""
+        for space, device in (
+            (self.namespace(name), self.interfaces[name]),
+            (self._switch, self._port(name)),
+        ):
+            subprocess.run(["tc", "-n", space, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
+            if rate:
+                shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+                _run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape])
+
+    def _port(self, name: str) -> str:
+        return f"port-{name}"
+
+    def _wire(self) -> None:
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "bridge0", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge0", "up")
+        for name, address in self.addresses.items():
+            space, device, port = self.namespace(name), self.interfaces[name], self._port(name)
+            _ip("netns", "add", space)
+            hosts = Path("/etc/netns") / space / "hosts"
+            hosts.parent.mkdir(parents=True)
+            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+            self.temporary(name).mkdir(parents=True)
+            _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", space)
+            _ip("-n", self._switch, "link", "set", port, "master", "bridge0", "up")
+            _ip("-n", space, "link", "add", "docker0", "type", "bridge")
+            _ip("-n", space, "address", "add", "172.17.0.1/16", "dev", "docker0")
+            _ip("-n", space, "address", "add", f"{address}/24", "dev", device)
+            for each in ("lo", "docker0", device):
+                _ip("-n", space, "link", "set", each, "up")
+
+    def _make_keys(self) -> None:
+        known = []
+        for key in ("user_key", "other_key", *(f"{name}/host_key" for name in self.names)):
+            path = self.folder / key
+            _run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f", str(path)])
+            if path.name == "host_key":
+                known.append(f"{path.parent.name} {path.with_suffix('.pub').read_text()}")
+        (self.folder / "known_hosts").write_text("".join(known))
+        for name in self.names:
+            (self.folder / name / "authorized_keys").write_text((self.folder / "user_key.pub").read_text())
+        rows = [(name, self.addresses[name], 22, name, "user_key") for name in self.names]
+        last = self.names[-1]
+        rows += [
+            ("ghost", f"{SUBNET}.250", 22, "ghost", "user_key"),
+            ("closed", self.addresses[last], 23, last, "user_key"),
+            ("nokey", self.addresses[last], 22, last, "other_key"),
+            ("stranger", self.addresses[last], 22, "stranger", "user_key"),
+        ]
+        blocks = [
+            _SSH_CONFIG.format(name=name, address=address, port=port, key_alias=alias, identity=self.folder / identity)
+            for name, address, port, alias, identity in rows
+        ]
+        (self.folder / "ssh_config").write_text("".join(blocks) + _SSH_COMMON.format(folder=self.folder))
+
+    def _start_sshd(self, name: str) -> None:
+        folder = self.folder / name
+        config = folder / "sshd_config"
+        config.write_text(_SSHD_CONFIG.format(address=self.addresses[name], folder=folder))
+        Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation directory
+        command = self.at(name, [_sshd(), "-D", "-f", str(config), "-E", str(folder / "sshd.log")])
+        # What it starts sees a login's environment, not the tests'.
+        environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        self._sshds[name] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+    def _wait_for_sshd(self, name: str) -> None:
+        table = Path(f"/proc/{self._sshds[name].pid}/net/tcp")
+        deadline = time.monotonic() + 10
+        while ":0016 00000000:0000 0A" not in table.read_text():  # port 22, listening
+            if self._sshds[name].poll() is not None or time.monotonic() > deadline:
+                log = self.folder / name / "sshd.log"
+                raise RuntimeError(f"sshd of {name} does not listen: {log.read_text() if log.exists() else 'no log'}")
+            time.sleep(0.02)
+
+
+def _sshd() -> str:
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
+
+
+def _processes_in(namespace: str) -> list[psutil.Process]:
+    try:
+        wanted = os.stat(NAMESPACES / namespace).st_ino
+    except OSError:
+        return []
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):  # it ended meanwhile, or is a zombie
+            if os.stat(f"/proc/{process.pid}/ns/net").st_ino == wanted:
+                found.append(process)
+    return found
+
+
+def _sweep() -> None:
+    """Remove the beds of test runs that were killed."""
+    if not NAMESPACES.is_dir():
+        return
+    for path in NAMESPACES.glob(f"{PREFIX}-*"):
+        pid = path.name.removeprefix(f"{PREFIX}-").split("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            _remove(path.name)
+
+
+def _remove(prefix: str) -> None:
+    """End what runs in the namespaces whose names begin so, and remove them; a switch takes its cables with it."""
+    for path in sorted(NAMESPACES.glob(f"{prefix}*")):
+        for _ in range(20):  # a process may have forked meanwhile
+            if not sum(_signal(process, signal.SIGKILL) for process in _processes_in(path.name)):
+                break
+            time.sleep(0.05)
+        subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
+        shutil.rmtree(Path("/etc/netns") / path.name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        Path("/etc/netns").rmdir()
+
+
+def _signal(process: psutil.Process, number: int) -> bool:
+    try:
+        process.send_signal(number)
+    except psutil.Error:
+        return False
+    return True
+
+
+def _ip(*words: str) -> None:
+    _run(["ip", *words])
+
+
+def _run(command: Iterable[str]) -> None:
+    done = subprocess.run([*command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,0 +1,237 @@
+"""A Slurm cluster of this machine's own: a login host with the controller, and nodes, each in namespaces of its own.
+
+A host here is a set of Linux namespaces: its own network with one address, host name, mounts and processes; files are
+those of this machine. Everything that is written lies in one folder, outside which nothing is changed. The first
+process of each host ends when this process closes its standard input, or dies; with it, every process of the host ends
+and its network links are gone.
+
+Real programs: munged, slurmctld, slurmd, sinfo (Debian: slurm-wlm, munge), unshare, nsenter, ip (util-linux, iproute2).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "unshare", "nsenter", "ip")
+LOGIN = "login"
+NODES = ("hal01", "hal02")
+NETWORK = "10.77.0"
+START_SECONDS = 30.0
+
+# Of the host: a name, its own /run/munge, names of the others; then it lasts as long as somebody holds its input.
+INIT = """
+hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/$1" "$2/run" && ip link set lo up && exec cat
+"""
+
+# cpus a node: more than this machine has, so that jobs need not wait; memory is no resource here.
+CONFIGURATION = """
+ClusterName=bed
+SlurmctldHost=login({network}.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/run/munge.socket
+CredType=cred/munge
+CommunicationParameters=NoInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/run/spool
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+MpiDefault=none
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
+SlurmdTimeout=30
+KillWait=5
+MessageTimeout=20
+SlurmdParameters=config_overrides
+ReturnToService=2
+NodeName={nodes} CPUs={cpus} State=UNKNOWN
+PartitionName=work Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
+PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=2
+"""
+
+
+def why_not() -> str:
+    """Why there can be no such cluster here; empty where there can."""
+    if missing := [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]:
+        return f"needs {', '.join(missing)} (Debian: slurm-wlm munge iproute2 util-linux)"
+    if os.geteuid() != 0:
+        return "needs root, for network namespaces"
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add", "br0", "type", "bridge"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"needs namespaces and a bridge: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running cluster; commands run on its login host unless another is named.
+
+    `urgent` is a partition whose jobs preempt (and requeue) those of `work`, the default one, 10 s after a SIGTERM.
+    """
+
+    folder: Path
+    hosts: dict[str, int]  # name: the id, here, of the first process
+    nodes: tuple[str, ...] = NODES
+    cpus: int = 8  # per node
+
+    def command(self, words: Sequence[str], host: str = LOGIN) -> list[str]:
+        """What to start here so that `words` run on a host (in this process's working directory)."""
+        enter = ["nsenter", "--target", str(self.hosts[host]), "--net", "--uts", "--mount", "--pid"]
+        return [*enter, f"--wd={os.getcwd()}", "--", *words]
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """This process's environment, with `variables` and the way to the cluster, without what other launchers set."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI", "PMI"))}
+        return {**kept, "PATH": _path(), "SLURM_CONF": f"{self.folder}/slurm.conf", **variables}
+
+    def run(
+        self, words: Sequence[str], host: str = LOGIN, timeout: float = 120, check: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host: its output and exit code, which must be 0 if `check`."""
+        done = subprocess.run(
+            self.command(words, host),
+            env=self.environment(**variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def sbatch(self, script: str, *options: str, check: bool = True, **variables: str) -> str:
+        """Run a batch script (its text) to its end: what it wrote."""
+        file = self.folder / f"job-{time.monotonic_ns()}.sh"
+        file.write_text(script)
+        output = file.with_suffix(".out")
+        self.run(["sbatch", "--wait", f"--output={output}", *options, str(file)], check=check, **variables)
+        return output.read_text()
+
+    def wait_until_idle(self, timeout: float = START_SECONDS) -> None:
+        """Wait until all nodes are there and no job is left on them."""
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self.run(["sinfo", "--noheader", "--Node", "--partition=work", "--format=%N %T"], check=False)
+            if state.stdout.split() == [word for node in self.nodes for word in (node, "idle")]:
+                return
+            assert time.monotonic() < deadline, f"{state.stdout}{state.stderr}{_tails(self.folder)}"
+            time.sleep(0.2)
+
+
+@contextmanager
+def slurm_cluster(folder: Path) -> Iterator[Slurm]:
+    """A cluster that lives as long as the context; `folder` is empty and keeps its logs."""
+    with ExitStack() as stack:
+        names = (LOGIN, *NODES)
+        (folder / "run").mkdir()
+        (folder / "state").mkdir()
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        (folder / "munge.key").chmod(0o600)
+        lines = [f"{NETWORK}.{number} {name}" for number, name in enumerate(names, 1)]
+        (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        for name in names:
+            (folder / name).mkdir()
+        slurm = Slurm(folder, {name: stack.enter_context(_host(folder, name)) for name in names})
+        facts = {"folder": folder, "network": NETWORK, "nodes": ",".join(NODES), "cpus": slurm.cpus}
+        (folder / "slurm.conf").write_text(CONFIGURATION.format(**facts))
+        _connect_hosts(slurm)
+        for name in names:
+            _start(slurm, name, "munged", *_munge_options(folder))
+        _wait_for([folder / name / "munge.socket" for name in names], folder)
+        _start(slurm, LOGIN, "slurmctld", "-D")
+        for name in NODES:
+            _start(slurm, name, "slurmd", "-D", "-N", name)
+        slurm.wait_until_idle()
+        yield slurm
+
+
+@contextmanager
+def _host(folder: Path, name: str) -> Iterator[int]:
+    """A host: the id of its first process, which is not ours but our child's child."""
+    own = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    with subprocess.Popen(
+        [*own, "sh", "-c", INIT, "sh", name, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")  # echoed when all is set up
+        process.stdin.flush()
+        try:
+            assert process.stdout.read(1) == b"\n", f"{name}: no namespaces"
+            yield int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        finally:
+            process.stdin.close()
+
+
+def _connect_hosts(slurm: Slurm) -> None:
+    """A bridge on the login host, with one port a host."""
+
+    def ip(host: str, words: str) -> None:
+        slurm.run(["ip", *words.split()], host)
+
+    ip(LOGIN, "link add lan type bridge")
+    ip(LOGIN, f"addr add {NETWORK}.1/24 dev lan")
+    ip(LOGIN, "link set lan up")
+    for number, node in enumerate(slurm.nodes, 2):
+        # The other end is made inside the node; a host's /proc has its own ids alone, so one is named by its file.
+        network = f"/proc/{slurm.hosts[node]}/ns/net"
+        login = ["nsenter", "--target", str(slurm.hosts[LOGIN]), "--net", "--"]
+        pair = f"ip link add {node} type veth peer name eth0 netns {slurm.hosts[node]}"
+        assert Path(network).exists()
+        subprocess.run([*login, *pair.split()], check=True)
+        ip(LOGIN, f"link set {node} master lan up")
+        ip(node, f"addr add {NETWORK}.{number}/24 dev eth0")
+        ip(node, "link set eth0 up")
+
+
+def _munge_options(folder: Path) -> list[str]:
+    run = folder / "run"
+    files = {"key": folder / "munge.key", "socket": run / "munge.socket", "log": run / "munge.log"}
+    files |= {"pid": run / "munge.pid", "seed": run / "munge.seed"}
+    words = [f"--{name}={path}" if name == "socket" else f"--{name}-file={path}" for name, path in files.items()]
+    return ["--foreground", "--force", *words]
+
+
+def _start(slurm: Slurm, host: str, *words: str) -> None:
+    """Start a daemon on a host, with whose namespaces it ends."""
+    log = (slurm.folder / f"{words[0]}-{host}.out").open("w")
+    subprocess.Popen(
+        slurm.command(words, host), env=slurm.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+
+
+def _wait_for(files: list[Path], folder: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline, _tails(folder)
+        time.sleep(0.05)
+
+
+def _tails(folder: Path) -> str:
+    logs = sorted([*folder.glob("*.log"), *folder.glob("*.out")])
+    return "".join(f"\n== {log.name}\n" + "\n".join(log.read_text().splitlines()[-15:]) for log in logs)
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
