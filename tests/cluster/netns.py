@@ -5,7 +5,7 @@ that nothing of it touches this machine's network and several beds can stand sid
 as real ones: every interface has another name, each host resolves its own name to 127.0.1.1 (as Debian has it) and no
 other's, only the head's ssh configuration knows the names, and a `docker0` with one and the same address is up on all.
 
-The hosts share this machine's files and process numbers; TMPDIR is each host's own. It needs root, iproute2,
+The hosts share this machine's files and process numbers; TMPDIR and /dev/shm are each host's own. It needs root, iproute2,
 openssh-server and openssh-client (`missing()` says what is not there).
 """
 
@@ -141,7 +141,7 @@ class Bed:
             self.limit(name, "")
             for process in self.processes(name):
                 _signal(process, signal.SIGKILL)
-            for path in self.temporary(name).iterdir():
+            for path in self.files(name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def namespace(self, name: str) -> str:
@@ -152,6 +152,13 @@ class Bed:
         """A host's TMPDIR."""
         return self.folder / name / "tmp"
 
+    def files(self, name: str) -> list[Path]:
+        """What lies in a host's TMPDIR and in its /dev/shm."""
+        return [*self.temporary(name).iterdir(), *self._shared_memory(name).iterdir()]
+
+    def _shared_memory(self, name: str) -> Path:
+        return self.folder / name / "shm"
+
     def environment(self, name: str = HEAD) -> dict[str, str]:
         """What a user who sits at that host has in the environment."""
         kept = {key: value for key, value in os.environ.items() if key not in _NOT_THE_HOSTS}
@@ -159,7 +166,7 @@ class Bed:
 
     def at(self, name: str, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` on a host, in the very process that is started."""
-        script = f'echo {name} >/proc/sys/kernel/hostname; exec "$@"'
+        script = f'echo {name} >/proc/sys/kernel/hostname; mount --bind {self._shared_memory(name)} /dev/shm; exec "$@"'
         return ["ip", "netns", "exec", self.namespace(name), "unshare", "--uts", "sh", "-c", script, "sh", *command]
 
     def start(self, name: str, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
@@ -213,6 +220,7 @@ class Bed:
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
             self.temporary(name).mkdir(parents=True)
+            self._shared_memory(name).mkdir()
             _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", space)
             _ip("-n", self._switch, "link", "set", port, "master", "bridge0", "up")
             _ip("-n", space, "link", "add", "docker0", "type", "bridge")
