@@ -1,4 +1,4 @@
-"""The bed of hosts that the tests of this folder share, and their imports."""
+"""The beds that the tests of this folder run in, started once when a test asks for them, and the tests' imports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import netns
+from slurm import Slurm, slurm_cluster, why_not
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +28,12 @@ def bed(bed_of_hosts: netns.Bed) -> Iterator[netns.Bed]:
     """The hosts, whole again after each test: every link up and unlimited, nothing running, no file left over."""
     yield bed_of_hosts
     bed_of_hosts.reset()
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm cluster of a login host and two nodes."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
