@@ -30,7 +30,7 @@ INIT = """
 hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/$1" "$2/run" && ip link set lo up && exec cat
 """
 
-# cpus a node: more than this machine has, so that jobs need not wait; memory is no resource here.
+# More CPUs than this machine has (config_overrides), so that jobs need not wait; memory is no resource here.
 CONFIGURATION = """
 ClusterName=bed
 SlurmctldHost=login({network}.1)
@@ -41,7 +41,7 @@ AuthInfo=socket={folder}/run/munge.socket
 CredType=cred/munge
 CommunicationParameters=NoInAddrAny
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/run/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/run/slurmctld.pid
 SlurmdPidFile={folder}/run/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -55,6 +55,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 MpiDefault=none
+LaunchParameters=use_interactive_step
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
 SlurmdTimeout=30
 KillWait=5
@@ -143,6 +144,8 @@ class Slurm:
 def slurm_cluster(folder: Path) -> Iterator[Slurm]:
     """A cluster that lives as long as the context; `folder` is empty and keeps its logs."""
     with ExitStack() as stack:
+        daemons: list[subprocess.Popen[bytes]] = []
+        stack.callback(lambda: [daemon.wait() for daemon in daemons])
         names = (LOGIN, *NODES)
         (folder / "run").mkdir()
         (folder / "state").mkdir()
@@ -156,12 +159,10 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
         facts = {"folder": folder, "network": NETWORK, "nodes": ",".join(NODES), "cpus": slurm.cpus}
         (folder / "slurm.conf").write_text(CONFIGURATION.format(**facts))
         _connect_hosts(slurm)
-        for name in names:
-            _start(slurm, name, "munged", *_munge_options(folder))
+        daemons += [_start(slurm, name, "munged", *_munge_options(folder)) for name in names]
         _wait_for([folder / name / "munge.socket" for name in names], folder)
-        _start(slurm, LOGIN, "slurmctld", "-D")
-        for name in NODES:
-            _start(slurm, name, "slurmd", "-D", "-N", name)
+        daemons.append(_start(slurm, LOGIN, "slurmctld", "-D"))
+        daemons += [_start(slurm, name, "slurmd", "-D", "-N", name) for name in NODES]
         slurm.wait_until_idle()
         yield slurm
 
@@ -194,12 +195,9 @@ def _connect_hosts(slurm: Slurm) -> None:
     ip(LOGIN, f"addr add {NETWORK}.1/24 dev lan")
     ip(LOGIN, "link set lan up")
     for number, node in enumerate(slurm.nodes, 2):
-        # The other end is made inside the node; a host's /proc has its own ids alone, so one is named by its file.
-        network = f"/proc/{slurm.hosts[node]}/ns/net"
-        login = ["nsenter", "--target", str(slurm.hosts[LOGIN]), "--net", "--"]
         pair = f"ip link add {node} type veth peer name eth0 netns {slurm.hosts[node]}"
-        assert Path(network).exists()
-        subprocess.run([*login, *pair.split()], check=True)
+        # In the login host's network alone: among its processes the node's id would mean nothing.
+        subprocess.run(["nsenter", "--target", str(slurm.hosts[LOGIN]), "--net", *pair.split()], check=True)
         ip(LOGIN, f"link set {node} master lan up")
         ip(node, f"addr add {NETWORK}.{number}/24 dev eth0")
         ip(node, "link set eth0 up")
@@ -213,12 +211,12 @@ def _munge_options(folder: Path) -> list[str]:
     return ["--foreground", "--force", *words]
 
 
-def _start(slurm: Slurm, host: str, *words: str) -> None:
+def _start(slurm: Slurm, host: str, *words: str) -> subprocess.Popen[bytes]:
     """Start a daemon on a host, with whose namespaces it ends."""
-    log = (slurm.folder / f"{words[0]}-{host}.out").open("w")
-    subprocess.Popen(
-        slurm.command(words, host), env=slurm.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-    )
+    with (slurm.folder / f"{words[0]}-{host}.out").open("w") as log:
+        return subprocess.Popen(
+            slurm.command(words, host), env=slurm.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 def _wait_for(files: list[Path], folder: Path) -> None:
