@@ -57,3 +57,12 @@ class NonFiniteLossError(LockstepError):
     """The loss became NaN or infinite. Exit code 6."""
 
     exit_code = 6
+
+
+class StoppedError(LockstepError):
+    """Training was asked to stop by a signal, and did after a checkpoint; `--resume auto` goes on. Exit code 75.
+
+    EX_TEMPFAIL of sysexits.h: the same command may succeed later.
+    """
+
+    exit_code = 75

@@ -7,6 +7,10 @@ reader.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -122,6 +126,7 @@ class StreamReader:
             collate_fn=_as_it_is,  # type: ignore[arg-type]  # a source hands over whole batches
             pin_memory=placement.device.type == "cuda",
             persistent_workers=processes > 0,
+            worker_init_fn=_heed_parent_alone,
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
@@ -178,6 +183,26 @@ class _Requests:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+
+def _heed_parent_alone(worker: int) -> None:
+    """In a loader process: let signals to the whole process group, which ask for an orderly stop, not break it.
+
+    Ctrl-C goes to all of a terminal's processes, and Slurm signals all of a job step's. A loader process goes on, for
+    the step under way needs its batches, and ends when its parent says so, by SIGTERM at the latest.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # which tells a signal's sender; macOS lacks it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    while parent and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(0)
 
 
 def _as_it_is(raw: Raw) -> Raw:

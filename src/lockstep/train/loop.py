@@ -6,7 +6,9 @@ so the loop asks neither for ranks nor for strategies.
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +18,13 @@ import torch
 from torch import nn
 
 from lockstep.data.readers import Batch
-from lockstep.errors import NonFiniteLossError
+from lockstep.errors import NonFiniteLossError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
 from lockstep.train.optim import set_rate
-from lockstep.train.reporting import Interval, advice, report_evaluation, report_steps, report_training
+from lockstep.train.reporting import Interval, advice, report_evaluation, report_steps, report_stop, report_training
 from lockstep.train.setup import Job
 
 
@@ -47,9 +49,12 @@ def train(job: Job) -> Result:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
         CheckpointError: A checkpoint could not be written.
+        StoppedError: A signal to any worker asked for a stop; raised on all workers, with a checkpoint of the step.
     """
     progress = job.progress
     figures: dict[str, Any] = {}
+    if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
+        figures = _end_epoch(job)
     while progress.step < job.last_step:
         train_epoch(job)
         figures = _end_epoch(job)
@@ -79,16 +84,20 @@ def train_epoch(job: Job) -> None:
     for position in range(start, steps):
         batch = interval.next_of(batches)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
+        job.stopping.ask()
         _take_step(job, batch, job.train_loader.sharding.count(position))
         progress.step += 1
         job.tracker.advance()
         finished = position == steps - 1 or progress.step == job.last_step
-        save = _divides(run.checkpoint_steps, progress.step) and not finished
+        stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
+        save = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
         if finished or save or progress.step % run.log_every == 0:
             report_steps(job, interval)
             if save:
                 _save(job)
             interval = Interval()
+        if stop:
+            raise _stopped(job)
         if finished:
             return
 
@@ -134,6 +143,9 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
+    if job.stopping.agreed and progress.step < job.last_step:
+        _save(job)
+        raise _stopped(job)
     figures = totals.figures()
     report_evaluation(job, totals, time.perf_counter() - start)
     epoch, rest = divmod(progress.step, job.steps_per_epoch)
@@ -149,9 +161,23 @@ def _end_epoch(job: Job) -> dict[str, Any]:
 
 
 def _evaluate(job: Job) -> Totals:
+    """Evaluate the model; cut short, and so of no use, if the workers agree to stop while training is to go on."""
     model = job.average.model
     job.strategy.sync_buffers(model)
-    return evaluate(model, job.val_loader, job.precision, job.meter)
+    batches: Iterable[Batch] = job.val_loader
+    if job.progress.step < job.last_step:
+        batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.val_loader))))
+    return evaluate(model, batches, job.precision, job.meter)
+
+
+def _stopped(job: Job) -> StoppedError:
+    """The end of a session that was asked to stop and has written its checkpoint."""
+    name = signal.Signals(job.stopping.agreed).name
+    report_stop(job, name)
+    return StoppedError(
+        f"stopped by {name} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
+        f"{job.folder.path}; the same command with --resume auto goes on from there"
+    )
 
 
 def _divides(every: int, count: int) -> bool:

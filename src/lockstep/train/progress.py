@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,9 +24,12 @@ class Progress:
     best_top1: float = -1.0
     best_step: int = 0
 
-    def add_interval(self, totals: Totals, seconds: float, wait_seconds: float) -> None:
-        """Take in the steps since the last call: their sums, their time, and the part of it spent waiting for data."""
-        self.epoch_totals += totals
+    def add_interval(self, steps: Sequence[Totals], seconds: float, wait_seconds: float) -> None:
+        """Take in the steps since the last call: their sums, their time, and the part of it spent waiting for data.
+
+        The epoch's sums grow step by step, so that they are the same to the bit wherever the intervals were cut.
+        """
+        self.epoch_totals = sum(steps, self.epoch_totals)
         self.seconds += seconds
         self.epoch_seconds += seconds
         self.epoch_wait_seconds += wait_seconds

@@ -42,7 +42,7 @@ def report_steps(job: Job, interval: Interval) -> None:
     steps = job.meter.reduce()  # waits for the device, so the time below is that of finished work
     _check_finite(job, steps)
     totals, seconds = sum(steps, Totals()), interval.seconds()
-    progress.add_interval(totals, seconds, interval.wait_seconds)
+    progress.add_interval(steps, seconds, interval.wait_seconds)
     job.tracker.record(
         {
             "kind": "step",
@@ -50,6 +50,20 @@ def report_steps(job: Job, interval: Interval) -> None:
             **_common(job, totals, seconds),
             "lr": job.schedule.rate(progress.step - 1),
             "data_wait": interval.wait_seconds / seconds,
+        }
+    )
+
+
+def report_stop(job: Job, reason: str) -> None:
+    """Record that the session ends here on request."""
+    progress = job.progress
+    job.tracker.record(
+        {
+            "kind": "stop",
+            "step": progress.step,
+            "time_seconds": progress.seconds,
+            "unix_time": time.time(),
+            "reason": reason,
         }
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import closing
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
+from lockstep.errors import StoppedError
 from lockstep.train.loop import Result, train
 from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
@@ -38,12 +40,16 @@ def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Modul
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
     workers = world.gather(_describe_worker(world))
-    try:
-        _say(job, _introduce(job, workers))
-        result = train(job)
-        _say(job, _conclude(job, result))
-    finally:
-        job.close()
+    with job.stopping.listening():
+        try:
+            with closing(job):
+                _say(job, _introduce(job, workers))
+                result = train(job)
+                _say(job, _conclude(job, result))
+        except StoppedError as stop:
+            logger.info(str(stop))
+            world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing
+            raise
     return result
 
 

@@ -33,6 +33,7 @@ from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, new_run_path, newest_run_path
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
 from lockstep.world import World, usable_cores
@@ -68,6 +69,7 @@ class Job:
     checkpoints: Checkpoints
     tracker: Tracker
     progress: Progress
+    stopping: Stopping
     identity: dict[str, Any]
 
     @property
@@ -177,6 +179,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         checkpoints=checkpoints,
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
+        stopping=build_stopping(world),
         identity=identity,
     )
 

@@ -1,0 +1,169 @@
+"""A signal to one worker stops all of them after the same step, and the resumed run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import NETS, final_weights, losses, small_digits
+from processes import run_in_workers
+from torch import nn
+
+from lockstep.errors import StoppedError
+from lockstep.records import read_records
+from lockstep.seeding import seed_all
+from lockstep.train.fit import configure
+from lockstep.train.run import run_with
+from lockstep.world import World
+
+SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 3, "lr": 0.05, "lr_scaling": "none", "track": ()}
+TRAIN, VAL = 260, 50  # epochs of 5 steps
+STEPS = 10
+
+
+class Sender(nn.Module):
+    """A network that sends its own process signals at given forward passes, counted apart for training and not."""
+
+    def __init__(self, net: nn.Module, training: bool, moments: dict[int, tuple[int, ...]]):
+        super().__init__()
+        self.net, self._training, self._moments, self._passes = net, training, moments, 0
+
+    def forward(self, images: Any) -> Any:
+        if self.training == self._training:
+            self._passes += 1
+            for number in self._moments.get(self._passes, ()):
+                os.kill(os.getpid(), number)
+        return self.net(images)
+
+
+def _train(
+    world: World,
+    path: Path,
+    target: int = -1,
+    moments: dict[int, tuple[int, ...]] | None = None,
+    training: bool = True,
+    **settings: Any,
+) -> tuple[str, int]:
+    """Train; returns the message of the stop, and its exit code."""
+    seed_all(0, 0, 0)
+    sends = moments if moments and world.rank == target else {}
+    config = configure(**{**SETTINGS, "run_dir": path, **settings})
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        run_with(config, world, small_digits(TRAIN, VAL), Sender(NETS["lively"](), training, sends))
+    except StoppedError as stop:
+        return str(stop), stop.exit_code
+    finally:
+        assert signal.getsignal(signal.SIGTERM) is before
+    return "", 0
+
+
+def _run(size: int, path: Path, **settings: Any) -> tuple[str, int]:
+    """The outcome of all workers, which must be the same."""
+    outcomes = run_in_workers(size, _call, path, settings)
+    assert len(set(outcomes)) == 1, outcomes
+    return outcomes[0]
+
+
+def _call(world: World, path: Path, settings: dict[str, Any]) -> tuple[str, int]:
+    return _train(world, path, **settings)
+
+
+def _epochs(path: Path) -> list[dict[str, Any]]:
+    """The records of epochs, without what depends on the clock."""
+    clocks = ("time_seconds", "unix_time", "images_per_second", "epoch_seconds", "data_wait")
+    records = [record for record in read_records(path / "metrics.jsonl") if record["kind"] == "epoch"]
+    return [{key: value for key, value in record.items() if key not in clocks} for record in records]
+
+
+def _checkpoints(path: Path) -> list[str]:
+    return sorted(found.name for found in (path / "checkpoints").glob("step-*"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs that nothing stopped, by their number of workers."""
+    paths = {size: tmp_path_factory.mktemp("whole") / str(size) for size in (1, 2, 3)}
+    for size, path in paths.items():
+        assert _run(size, path) == ("", 0)
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "moment"),
+    [(1, 0, 1), (1, 0, 5), (1, 0, 7), (2, 0, 2), (2, 1, 3), (2, 1, 4), (2, 0, 5), (3, 2, 6)],
+)
+def test_stopped_in_training_and_resumed_is_bit_identical(
+    tmp_path: Path, whole: dict[int, Path], size: int, target: int, moment: int
+) -> None:
+    message, code = _run(size, tmp_path, target=target, moments={moment: (signal.SIGTERM,)})
+    assert code == 75
+    # The agreement of this step had begun before the signal came; the next comes with the next step or, after the
+    # epoch's last, with the evaluation.
+    step = moment if size == 1 or moment == 5 else moment + 1
+    assert message.startswith(f"stopped by SIGTERM after step {step} of {STEPS}, with a checkpoint in {tmp_path}; ")
+    assert "--resume auto" in message
+    assert _checkpoints(tmp_path)[-1] == f"step-{step:08d}"
+    last = list(read_records(tmp_path / "metrics.jsonl"))[-1]
+    assert (last["kind"], last["step"], last["reason"]) == ("stop", step, "SIGTERM")
+    assert _run(size, tmp_path, resume="auto") == ("", 0)
+    assert final_weights(tmp_path) == final_weights(whole[size])
+    assert _epochs(tmp_path) == _epochs(whole[size])
+
+
+@pytest.mark.parametrize(("size", "moment"), [(1, 1), (2, 1), (3, 1)])
+def test_stopped_in_an_evaluation_repeats_it_after_the_resume(
+    tmp_path: Path, whole: dict[int, Path], size: int, moment: int
+) -> None:
+    stop = {"target": size - 1, "moments": {moment: (signal.SIGUSR1,)}, "training": False}
+    message, code = _run(size, tmp_path, **stop)
+    assert code == 75
+    step = 5 if size == 1 else 6  # with one batch a worker, the workers agree in the next step
+    assert message.startswith(f"stopped by SIGUSR1 after step {step} ")
+    assert _run(size, tmp_path, resume="auto") == ("", 0)
+    assert final_weights(tmp_path) == final_weights(whole[size])
+    assert _epochs(tmp_path) == _epochs(whole[size])
+
+
+def test_a_long_evaluation_is_cut_short_on_workers_with_unequal_numbers_of_batches(tmp_path: Path) -> None:
+    small = {"global_batch_size": 26, "max_steps": 15, "accumulate": 2}  # 25 samples a worker, in batches of 7
+    assert _run(2, tmp_path / "whole", **small) == ("", 0)
+    stop = {"target": 0, "moments": {2: (signal.SIGTERM,)}, "training": False}
+    message, code = _run(2, tmp_path / "cut", **small, **stop)
+    assert code == 75
+    assert message.startswith("stopped by SIGTERM after step 10 of 15")
+    assert [record["split"] for record in _epochs(tmp_path / "cut")] == ["train"]
+    assert _run(2, tmp_path / "cut", resume="auto", **small) == ("", 0)
+    assert final_weights(tmp_path / "cut") == final_weights(tmp_path / "whole")
+    assert _epochs(tmp_path / "cut") == _epochs(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_in_the_last_step_or_after_it_lets_the_run_end(
+    tmp_path: Path, whole: dict[int, Path], size: int
+) -> None:
+    for name, training, moment in (("step", True, STEPS), ("evaluation", False, 2)):
+        path = tmp_path / name
+        stop = {"target": 0, "training": training, "moments": {moment: (signal.SIGTERM,)}}
+        assert _run(size, path, **stop) == ("", 0)
+        assert final_weights(path) == final_weights(whole[size])
+
+
+def test_further_signals_change_nothing(tmp_path: Path) -> None:
+    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
+    message, code = _run(2, tmp_path, target=1, moments={3: numbers, 4: numbers})
+    assert code == 75
+    assert message.startswith("stopped by SIGUSR1 after step 4 ")
+
+
+def test_every_kind_of_state_survives_a_stop(tmp_path: Path) -> None:
+    extra = {"accumulate": 2, "ema_decay": 0.9, "optimizer": "adamw", "clip_norm": 0.1, "log_every": 1}
+    assert _run(2, tmp_path / "whole", **extra)[1] == 0
+    assert _run(2, tmp_path / "stopped", target=1, moments={5: (signal.SIGTERM,)}, **extra)[1] == 75
+    assert _checkpoints(tmp_path / "stopped")[-1] == "step-00000004"  # two passes a step
+    assert _run(2, tmp_path / "stopped", resume="auto", **extra)[1] == 0
+    assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
