@@ -5,8 +5,8 @@ that nothing of it touches this machine's network and several beds can stand sid
 as real ones: every interface has another name, each host resolves its own name to 127.0.1.1 (as Debian has it) and no
 other's, only the head's ssh configuration knows the names, and a `docker0` with one and the same address is up on all.
 
-The hosts share this machine's files and process numbers; TMPDIR and /dev/shm are each host's own. It needs root, iproute2,
-openssh-server and openssh-client (`missing()` says what is not there).
+The hosts share this machine's files and process numbers; TMPDIR and /dev/shm are each host's own. It needs root,
+iproute2, openssh-server and openssh-client (`missing()` says what is not there).
 """
 
 from __future__ import annotations

@@ -1,0 +1,156 @@
+"""A job of `lockstep run` on a bed's hosts: started from any of them, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+from netns import HEAD, Bed
+
+WORKER = Path(__file__).parent / "worker.py"
+HOSTS = "node1:2,node2:1"
+START_SECONDS = 60  # on a machine that does other things too
+
+
+class Job:
+    """`lockstep run ... -- command` from the head; a context manager that leaves no process behind.
+
+    `hosts` is what -H takes, or @ and the name of a host file. Without a `command` its workers are those of
+    `worker.py`, with `actions`.
+    """
+
+    def __init__(
+        self,
+        bed: Bed,
+        folder: Path,
+        *actions: str,
+        command: Sequence[str] = (),
+        hosts: str = HOSTS,
+        options: Sequence[str] = (),
+        start_from: str = HEAD,
+    ) -> None:
+        self.bed = bed
+        self.folder = folder
+        self.ready = folder / "ready"
+        self.ready.mkdir(parents=True)
+        self._out, self._err = folder / "out.txt", folder / "err.txt"
+        where = ["--hostfile", hosts[1:]] if hosts.startswith("@") else ["-H", hosts]
+        words = [*where, f"--ssh-option={bed.ssh_options}", "--log-dir", str(folder / "logs"), *options]
+        command = command or [sys.executable, "-S", "-E", str(WORKER), str(self.ready), *actions]
+        line = [sys.executable, "-m", "lockstep", "run", *words, "--", *command]
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.launcher = bed.start(start_from, line, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            print(f"--- stdout\n{self.stdout}--- stderr\n{self.stderr}--- processes\n{self.survivors()}")
+        if self.launcher.poll() is None:
+            self.launcher.kill()
+            self.launcher.wait()
+        for name in self.bed.addresses:
+            for process in self.bed.processes(name):
+                kill(process.pid)
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def workers(self, count: int) -> dict[int, dict[str, Any]]:
+        """What the workers wrote of themselves, by rank, once `count` of them are there."""
+        self.wait_until(lambda: len(list(self.ready.glob("*.json"))) >= count)
+        return {int(path.stem): json.loads(path.read_text()) for path in sorted(self.ready.glob("*.json"))}
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Wait while the launcher runs.
+
+        Raises:
+            AssertionError: The launcher has ended, or it took too long.
+        """
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.launcher.poll() is None, f"the launcher ended with {self.launcher.returncode}: {self.stderr}"
+            assert time.monotonic() < deadline, f"not in {seconds} s: {self.stderr}"
+            time.sleep(0.02)
+
+    def tell(self, name: str) -> None:
+        """Let workers go on that wait for this word (`when=NAME`)."""
+        (self.ready / name).touch()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.launcher.send_signal(number)
+
+    def wait(self, seconds: float = 30) -> int:
+        """The launcher's exit code."""
+        return self.launcher.wait(seconds)
+
+    def survivors(self) -> list[str]:
+        """What of the job runs on any host, the head among them, as "host: pid status command".
+
+        The hosts' own sshd processes are not the job's: where a cable was pulled, they wait for the other end.
+        """
+        found = [(name, process) for name in self.bed.addresses for process in self.bed.processes(name)]
+        return [f"{name}: {describe(process)}" for name, process in found if name_of(process) not in ("", "sshd")]
+
+    def seconds_to_end(self, at_most: float) -> float:
+        """Wait until nothing runs on any host, and say how long that took.
+
+        Raises:
+            AssertionError: Something runs still.
+        """
+        start = time.monotonic()
+        while left := self._left():
+            assert time.monotonic() - start < at_most, f"still there after {at_most} s: {left}"
+            time.sleep(0.05)
+        return time.monotonic() - start
+
+    def _left(self) -> list[str]:
+        self.launcher.poll()
+        return self.survivors()
+
+    def files_left(self) -> list[str]:
+        """What lies in the hosts' TMPDIR and /dev/shm."""
+        return [str(path) for name in self.bed.addresses for path in self.bed.files(name)]
+
+    def last_words(self) -> list[str]:
+        """The lines of stderr from the launcher's verdict on."""
+        lines = self.stderr.splitlines()
+        return lines[max(at for at, line in enumerate(lines) if line.startswith("lockstep: ")) :]
+
+
+def name_of(process: psutil.Process) -> str:
+    """The program's name; "" where it has ended."""
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else process.name()
+    except psutil.Error:
+        return ""
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:150]}"
+    except psutil.Error:
+        return f"{process.pid} (ended meanwhile)"
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Send a signal to a process that may have ended."""
+    try:
+        psutil.Process(pid).send_signal(number)
+    except psutil.Error:
+        return False
+    return True

@@ -1,0 +1,278 @@
+"""Jobs over several hosts by ssh: who is who, how a job starts, how it fails, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from netns import Bed
+from sshjob import Job, kill, name_of
+
+from lockstep.records import read_records
+
+ALL_SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {int(total)}", flush=True)
+dist.destroy_process_group()
+"""
+END_SECONDS = 10  # after a failure that the launcher sees
+LOST_SECONDS = 15  # after the launcher, a connection or a link is gone
+
+
+def test_ranks_and_variables_follow_the_order_of_the_hosts(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:when=go", "*:exit=0", hosts="node2:1,node3:1,node1:2") as job:
+        workers = job.workers(4)
+        job.tell("go")
+        assert job.wait() == 0
+    place = [
+        (worker["host"], *(worker["environment"][name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")))
+        for worker in workers.values()
+    ]
+    assert place == [
+        ("node2", "0", "1", "0"),
+        ("node3", "0", "1", "1"),
+        ("node1", "0", "2", "2"),
+        ("node1", "1", "2", "2"),
+    ]
+    cross = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"]
+    assert [[worker["environment"][name] for name in cross] for worker in workers.values()] == [
+        ["0", "4", "0", "0", "3"],
+        ["1", "4", "0", "1", "3"],
+        ["2", "4", "0", "2", "3"],
+        ["3", "4", "1", "0", "1"],
+    ]
+    for rank, worker in workers.items():
+        environment = worker["environment"]
+        assert (environment["RANK"], environment["WORLD_SIZE"]) == (str(rank), "4")
+        assert environment["MASTER_ADDR"] == bed.addresses["node2"]
+        assert environment["GLOO_SOCKET_IFNAME"] == bed.interfaces[worker["host"]]
+        assert environment["TMPDIR"].startswith(str(bed.temporary(worker["host"])))
+        assert worker["cwd"] == str(tmp_path)
+    assert len({worker["environment"]["MASTER_PORT"] for worker in workers.values()}) == 1
+    assert job.survivors() == []
+    assert job.files_left() == []
+
+
+def test_a_job_started_on_one_of_its_hosts_needs_no_ssh_to_itself(bed: Bed, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("node1 slots=2\nnode2 slots=1  # the other one\n")
+    with Job(bed, tmp_path / "job", "*:when=go", "*:exit=0", hosts=f"@{file}", start_from="node1") as job:
+        workers = job.workers(3)
+        assert [worker["host"] for worker in workers.values()] == ["node1", "node1", "node2"]
+        assert bed.sessions("node1") == []
+        assert len(bed.sessions("node2")) == 1
+        job.tell("go")
+        assert job.wait() == 0
+
+
+def test_gloo_meets_over_hosts_without_a_common_interface_name(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, command=[sys.executable, "-c", ALL_SUM]) as job:
+        assert job.wait(60) == 0, job.stderr
+    assert sorted(line for line in job.stdout.splitlines() if "rank" in line) == [
+        f"rank {rank} of 3 has 6" for rank in range(3)
+    ]
+
+
+def test_training_over_two_hosts_gives_the_figures_of_one(bed: Bed, tmp_path: Path) -> None:
+    train = [sys.executable, "-m", "lockstep", "train", "digits", "--epochs", "1", "--global-batch-size", "99"]
+    train += ["--precision", "fp64", "--log-every", "1", "--run-dir"]
+    with Job(bed, tmp_path / "job", command=[*train, str(tmp_path / "ssh")]) as job:
+        assert job.wait(90) == 0, job.stderr
+    here = bed.at("head", [*train, str(tmp_path / "here"), "-np", "3"])
+    subprocess.run(here, cwd=tmp_path, env=bed.environment(), capture_output=True, timeout=90, check=True)
+    ssh, local = (_figures(tmp_path / name) for name in ("ssh", "here"))
+    assert len(local) > 10
+    assert ssh == pytest.approx(local, rel=1e-9)
+    assert "top-1" in job.stdout
+
+
+def _figures(run: Path) -> list[float]:
+    records = list(read_records(run / "metrics.jsonl"))
+    return [record[name] for record in records for name in ("loss", "top1", "samples") if name in record]
+
+
+@pytest.mark.parametrize(("rank", "host"), [(1, "node1"), (2, "node2")])
+def test_the_traceback_of_a_raw_script_is_the_last_thing_read_and_printed_once(
+    bed: Bed, tmp_path: Path, rank: int, host: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "print('hello from', os.environ['RANK'], flush=True)\n"
+        f"if os.environ['RANK'] == '{rank}':\n    raise ValueError('no such luck')\n"
+        "time.sleep(100)\n"
+    )
+    with Job(bed, tmp_path / "job", command=[sys.executable, str(script)]) as job:
+        assert job.wait() == 1
+    words = job.last_words()
+    assert words[0] == f"lockstep: worker {rank} of 3 on {host} failed with exit code 1; the others were stopped"
+    assert words[1] == "Traceback (most recent call last):"
+    assert words[-2] == "ValueError: no such luck"
+    assert (job.stdout + job.stderr).count("Traceback") == 1
+    assert (job.stdout + job.stderr).count("ValueError: no such luck") == 1
+    log = Path(words[-1].removeprefix("its log: "))
+    assert "ValueError: no such luck" in log.read_text()
+    assert f"hello from {rank}" in log.read_text()
+    assert job.survivors() == []
+
+
+def test_the_first_failure_ends_workers_that_will_not_listen(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:stubborn", "*:loader", "2:when=go", "2:exit=7") as job:
+        job.workers(3)
+        job.tell("go")
+        assert job.seconds_to_end(END_SECONDS) < END_SECONDS
+        assert job.wait(1) == 7
+    assert "worker 2 of 3 on node2 failed with exit code 7; the others were stopped" in job.stderr
+    assert job.files_left() == []
+
+
+def test_a_killed_worker_is_named_by_its_signal(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:loader") as job:
+        kill(job.workers(3)[1]["pid"])
+        assert job.seconds_to_end(END_SECONDS) < END_SECONDS
+        assert job.wait(1) == 128 + signal.SIGKILL
+    assert "lockstep: worker 1 of 3 on node1 was ended by SIGKILL; the others were stopped" in job.stderr
+    assert job.files_left() == []
+
+
+def test_a_killed_loader_process_is_its_workers_error(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "2:loader") as job:
+        loader = job.workers(3)[2]["loader"]
+        kill(loader)
+        assert job.wait(END_SECONDS) == 1
+    assert "lockstep: worker 2 of 3 on node2 failed with exit code 1" in job.stderr
+    assert job.last_words()[-2] == f"RuntimeError: the loader process {loader} was killed"
+    assert job.survivors() == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "named", "fix"),
+    [
+        ("node1:1,ghost:1", (), "ghost", "ssh"),
+        ("node1:1,closed:1", (), "closed", "refused"),
+        ("node1:1,nokey:1", (), "nokey", "key"),
+        ("node1:1,stranger:1", (), "stranger", "known_hosts"),
+        ("node1:1,nowhere.invalid:1", (), "nowhere.invalid", "name"),
+        ("node1:1,node2:1", ("--python", "/no/such/python"), "node1", "--python"),
+        ("node1:1,node2:1", ("--python", "{without}"), "node1", "lockstep"),
+        ("node1:1,node2:1", ("--python", "{older}"), "node1", "0.0.1"),
+    ],
+    ids=["unreachable", "refused", "no key", "unknown host key", "no such name", "no python", "no package", "version"],
+)
+def test_a_host_that_cannot_start_is_named_with_the_fix(
+    bed: Bed, tmp_path: Path, hosts: str, options: tuple[str, ...], named: str, fix: str
+) -> None:
+    pythons = {"without": _python(tmp_path, "without", "-S"), "older": _older(tmp_path)}
+    words = ["--start-timeout", "10", *(word.format(**pythons) for word in options)]
+    start = time.monotonic()
+    with Job(bed, tmp_path / "job", hosts=hosts, options=words) as job:
+        assert job.wait(20) not in (0, 1)
+    assert time.monotonic() - start < 15
+    lines = [line for line in job.stderr.splitlines() if line.startswith("lockstep: ")]
+    assert lines, job.stderr
+    assert named in lines[-1]
+    assert fix in lines[-1]
+    assert "Traceback" not in job.stderr
+    assert list(job.ready.iterdir()) == []
+    assert job.survivors() == []
+    assert job.files_left() == []
+
+
+def _python(folder: Path, name: str, *words: str, path: str = "") -> str:
+    """A Python of another kind: this one with more words, or with a folder before all others in its path."""
+    script = folder / name
+    setting = f"PYTHONPATH={path} " if path else ""
+    script.write_text(f'#!/bin/sh\n{setting}exec {sys.executable} {" ".join(words)} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def _older(folder: Path) -> str:
+    """A Python with another Lockstep: its distribution's version is 0.0.1."""
+    site = folder / "site"
+    info = site / "lockstep_torch-0.0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lockstep-torch\nVersion: 0.0.1\n")
+    return _python(folder, "older", path=str(site))
+
+
+def test_ctrl_c_lets_workers_stop_in_order(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:note") as job:
+        job.workers(3)
+        job.signal(signal.SIGINT)
+        assert job.wait(END_SECONDS) == 128 + signal.SIGINT
+        notes = {path.name: path.read_text().split() for path in job.ready.glob("*.signals")}
+        assert notes == {f"{rank}.signals": ["SIGTERM"] for rank in range(3)}
+        assert job.survivors() == []
+
+
+def test_ctrl_c_twice_ends_workers_that_will_not_listen_at_once(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
+        job.workers(3)
+        job.signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert job.launcher.poll() is None
+        job.signal(signal.SIGINT)
+        assert job.seconds_to_end(5) < 5
+        assert job.wait(1) == 128 + signal.SIGINT
+
+
+def test_sigusr1_reaches_every_worker(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:note", "*:when=go", "*:exit=0") as job:
+        job.workers(3)
+        job.signal(signal.SIGUSR1)
+        paths = [job.ready / f"{rank}.signals" for rank in range(3)]
+        job.wait_until(lambda: all(path.exists() and path.read_text() for path in paths), 10)
+        assert [path.read_text().split() for path in paths] == [["SIGUSR1"]] * 3
+        job.tell("go")
+        assert job.wait() == 0
+
+
+def test_nothing_outlives_a_killed_launcher(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
+        job.workers(3)
+        job.signal(signal.SIGKILL)
+        assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
+    assert job.files_left() == []
+
+
+def test_nothing_outlives_a_cut_connection(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
+        job.workers(3)
+        assert bed.kill_sessions("node2") == 1
+        assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
+        assert job.wait(1) not in (0, -9)
+    assert "node2" in job.last_words()[0]
+    assert job.files_left() == []
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_nothing_outlives_a_lost_link_on_either_side(bed: Bed, tmp_path: Path, host: str) -> None:
+    with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
+        job.workers(3)
+        bed.link_down(host)
+        assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
+        assert job.wait(1) not in (0, -9)
+    assert host in job.last_words()[0]
+    assert job.files_left() == []
+
+
+@pytest.mark.parametrize("which", ["nearest", "farthest"])
+def test_nothing_outlives_a_killed_process_between_ssh_and_workers(bed: Bed, tmp_path: Path, which: str) -> None:
+    with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
+        worker = psutil.Process(job.workers(3)[2]["pid"])
+        on_host = [process for process in bed.processes("node2") if name_of(process) != "sshd"]
+        between = [process for process in worker.parents() if process in on_host]
+        between[0 if which == "nearest" else -1].kill()
+        assert job.seconds_to_end(END_SECONDS) < END_SECONDS
+        assert job.wait(1) not in (0, -9)
+    assert "node2" in job.last_words()[0]
+    assert job.files_left() == []

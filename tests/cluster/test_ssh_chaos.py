@@ -1,0 +1,22 @@
+"""A few rounds of chaos.py, so that it keeps working; `python tests/cluster/chaos.py` plays many."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import chaos
+import pytest
+from netns import Bed
+
+
+@pytest.mark.parametrize(
+    ("job", "part", "at_start"),
+    [("raw", "worker", False), ("raw", "link", False), ("images", "loader", False), ("raw", "launcher", True)],
+)
+def test_whatever_is_killed_the_job_ends_in_time_and_leaves_nothing(
+    bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool
+) -> None:
+    this = chaos.Round(1, job, part, at_start)
+    chaos.play(bed, tmp_path / "job", this, random.Random(0))
+    assert this.breaches == [], this.row()

@@ -1,0 +1,75 @@
+"""A worker that needs no torch: `worker.py FOLDER [RANK:ACTION ...]`, with `*` for every rank.
+
+It writes its variables and process number to FOLDER/RANK.json, does what its actions say, then waits to be ended.
+
+    raise       an exception that nobody catches
+    exit=N      ends with that code
+    loader      has a child of its own group, as a data loader's process; fails if that is killed
+    stubborn    ignores SIGTERM and SIGINT, its children too
+    note        writes the names of the signals that reach it to FOLDER/RANK.signals; SIGTERM ends it with code 0
+    when=NAME   does what follows only once FOLDER/NAME is there
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+PATIENCE_SECONDS = 240  # nothing waits longer, whatever becomes of the test
+
+
+def main(folder: Path, actions: list[str]) -> None:
+    rank = os.environ["RANK"]
+    mine = [action.split(":", 1)[1] for action in actions if action.split(":", 1)[0] in (rank, "*")]
+    facts = {"pid": os.getpid(), "host": Path("/proc/sys/kernel/hostname").read_text().strip(), "cwd": os.getcwd()}
+    loader = 0
+    if "stubborn" in mine:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "note" in mine:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda number, frame: note(folder / f"{rank}.signals", number, frame))
+    if "loader" in mine:
+        loader = os.fork()
+        if not loader:
+            os.setpgid(0, 0)
+            time.sleep(PATIENCE_SECONDS)
+            os._exit(0)
+    written = folder / f"{rank}.written"
+    written.write_text(json.dumps({**facts, "loader": loader, "environment": dict(os.environ)}))
+    written.rename(folder / f"{rank}.json")
+    for action in mine:
+        name, _, value = action.partition("=")
+        if name == "when":
+            wait_for(folder / value)
+        elif name == "raise":
+            raise ValueError(f"boom on rank {rank}")
+        elif name == "exit":
+            sys.exit(int(value))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if loader and os.waitpid(loader, os.WNOHANG)[0]:
+            raise RuntimeError(f"the loader process {loader} was killed")
+        time.sleep(0.1)
+
+
+def note(path: Path, number: int, frame: FrameType | None) -> None:
+    with path.open("a") as file:
+        print(signal.Signals(number).name, file=file)
+    if number == signal.SIGTERM:
+        os._exit(0)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
