@@ -1,0 +1,98 @@
+"""What a job asks of a batch system: nodes, workers, GPUs, CPUs and time, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import ceil
+from typing import Annotated
+
+from tyro.conf import arg
+
+from lockstep.errors import ConfigError
+
+WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes
+TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-5][0-9]):([0-5][0-9])")
+WORD = re.compile(r"[A-Za-z0-9][\w.+:@/,-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a job asks of a batch system.
+
+    Raises:
+        ConfigError: A flag is wrong or contradicts another.
+    """
+
+    nodes: int = 1
+    """Nodes of the job."""
+    workers_per_node: int | None = None
+    """Workers on each node. Default: one a GPU, or 1."""
+    workers: Annotated[int | None, arg(name="np", aliases=["-np"], metavar="N")] = None
+    """Workers in all, instead of --workers-per-node."""
+    gpus_per_node: Annotated[int, arg(metavar="G")] = 0
+    """GPUs of each node; each worker has one of its own."""
+    cpus_per_worker: Annotated[int | None, arg(metavar="C")] = None
+    """CPUs of each worker, also for loading data. Default: 4 in Slurm and PBS; one slot's in LSF."""
+    time: Annotated[str, arg(metavar="[D-]HH:MM:SS")] = "01:00:00"
+    """Time limit."""
+    name: str = "lockstep"
+    """Name of the job, and of its output file."""
+    account: str | None = None
+    """Account (in LSF: project) that pays."""
+    queue: Annotated[str | None, arg(aliases=["--partition"])] = None
+    """Queue or partition."""
+    setup: str = ""
+    """Shell commands before the job's own, such as 'module load cuda; source venv/bin/activate'."""
+
+    def __post_init__(self) -> None:
+        for flag, number, least in (
+            ("--nodes", self.nodes, 1),
+            ("--workers-per-node", self.workers_per_node, 1),
+            ("-np", self.workers, 1),
+            ("--gpus-per-node", self.gpus_per_node, 0),
+            ("--cpus-per-worker", self.cpus_per_worker, 1),
+        ):
+            if number is not None and number < least:
+                raise ConfigError(f"{flag} is {least} or more; got {number}")
+        for flag, word in (("--name", self.name), ("--account", self.account), ("--queue", self.queue)):
+            if word is not None and not WORD.fullmatch(word):
+                raise ConfigError(f"{flag} is one word of letters, digits and _.+:@/,-; got {word!r}")
+        if "/" in self.name:
+            raise ConfigError(f"--name also names the output file and has no /; got {self.name!r}")
+        match = TIME.fullmatch(self.time)
+        if not match or not self.seconds:
+            raise ConfigError(f"--time is HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00; got {self.time!r}")
+        if self.workers is not None:
+            if self.workers_per_node not in (None, self.workers / self.nodes):
+                raise ConfigError(
+                    f"-np {self.workers} on {self.nodes} nodes contradicts --workers-per-node {self.workers_per_node}"
+                )
+            if self.workers % self.nodes:
+                raise ConfigError(f"-np {self.workers} cannot be shared out equally to {self.nodes} nodes")
+        if self.gpus_per_node and self.per_node != self.gpus_per_node:
+            here = f"{plural(self.per_node, 'worker')} and {plural(self.gpus_per_node, 'GPU')} a node"
+            raise ConfigError(f"{here}, but a worker has one GPU; leave out --workers-per-node and -np")
+
+    @property
+    def per_node(self) -> int:
+        """Workers on each node."""
+        if self.workers is not None:
+            return self.workers // self.nodes
+        return self.workers_per_node or self.gpus_per_node or 1
+
+    @property
+    def seconds(self) -> int:
+        """The time limit."""
+        match = TIME.fullmatch(self.time)
+        days, hours, minutes, seconds = (int(number or 0) for number in match.groups()) if match else (0, 0, 0, 0)
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @property
+    def warning_seconds(self) -> int:
+        """How long before the time limit the job is told to stop."""
+        return min(WARNING_SECONDS, ceil(self.seconds / 4))
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

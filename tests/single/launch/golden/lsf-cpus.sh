@@ -1,0 +1,43 @@
+#!/bin/bash
+# 1 node, 2 workers on each. Written by `lockstep script lsf`; submit it with `bsub < FILE`.
+
+#BSUB -J lockstep
+#BSUB -n 2
+#BSUB -R "span[ptile=2]"
+#BSUB -W 0:04
+#BSUB -o lockstep-%J.out
+# 1 minute before the time limit this script gets SIGUSR1.
+#BSUB -wa USR1 -wt 1
+# After the exit code 75, or the loss of a node, the job is queued again under its own number.
+#BSUB -Q "75"
+#BSUB -r
+
+# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate
+
+# Started again, the command must itself go on from its newest checkpoint.
+lockstep run -- \
+    python 'my script.py' --name 'it'"'"'s' &
+launcher=$!
+
+# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+signals=
+forward() {
+    signals="$signals $1"
+    kill -s "$1" "$launcher" 2>/dev/null
+}
+trap 'forward USR1' USR1
+trap 'forward TERM' TERM
+
+# `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
+while
+    before=$signals
+    wait "$launcher"
+    code=$?
+    [ "$signals" != "$before" ]
+do :; done
+
+# 75: stopped after a checkpoint; LSF queues the job again. After SIGTERM (`bkill`) it shall not.
+if [ "$code" -eq 75 ] && [[ $signals == *TERM* ]]; then
+    code=143
+fi
+exit "$code"

@@ -1,0 +1,41 @@
+#!/bin/bash
+# 1 node, 2 workers on each. Written by `lockstep script pbs`; submit it with `qsub FILE`.
+
+#PBS -N lockstep
+#PBS -l select=1:ncpus=8:mpiprocs=2:ompthreads=4
+#PBS -l place=scatter
+#PBS -l walltime=00:04:00
+#PBS -j oe
+# PBS may start the job again, such as after the loss of a node.
+#PBS -r y
+
+# PBS starts jobs in the home folder.
+cd "$PBS_O_WORKDIR" || exit 1
+
+# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate
+
+# PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 60 seconds before.
+# Started again, the command must itself go on from its newest checkpoint.
+timeout --foreground --preserve-status --signal=USR1 180 lockstep run -- \
+    python 'my script.py' --name 'it'"'"'s' &
+launcher=$!
+
+# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+signals=
+forward() {
+    signals="$signals $1"
+    kill -s "$1" "$launcher" 2>/dev/null
+}
+trap 'forward USR1' USR1
+trap 'forward TERM' TERM
+
+# `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
+while
+    before=$signals
+    wait "$launcher"
+    code=$?
+    [ "$signals" != "$before" ]
+do :; done
+
+# 75: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file anew.
+exit "$code"
