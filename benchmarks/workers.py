@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from harness import Bar, Unit, Work, compare
 
+from lockstep.launch.display import OutputPlan
 from lockstep.launch.plan import plan_local
 from lockstep.world import Place, World, connect, usable_cores
 
@@ -18,10 +19,11 @@ def in_workers(size: int, main: Callable[[World], None]) -> None:
     """Call `main` in `size` workers with one thread each, started here unless this is one of them."""
     place = Place.from_environment()
     if place.launcher == "none":
-        from lockstep.launch.agent import run_local
+        from lockstep.launch.job import run_job
 
         os.environ["OMP_NUM_THREADS"] = "1"
-        sys.exit(run_local(plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)))
+        plan = plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)
+        sys.exit(run_job(plan, OutputPlan(size, prefixed=False), direct_stdout=True))
     torch.set_num_threads(1)
     with connect(place, "cpu") as world:
         main(world)

@@ -16,6 +16,7 @@ from lockstep.errors import LockstepError
 
 COMMANDS = {
     "train": "train a network on a data set or a folder of images",
+    "run": "start any program as the workers of a job, on one host or several",
     "eval": "evaluate a checkpoint",
     "predict": "name what is on images",
     "models": "list the networks",

@@ -55,9 +55,9 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
         from lockstep.launch.elastic import run_elastic
 
         return run_elastic(plan.job, plan.output)
-    from lockstep.launch.agent import run_local
+    from lockstep.launch.job import run_job
 
-    return run_local(plan.job, plan.output, failure_code=FAILED)
+    return run_job(plan.job, plan.output, failure_code=FAILED)
 
 
 def _build() -> str:

@@ -11,6 +11,7 @@ from tyro.conf import OmitArgPrefixes, arg
 
 from lockstep import recipes
 from lockstep.config import TrainConfig
+from lockstep.launch.options import LaunchOptions
 
 T = TypeVar("T")
 Workers = Annotated[int | Literal["auto"], arg(name="np", aliases=["-np"], metavar="N|auto")]
@@ -25,7 +26,8 @@ class TrainCommand:
 
     job: TrainConfig = field(default_factory=TrainConfig)
     workers: Workers = 1
-    """Workers on this machine; auto: one a GPU, or 1."""
+    """Workers in all; auto: one a GPU, or 1."""
+    where: LaunchOptions = field(default_factory=LaunchOptions)
     config: Annotated[str | None, arg(metavar="RECIPE|FILE.yaml")] = None
     """Start from this recipe instead of the data set's own."""
     print_config: bool = False

@@ -26,7 +26,8 @@ def main(words: Sequence[str]) -> int:
 
     catalog.check(config.data)
     work = partial(_evaluate if config.run.evaluate else _train, config)
-    return run_workers("train", words, command.workers, config.device, work, partial(check_workers, config))
+    check = partial(check_workers, config)
+    return run_workers("train", words, command.workers, config.device, work, check, command.where)
 
 
 def _train(config: TrainConfig, world: World) -> None:

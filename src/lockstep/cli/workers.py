@@ -9,10 +9,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from lockstep.errors import ConfigError, LockstepError, tells_of_lost_peer
+from lockstep.launch.hosts import names_of_this_machine
+from lockstep.launch.options import LaunchOptions, plan_from
+from lockstep.launch.plan import JobPlan
 from lockstep.world import Place, World, connect, usable_cores
 
 INTERRUPTED = 130
@@ -25,6 +30,7 @@ def run_workers(
     device: Literal["auto", "cpu", "cuda"],
     work: Callable[[World], None],
     check: Callable[[int], None] = lambda size: None,
+    where: LaunchOptions | None = None,
 ) -> int:
     """Do `work` in every worker of the job, and return this process's exit code.
 
@@ -33,15 +39,26 @@ def run_workers(
 
     Args:
         check: Called with the number of workers before any is started; raises what should stop the job.
+        where: The hosts, or what else is said of the launch; None: this machine.
     """
     place = Place.from_environment()
     if place.launcher != "none":
         return _work(place, device, work, workers)
-    size = _one_a_gpu(device) if workers == "auto" else workers
-    check(size)
-    if size == 1:
-        return _work(place, device, work, size)
-    return _launch(size, [sys.executable, "-m", "lockstep", command, *words])
+    where = where or LaunchOptions()
+    if not where.names_hosts:
+        size = _one_a_gpu(device) if workers == "auto" else workers
+        check(size)
+        if size == 1 and not where.dry_run:
+            return _work(place, device, work, size)
+        where = replace(where, hosts=f"localhost:{size}")
+    # 1 is what `-np` is when it is not given: all slots of the hosts then, or a GPU each where nodes are by hand
+    wanted = None if workers == 1 else workers
+    again = [sys.executable, "-m", "lockstep", command, *words]
+    gpus = partial(_one_a_gpu, device)
+    plan = plan_from(where, wanted, again, os.environ, usable_cores(), gpus, names_of_this_machine())
+    if not plan.by_hand:
+        check(plan.workers)
+    return _launch(plan, where)
 
 
 def _one_a_gpu(device: str) -> int:
@@ -50,15 +67,17 @@ def _one_a_gpu(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
-def _launch(workers: int, command: Sequence[str]) -> int:
-    from lockstep.launch.plan import plan_local
+def _launch(plan: JobPlan, where: LaunchOptions) -> int:
+    from lockstep.launch.display import OutputPlan
+    from lockstep.launch.dry_run import describe
+    from lockstep.launch.job import run_job
 
-    plan = plan_local(workers, command, usable_cores(), os.environ)
+    if where.dry_run:
+        print(describe(plan))
+        return 0
     for note in plan.notes:
         print(note, flush=True)
-    from lockstep.launch.agent import run_local
-
-    return run_local(plan)
+    return run_job(plan, OutputPlan(plan.workers, prefixed=False), direct_stdout=sys.stdout.isatty())
 
 
 def _work(

@@ -1,7 +1,9 @@
-"""One node's agent: torchrun's elastic agent, with a rendezvous that listens on loopback alone.
+"""One node's agent: torchrun's elastic agent over a meeting point whose ranks are fixed beforehand.
 
-The agent starts the workers, watches them and ends all of them when one fails. torch's own rendezvous would listen on
-every address; here the launcher serves the job's store on a loopback socket, and the workers are its clients.
+It starts this node's workers, watches them and ends all of them when one fails. The node process
+(`lockstep.launch.node`) starts it as `python -m lockstep.launch.agent FD` with the job on its standard input, and reads
+from the descriptor FD what becomes of the workers. SIGQUIT, which the node process sends and which its death brings,
+ends the workers.
 """
 
 from __future__ import annotations
@@ -10,45 +12,91 @@ import json
 import logging
 import os
 import signal
-import uuid
-from contextlib import ExitStack
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed import Store, TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lockstep.launch import tether
-from lockstep.launch.output import Output, OutputPlan, say
-from lockstep.launch.plan import LocalPlan, handed_on, horovod_variables
-from lockstep.launch.signals import on_stopping
-from lockstep.store import LOOPBACK, serve_store
+from lockstep.launch.family import adopt_orphans, end_with_parent, kill_descendants
+from lockstep.launch.plan import horovod_variables
+from lockstep.launch.wire import pack
+
+END_SECONDS = 5  # from SIGTERM to SIGKILL
+DAYS_SECONDS = 30 * 86400.0  # longer than a job
+VERDICT = "lockstep/verdict"
+WATCH_SECONDS = 1.0
 
 
-class LoopbackRendezvous(RendezvousHandler):
-    """The meeting point of one agent with itself: a store on 127.0.0.1, served by this process."""
+@dataclass(frozen=True)
+class AgentJob:
+    """What an agent has to know.
 
-    def __init__(self) -> None:
-        self._store, self._port = serve_store()
-        self._id = uuid.uuid4().hex
+    Args:
+        node: Its number among `nodes`.
+        slots: Workers on each node; empty where the nodes are started by hand and do not know of each other.
+        streams: For each local rank, the descriptors of its stdout (-1: the agent's own) and stderr.
+        address: Where the meeting point is; the first node serves it on the socket `listener`.
+        patience: Seconds to wait for the other nodes.
+    """
+
+    node: int
+    nodes: int
+    workers: int
+    slots: list[int]
+    command: list[str]
+    bind: str
+    streams: list[list[int]]
+    run_id: str
+    address: str
+    port: int
+    listener: int
+    patience: float
+    parent: int
+
+
+class FixedRendezvous(RendezvousHandler):
+    """A meeting point at which every node has its number beforehand: torchrun's own would sort them by host name."""
+
+    def __init__(self, job: AgentJob) -> None:
+        self._job = job
         self._closed = False
+        self._store: Store | None = None
 
     @property
     def use_agent_store(self) -> bool:
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
+        job = self._job
+        serves = job.listener >= 0
+        self._store = TCPStore(
+            job.address,
+            job.port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=job.patience),
+            master_listen_fd=job.listener if serves else None,
+        )
+        return RendezvousInfo(self._store, job.node, job.nodes, RendezvousStoreInfo(job.address, job.port))
 
     def get_backend(self) -> str:
-        return "lockstep-loopback"
+        return "lockstep"
 
     def get_run_id(self) -> str:
-        return self._id
+        return self._job.run_id
 
     def is_closed(self) -> bool:
         return self._closed
@@ -65,104 +113,143 @@ class LoopbackRendezvous(RendezvousHandler):
 
 
 class WorkerSpecs(DefaultLogsSpecs):
-    """What each worker gets beside torchrun's variables: Horovod's, and a place for its output.
+    """What each worker gets beside torchrun's variables: Horovod's, and its streams."""
 
-    Without an `output` the workers write where the launcher does.
-    """
-
-    def __init__(self, folder: str, output: Output | None) -> None:
+    def __init__(self, folder: str, job: AgentJob) -> None:
         super().__init__(log_dir=folder)
-        self._output = output
+        self._job = job
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destinations = super().reify(envs)
         for local_rank, variables in envs.items():
-            variables.update(horovod_variables(variables))
-            if self._output:
-                rank = int(variables["RANK"])
-                destinations.stdouts[local_rank] = self._output.open(rank, "stdout").path
-                destinations.stderrs[local_rank] = self._output.open(rank, "stderr").path
+            variables.update(horovod_variables(variables, self._job.slots))
+            stdout, stderr = self._job.streams[local_rank]
+            if stdout >= 0:
+                destinations.stdouts[local_rank] = f"/dev/fd/{stdout}"
+            destinations.stderrs[local_rank] = f"/dev/fd/{stderr}"
         return destinations
 
 
-def run_local(plan: LocalPlan, output_plan: OutputPlan | None = None, failure_code: int | None = None) -> int:
-    """Carry out a plan and wait for its end.
+class Agent(LocalElasticAgent):
+    """torch's agent, which tells of its workers' start, and ends them in the same way whatever the reason is."""
 
-    Args:
-        output_plan: How the workers' lines are shown; None: the workers write to the launcher's own output.
-        failure_code: The exit code when a worker has failed; None: the worker's own.
+    def __init__(self, job: AgentJob, specs: WorkerSpecs, report: int) -> None:
+        entrypoint, *arguments = tether.command(job.command, bind=job.bind)
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=job.workers,
+            entrypoint=entrypoint,
+            args=tuple(word.replace("$", "$$") for word in arguments),  # "$$" and ${local_rank} are macros there
+            rdzv_handler=FixedRendezvous(job),
+            max_restarts=0,
+            monitor_interval=0.1,
+        )
+        super().__init__(spec, specs, exit_barrier_timeout=DAYS_SECONDS, shutdown_timeout=END_SECONDS)
+        self._report = report
+        self._by_hand = not job.slots
+        self._patience = job.patience
 
-    Returns:
-        The job's exit code: 0, or that of the worker that failed first (128 + N where signal N ended it).
-    """
-    variables = {**handed_on(os.environ), **plan.environment}
-    os.environ.clear()
-    os.environ.update(variables)
-    _silence_agent()
-    caught = on_stopping(_raise_signal)
-    names = [number.name for number in (*caught, signal.SIGQUIT)]
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(names)  # the agent replaces the handlers by its own
-    with TemporaryDirectory(prefix="lockstep-") as folder:
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._by_hand:
+            Watch(worker_group.store, self._patience).start()
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        first = worker_group.workers[0]
+        started = {"is": "started", "pids": pids, "first_rank": first.global_rank, "size": first.world_size}
+        os.write(self._report, pack(started))
+        return pids
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
+        super()._shutdown(signal.SIGTERM, timeout)
+
+    def tell_others(self, verdict: dict[str, Any]) -> None:
+        """Where nodes are started by hand, let their agents know why the job ends."""
+        if not self._by_hand or not verdict["failures"]:
+            return
         try:
-            with ExitStack() as stack:
-                output = stack.enter_context(Output(output_plan)) if output_plan else None
-                result = _agent(plan, WorkerSpecs(folder, output)).run()
-        except SignalException as error:
-            say(f"\nlockstep: stopped by {error.sigval.name}; all workers have ended")
-            return 128 + int(error.sigval)
-        code = _report(result, plan.workers)
-        return failure_code if code and failure_code is not None else code
+            store: Any = self._worker_group.store
+            store.set(VERDICT, json.dumps({**verdict, "host": socket.gethostname()}))
+            time.sleep(2 * WATCH_SECONDS)  # the first node's agent serves this store
+        except RuntimeError:
+            pass
 
 
-def _agent(plan: LocalPlan, specs: WorkerSpecs) -> LocalElasticAgent:
-    entrypoint, *arguments = tether.command(plan.command)
-    spec = WorkerSpec(
-        role="worker",
-        local_world_size=plan.workers,
-        entrypoint=entrypoint,
-        args=tuple(word.replace("$", "$$") for word in arguments),  # the agent takes "$$" and ${local_rank} for macros
-        rdzv_handler=LoopbackRendezvous(),
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    return LocalElasticAgent(spec, specs, shutdown_timeout=10)
+class Watch(threading.Thread):
+    """Ends this node's workers when another node, started by hand and so known to no launcher, has ended."""
+
+    def __init__(self, store: Any, patience: float) -> None:
+        super().__init__(name="lockstep-watch", daemon=True)
+        self._store = store.clone()
+        self.verdict = ""
+
+    def run(self) -> None:
+        try:
+            while not self._store.check([VERDICT]):
+                time.sleep(WATCH_SECONDS)
+        except RuntimeError:
+            pass  # the first node is gone
+        os.kill(os.getpid(), signal.SIGQUIT)
 
 
-def _silence_agent() -> None:
-    """torch's agent logs each failure in its own words, too; `_report` says it once."""
+def main(report: int) -> int:
+    job = AgentJob(**json.load(sys.stdin))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if not end_with_parent(job.parent, signal.SIGQUIT):
+        return 1
+    adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, _leave_it)  # what reaches the agent has reached the node process, which decides
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    signal.signal(signal.SIGQUIT, _end)
+    _silence()
+    outcome: dict[str, Any] = {"is": "outcome", "failures": [], "ended": False}
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        agent = Agent(job, WorkerSpecs(folder, job), report)
+        try:
+            outcome["failures"] = _failures(agent.run())
+        except SignalException:
+            outcome["ended"] = True
+        except (RuntimeError, ValueError, OSError) as error:
+            outcome["error"] = str(error)
+        signal.signal(signal.SIGQUIT, _leave_it)
+        agent.tell_others(outcome)
+    kill_descendants()
+    os.write(report, pack(outcome))
+    return 0
+
+
+def _leave_it(number: int, frame: Any) -> None:
+    """Nothing; unlike SIG_IGN, a handler is not inherited by the workers."""
+
+
+def _end(number: int, frame: Any) -> None:
+    raise SignalException(f"agent got signal {number}", signal.Signals(number))
+
+
+def _silence() -> None:
+    """torch's agent logs each failure in its own words, too; the launcher says it once."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _raise_signal(number: int, frame: Any) -> None:
-    raise SignalException(f"launcher got signal {number}", signal.Signals(number))
-
-
-def _report(result: RunResult, workers: int) -> int:
-    """Say which worker failed first, and return the job's exit code."""
-    if not result.is_failed():
-        return 0
-    rank, failure = min(result.failures.items(), key=lambda item: _order_of_failure(item[1]))
-    error = _error_of(failure)
-    code = int(error.get("exit_code", failure.exitcode))  # a worker that has failed may be ended while it closes
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-    say(f"lockstep: worker {rank} of {workers} {how}; the others were stopped")
-    if "text" in error:
-        say(error["text"])
-    return 128 - code if code < 0 else code
-
-
-def _order_of_failure(failure: ProcessFailure) -> tuple[int, int]:
-    """Most telling first: an error of the worker's own, a signal, then the loss of a peer, which only follows."""
-    error = _error_of(failure)
-    kind = 1 if not error else 2 if error.get("lost_peer") else 0
-    return kind, int(error.get("time_ns", 0))
+def _failures(result: RunResult) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "code": failure.exitcode, "time": float(failure.timestamp), **_error_of(failure)}
+        for rank, failure in result.failures.items()
+    ]
 
 
 def _error_of(failure: ProcessFailure) -> dict[str, Any]:
+    """What a worker of Lockstep's own has left in its error file; {} for other programs."""
     try:
         error = json.loads(Path(failure.error_file).read_text())["lockstep"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return error if isinstance(error, dict) else {}
+    if not isinstance(error, dict):
+        return {}
+    return {"text": error["text"], "lost_peer": error["lost_peer"], "code": error["exit_code"], "own": True}
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from lockstep.errors import ConfigError
 from lockstep.launch import tether
+from lockstep.launch.display import say
 from lockstep.launch.hosts import parse_discovered, slots_here
-from lockstep.launch.output import say
 
 POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 60.0
@@ -64,4 +64,4 @@ class Discovery:
         if process.returncode:
             said = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
             raise ConfigError(f"{FLAG} {self._script} ended with exit code {process.returncode}{said}")
-        return slots_here(parse_discovered(out, self._slots_per_host), FLAG, self._names)
+        return slots_here(parse_discovered(out, self._slots_per_host), self._names)

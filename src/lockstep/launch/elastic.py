@@ -21,9 +21,10 @@ from typing import Any
 from lockstep.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
 from lockstep.launch import tether
 from lockstep.launch.discovery import Discovery
+from lockstep.launch.display import OutputPlan, say
 from lockstep.launch.horovod_plan import ElasticPlan
 from lockstep.launch.hosts import names_of_this_machine
-from lockstep.launch.output import Output, OutputPlan, Stream, say
+from lockstep.launch.output import Output, Stream
 from lockstep.launch.plan import handed_on
 from lockstep.launch.signals import ignore_stopping, on_stopping
 from lockstep.store import LOOPBACK, serve_store
@@ -78,7 +79,7 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
         if plan.discovery_script:
             discovery = Discovery(plan.discovery_script, plan.slots_per_host, names_of_this_machine())
         with Output(output_plan) as output:
-            driver = Driver(plan, output, lambda: discovery.slots if discovery else plan.job.workers)
+            driver = Driver(plan, output, lambda: discovery.slots if discovery else plan.slots)
             try:
                 driver.run()
             finally:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.launch.hosts import parse_hostfile, parse_hosts, slots_here
-from lockstep.launch.output import OutputPlan
-from lockstep.launch.plan import LocalPlan, plan_local
+from lockstep.launch.display import OutputPlan
+from lockstep.launch.hosts import Host, first_slots, parse_hostfile, parse_hosts, slots_here
+from lockstep.launch.plan import JobPlan, plan_job, plan_local
+from lockstep.launch.transports import Transport
 
 VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "start_timeout": ("HOROVOD_START_TIMEOUT", str),
@@ -49,13 +50,15 @@ _AUTOTUNE = "nothing is tuned while a job runs; --fusion-threshold-mb and --cycl
 _MPI = "there is no MPI controller; workers talk through Gloo and NCCL"
 _ONE_MACHINE = "a job on one machine needs no SSH"
 _LOOPBACK = "a job on one machine talks over its loopback interface"
-_NOT_ELASTIC = "this job is not elastic; --min-np or --host-discovery-script makes it so"
-NO_EFFECT = {
-    "disable_cache": "nothing is cached between jobs",
+FOR_OTHER_HOSTS = {
     "ssh_port": _ONE_MACHINE,
     "ssh_identity_file": _ONE_MACHINE,
     "network_interfaces": _LOOPBACK,
     "network_interface": _LOOPBACK,
+}
+_NOT_ELASTIC = "this job is not elastic; --min-np or --host-discovery-script makes it so"
+NO_EFFECT = {
+    "disable_cache": "nothing is cached between jobs",
     "mpi_args": _MPI,
     "tcp": _MPI,
     "binding_args": _MPI,
@@ -86,7 +89,8 @@ class ElasticPlan:
     """A job whose workers may come and go, `minimum` to `maximum` of them, and begins with `initial`.
 
     Args:
-        job: The command and the variables of every worker; its number of workers is the slots of fixed hosts.
+        job: The command and the variables of every worker.
+        slots: Those of fixed hosts; 0 where a script says.
         discovery_script: Says the hosts and slots of the moment; "" where they are fixed.
         slots_per_host: For a script's hosts without a number.
         timeout_seconds: How long the job waits for enough workers.
@@ -94,7 +98,8 @@ class ElasticPlan:
         cooldown_seconds: The least and the greatest time before a failed worker's slot is used again.
     """
 
-    job: LocalPlan
+    job: JobPlan
+    slots: int
     initial: int
     minimum: int
     maximum: int | None
@@ -109,7 +114,7 @@ class ElasticPlan:
 class HorovodPlan:
     """All that `horovodrun` does: start `job`, show its output by `output`, after saying `warnings`."""
 
-    job: LocalPlan | ElasticPlan
+    job: JobPlan | ElasticPlan
     output: OutputPlan
     warnings: tuple[str, ...]
 
@@ -138,15 +143,19 @@ def plan_horovod(
     if not command:
         raise ConfigError("there is no command to run; put it after the flags: horovodrun -np 2 python train.py")
     elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
-    slots = _slots(given, names)
-    workers = _most_workers(given, slots) if elastic else _workers(given, slots)
-    job = plan_local(workers, command, cores, environment)
+    hosts = _hosts(given)
+    if elastic:
+        slots = slots_here(hosts, names) if hosts else None
+        job = plan_local(_most_workers(given, slots), command, cores, environment)
+    else:
+        job = _plan(given, hosts, command, cores, environment, frozenset(names))
     job = replace(job, environment={**job.environment, **_variables(flags, environment)})
     reasons = NO_EFFECT if elastic else NO_EFFECT | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
+    reasons = reasons | FOR_OTHER_HOSTS if job.is_local else reasons
     useless = [name for name in given if name in reasons]
     warnings = tuple(f"{flag(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
     folder = Path(given["output_filename"]) if "output_filename" in given else None
-    output = OutputPlan(workers, "prefix_timestamp" in given, folder)
+    output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
     return HorovodPlan(_elastic(given, job, slots, environment) if elastic else job, output, warnings)
 
 
@@ -155,29 +164,43 @@ def flag(name: str) -> str:
     return {"num_proc": "-np"}.get(name, f"--{name.replace('_', '-')}")
 
 
-def _slots(given: Mapping[str, Any], names: Collection[str]) -> int | None:
-    """The slots of this machine by -H or --hostfile; None without either."""
+def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
+    """The hosts by -H or --hostfile; none without either."""
     sources = [name for name in ("hosts", "hostfile", "host_discovery_script") if name in given]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(flag, sources))} both name the hosts; leave one out")
     if "hosts" in given:
-        return slots_here(parse_hosts(given["hosts"]), "-H", names)
+        return parse_hosts(given["hosts"])
     if "hostfile" in given:
         try:
             text = Path(given["hostfile"]).read_text()
         except OSError as error:
             raise ConfigError(f"--hostfile {given['hostfile']}: {error.strerror}") from None
-        return slots_here(parse_hostfile(text), "--hostfile", names)
-    return None
+        return parse_hostfile(text)
+    return ()
 
 
-def _workers(given: Mapping[str, Any], slots: int | None) -> int:
+def _plan(
+    given: Mapping[str, Any],
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    cores: int,
+    environment: Mapping[str, str],
+    here: frozenset[str],
+) -> JobPlan:
+    """A job whose workers stay; on other hosts they are started by SSH."""
     workers: int | None = given.get("num_proc")
     if workers is None:
         raise ConfigError("-np says how many workers to start; add it, for example -np 2")
-    if slots is not None and workers > slots:
-        raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")
-    return workers
+    if not hosts:
+        return plan_local(workers, command, cores, environment)
+    options = [f"-p{given['ssh_port']}"] if "ssh_port" in given else []
+    options += [f"-i{given['ssh_identity_file']}"] if "ssh_identity_file" in given else []
+    transport = Transport("ssh", options=tuple(options))
+    job = plan_job(command, first_slots(hosts, workers), transport, cores, environment, here)
+    interfaces = given.get("network_interfaces", given.get("network_interface", ""))
+    own = tuple(name for name in interfaces.split(",") if name) if not job.is_local else ()
+    return replace(job, interfaces=own, start_timeout=float(given.get("start_timeout", job.start_timeout)))
 
 
 def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:
@@ -186,9 +209,7 @@ def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:
     return next((limit for limit in limits if limit is not None), 1)
 
 
-def _elastic(
-    given: Mapping[str, Any], job: LocalPlan, slots: int | None, environment: Mapping[str, str]
-) -> ElasticPlan:
+def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environment: Mapping[str, str]) -> ElasticPlan:
     minimum = given.get("min_np", given.get("num_proc"))
     if minimum is None:
         raise ConfigError("--min-np says with how few workers an elastic job goes on; add it, for example --min-np 1")
@@ -210,7 +231,8 @@ def _elastic(
     except ValueError:
         raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={environment['HOROVOD_ELASTIC_TIMEOUT']} is no number") from None
     return ElasticPlan(
-        replace(job, workers=slots or 0, notes=()),
+        job,
+        slots or 0,
         initial,
         minimum,
         maximum,

@@ -57,7 +57,24 @@ def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
     return tuple(_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text))
 
 
-def slots_here(hosts: Sequence[Host], flag: str, names: Collection[str]) -> int:
+def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
+    """The first slots, in the order of hosts; hosts that are not needed are left out.
+
+    Raises:
+        ConfigError: There are not as many.
+    """
+    slots = sum(host.slots for host in hosts)
+    if workers > slots:
+        raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")
+    taken: list[Host] = []
+    for host in hosts:
+        left = workers - sum(each.slots for each in taken)
+        if left > 0:
+            taken.append(Host(host.name, min(host.slots, left)))
+    return tuple(taken)
+
+
+def slots_here(hosts: Sequence[Host], names: Collection[str]) -> int:
     """How many slots this machine has, by any of its `names`.
 
     Raises:
@@ -66,8 +83,8 @@ def slots_here(hosts: Sequence[Host], flag: str, names: Collection[str]) -> int:
     others = [host.name for host in hosts if host.name.lower() not in names]
     if others:
         raise ConfigError(
-            f"{flag} names {', '.join(others)}, which is not this machine ({socket.gethostname()}): horovodrun starts "
-            f"workers on this machine only; for several, use torchrun --nnodes or mpirun (see docs/horovod.md)"
+            f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job has its workers on one "
+            f"machine; leave out --min-np, --max-np and --host-discovery-script for several"
         )
     return sum(host.slots for host in hosts)
 

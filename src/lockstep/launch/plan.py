@@ -1,88 +1,189 @@
-"""The plan of a job: which command runs how often, with which variables. Pure data; nothing is started here."""
+"""The plan of a job: which command runs how often, on which hosts, with which variables. Pure; nothing starts here."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.errors import ConfigError
+from lockstep.launch.hosts import Host
+from lockstep.launch.transports import Transport, start_words
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# What scripts of Horovod's API may read, the same for every worker of a job on this machine.
-HOROVOD_VARIABLES = {
-    "HOROVOD_HOSTNAME": "localhost",
-    "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE,
-    "HOROVOD_CONTROLLER": "gloo",
-    "HOROVOD_CPU_OPERATIONS": "gloo",
-}
+# What scripts of Horovod's API may read, the same for every worker of a job.
+HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 PLACE = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     "TORCHELASTIC_RUN_ID",
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
+# What belongs to a host or a session there, and would be wrong on another host.
+OF_THE_HOST = (
+    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
+    *("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
+OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 @dataclass(frozen=True)
-class LocalPlan:
-    """A job on this machine: `workers` processes of one command, with `environment` on top of the launcher's own."""
+class NodePlan:
+    """One host's part of a job: `workers` of them, and the words that start Lockstep's node process there."""
 
+    host: str
     workers: int
+    start: tuple[str, ...]
+    is_here: bool = True
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Where this launcher's host stands in a job whose every host is started by hand.
+
+    `node` of `nodes`; the first of them serves the meeting point at `address`:`port`.
+    """
+
+    node: int
+    nodes: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job: one command, started `workers` times on each node, in the order of ranks.
+
+    Args:
+        environment: On top of what each host's node process gets handed on.
+        notes: What to say before it starts.
+        bind: How workers are bound to cores: cores, numa or none.
+        interfaces: The only network interfaces to use; empty: whichever leads to the first host.
+        start_timeout: Seconds within which all workers must have been started.
+        stop_timeout: Seconds that workers have after a request to stop, until they are ended.
+    """
+
     command: tuple[str, ...]
+    nodes: tuple[NodePlan, ...]
     environment: Mapping[str, str]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    bind: str = "none"
+    interfaces: tuple[str, ...] = ()
+    start_timeout: float = 30.0
+    stop_timeout: float = 30.0
+    by_hand: ByHand | None = None
+    own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def workers(self) -> int:
+        return sum(node.workers for node in self.nodes)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the job is on this machine alone, and so talks over loopback."""
+        return self.by_hand is None and all(node.is_here for node in self.nodes)
+
+    def first_rank(self, index: int) -> int:
+        """The rank of the first worker of a node."""
+        return sum(node.workers for node in self.nodes[:index])
 
 
-def plan_local(workers: int, command: Sequence[str], cores: int, environment: Mapping[str, str]) -> LocalPlan:
-    """Plan a job of `workers` processes on a machine with `cores` usable cores.
-
-    Gloo and NCCL are held to the loopback interface, so that the job listens nowhere else; threads are shared out,
-    because as many threads as cores in each worker would make them wait for each other.
+def plan_local(workers: int, command: Sequence[str], cores: int, environment: Mapping[str, str]) -> JobPlan:
+    """Plan a job of `workers` processes on this machine, which has `cores` usable cores.
 
     Raises:
         ConfigError: `workers` is not positive.
     """
-    if workers < 1:
-        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
-    variables = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
-    variables |= HOROVOD_VARIABLES
-    if "OMP_NUM_THREADS" in environment:
-        threads, reason = environment["OMP_NUM_THREADS"], "from OMP_NUM_THREADS"
-    else:
-        threads, reason = str(max(1, cores // workers)), f"{cores} cores / {workers} workers"
-        variables["OMP_NUM_THREADS"] = threads
-    each = "1 thread" if threads == "1" else f"{threads} threads"
-    notes = [f"{workers} workers on this machine, {each} each ({reason})"]
-    if workers > cores:
-        notes.append(f"warning: {workers} workers share {cores} cores and will slow each other down")
-    return LocalPlan(workers, tuple(command), variables, tuple(notes))
+    return plan_job(command, [Host("localhost", workers)], Transport("local"), cores, environment)
 
 
-def horovod_variables(worker: Mapping[str, str]) -> dict[str, str]:
+def plan_job(
+    command: Sequence[str],
+    hosts: Sequence[Host],
+    transport: Transport,
+    cores: int,
+    environment: Mapping[str, str],
+    here: frozenset[str] = frozenset({"localhost"}),
+) -> JobPlan:
+    """Plan a job with as many workers on each host as it has slots.
+
+    Args:
+        cores: Usable cores of this machine; other hosts count their own.
+        environment: The launcher's own.
+        here: The names that mean this machine.
+
+    Raises:
+        ConfigError: A number of workers is not positive, or this machine is to start a job elsewhere without a way.
+    """
+    for host in hosts:
+        if host.slots < 1:
+            raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {host.slots}")
+    if all(host.name.lower() in here for host in hosts):
+        hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
+    twice = [host.name for index, host in enumerate(hosts) if host.name in {each.name for each in hosts[:index]}]
+    if twice:
+        raise ConfigError(f"{twice[0]} is named twice among the hosts; give it all its slots in one place")
+    nodes = []
+    for host in hosts:
+        is_here = host.name.lower() in here
+        nodes.append(NodePlan(host.name, host.slots, start_words(transport, host.name, is_here), is_here))
+    variables = dict(HOROVOD_VARIABLES)
+    plan = JobPlan(tuple(command), tuple(nodes), variables, own_environment=dict(environment))
+    notes = [_note(plan, cores, environment)]
+    if plan.is_local:
+        variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+        if "OMP_NUM_THREADS" not in environment:
+            variables["OMP_NUM_THREADS"] = str(threads(cores, plan.workers))
+        if plan.workers > cores:
+            notes.append(f"warning: {plan.workers} workers share {cores} cores and will slow each other down")
+    return JobPlan(plan.command, plan.nodes, variables, tuple(notes), own_environment=plan.own_environment)
+
+
+def threads(cores: int, workers: int) -> int:
+    """Threads of each worker: as many threads as cores in every worker would make them wait for each other."""
+    return max(1, cores // workers)
+
+
+def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
+    own = environment.get("OMP_NUM_THREADS")
+    if not plan.is_local:
+        where = ", ".join(f"{node.workers} on {node.host}" for node in plan.nodes)
+        return f"{plan.workers} workers: {where}" + (f"; {own} threads each (from OMP_NUM_THREADS)" if own else "")
+    each, reason = own or threads(cores, plan.workers), f"{cores} cores / {plan.workers} workers"
+    shown = "1 thread" if str(each) == "1" else f"{each} threads"
+    return f"{plan.workers} workers on this machine, {shown} each ({'from OMP_NUM_THREADS' if own else reason})"
+
+
+def horovod_variables(worker: Mapping[str, str], slots: Sequence[int] = ()) -> dict[str, str]:
     """Horovod's names for what torchrun's variables tell a worker.
 
-    A cross rank is the number of a worker's node among the nodes that have a worker of its local rank; with as many
-    workers on each node, as here, that is the node's number.
+    Args:
+        slots: Workers on each node, where they are known; else each node is taken to have as many as this one. A cross
+            rank is the number of a worker's node among the nodes that have a worker of its local rank.
     """
+    node, nodes, local_rank = int(worker["GROUP_RANK"]), int(worker["GROUP_WORLD_SIZE"]), int(worker["LOCAL_RANK"])
+    having = [index for index in range(nodes) if not slots or slots[index] > local_rank]
     return {
         "HOROVOD_RANK": worker["RANK"],
         "HOROVOD_SIZE": worker["WORLD_SIZE"],
         "HOROVOD_LOCAL_RANK": worker["LOCAL_RANK"],
         "HOROVOD_LOCAL_SIZE": worker["LOCAL_WORLD_SIZE"],
-        "HOROVOD_CROSS_RANK": worker["GROUP_RANK"],
-        "HOROVOD_CROSS_SIZE": worker["GROUP_WORLD_SIZE"],
+        "HOROVOD_CROSS_RANK": str(having.index(node)),
+        "HOROVOD_CROSS_SIZE": str(len(having)),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": worker["MASTER_ADDR"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": worker["MASTER_PORT"],
     }
 
 
-def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
     """What of the launcher's environment its workers get.
 
     Exported shell functions and OLDPWD are the launching shell's own affair; PLACE describes the launcher where it is
     itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because other hosts have other devices, is
-    handed on: this host is the one for which the user has set it.
+    handed on here: this host is the one for which the user has set it.
+
+    Args:
+        elsewhere: For workers on another host, to which this host's own matters mean nothing.
     """
-    dropped = {"OLDPWD", "HOROVOD_ELASTIC", *PLACE}
-    kept = (name for name in environment if not name.startswith("BASH_FUNC_") and name not in dropped)
-    return {name: environment[name] for name in kept}
+    dropped = {"OLDPWD", "HOROVOD_ELASTIC", *PLACE, *(OF_THE_HOST if elsewhere else ())}
+    prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))
+    return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

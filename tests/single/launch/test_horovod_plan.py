@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.horovod_plan import NO_EFFECT, VARIABLES, ElasticPlan, HorovodPlan, plan_horovod
-from lockstep.launch.output import OutputPlan
+from lockstep.launch.display import OutputPlan
 from lockstep.launch.plan import LocalPlan, plan_local
 
 COMMAND = ["python", "train.py", "-x"]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.output import BAR_SECONDS, Lines, Output, OutputPlan
+from lockstep.launch.display import OutputPlan
+from lockstep.launch.lines import BAR_SECONDS, Lines
+from lockstep.launch.output import Output
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])

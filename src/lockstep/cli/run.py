@@ -1,0 +1,86 @@
+"""`lockstep run`: start any program as the workers of a job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from lockstep.cli.parse import parse
+from lockstep.errors import ConfigError
+from lockstep.launch.display import OutputPlan
+from lockstep.launch.hosts import names_of_this_machine
+from lockstep.launch.options import LaunchOptions, plan_from
+from lockstep.launch.plan import JobPlan
+from lockstep.world import usable_cores
+
+LOGS = Path("lockstep-logs")
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Start a program as the workers of a job: lockstep run [flags] -- COMMAND ...
+
+    Without -H it runs on this machine, or, in a batch job of Slurm, PBS, LSF, Cobalt or Grid Engine, on all its hosts.
+    """
+
+    where: LaunchOptions = field(default_factory=LaunchOptions)
+    workers: Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")] = None
+    """Workers in all (for each node, where nodes are started by hand); by default one a slot, or a GPU, or 1."""
+    prefix: bool = False
+    """Put [rank]<stream>: before each line of output."""
+    log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """For worker-N.log, the output of each worker; by default a new folder in lockstep-logs."""
+
+
+def main(words: Sequence[str]) -> int:
+    flags, command = split(words)
+    options = parse(RunCommand, "run", flags)
+    if not command:
+        raise ConfigError("there is no command to run; put it after the flags: lockstep run -np 2 -- python train.py")
+    if not shutil.which(command[0]) and options.where.launcher in ("auto", "local"):
+        raise ConfigError(f"{command[0]} is no program that can be run; scripts need `python` before them")
+    plan = plan_from(
+        options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()
+    )
+    if options.where.dry_run:
+        from lockstep.launch.dry_run import describe
+
+        print(describe(plan))
+        return 0
+    for note in plan.notes:
+        print(note, flush=True)
+    return _run(plan, options)
+
+
+def _run(plan: JobPlan, options: RunCommand) -> int:
+    from lockstep.launch.job import run_job
+
+    logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return run_job(plan, OutputPlan(plan.workers, prefixed=options.prefix, logs=logs))
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags, and the command: what follows "--", or the first word that is neither a flag nor a flag's value."""
+    plain = {"--prefix", "--no-prefix", "--dry-run", "--no-dry-run", "-h", "--help"}
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        word = words[position]
+        if word == "--":
+            return list(words[:position]), list(words[position + 1 :])
+        position += 1 if word in plain or "=" in word else 2
+    return list(words[:position]), list(words[position:])
+
+
+def count_gpus() -> int:
+    """GPUs of this machine, without torch: those that CUDA_VISIBLE_DEVICES leaves of the devices that Linux lists."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

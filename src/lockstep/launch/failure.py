@@ -1,0 +1,69 @@
+"""Which of several failures was the first, and how it is told."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import LOST_PEER
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker that has failed, or, with rank -1, a host's part of the launcher that is gone.
+
+    Args:
+        host: Its host; "" where there is one only.
+        code: Its exit code, or minus the signal that ended it.
+        text: Its last words: a traceback, or what was said on its behalf.
+        time: When it was seen, in seconds.
+        lost_peer: It failed only because another had.
+        log: The file that holds its output.
+    """
+
+    rank: int
+    host: str
+    code: int
+    text: str = ""
+    time: float = 0.0
+    lost_peer: bool = False
+    log: Path | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it: 128 + N for signal N."""
+        return 128 - self.code if self.code < 0 else self.code
+
+    def tell(self, size: int) -> str:
+        """The report: what happened where, the log, and the worker's own words last."""
+        if self.rank < 0:
+            return f"lockstep: {self.text}; the others were stopped"
+        where = f" on {self.host}" if self.host else ""
+        how = f"failed with exit code {self.code}" if self.code >= 0 else f"was ended by {_name(-self.code)}"
+        hint = " (perhaps by the system, short of memory)" if self.code == -signal.SIGKILL else ""
+        lines = [f"lockstep: worker {self.rank} of {size}{where} {how}{hint}; the others were stopped"]
+        if self.log:
+            lines.append(f"its log: {self.log}")
+        if self.text:
+            lines.append(self.text)
+        return "\n".join(lines)
+
+
+def first(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from: an error of a worker's own, then a signal or a loss, by time."""
+    return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
+
+
+def _kind(failure: Failure) -> int:
+    if failure.lost_peer or any(words in failure.text for words in LOST_PEER):
+        return 2
+    return 1 if failure.code < 0 or failure.rank < 0 else 0
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

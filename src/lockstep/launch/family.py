@@ -1,0 +1,67 @@
+"""A process's descendants: adopting those whose parent has ended, and ending all of them.
+
+Linux hands an orphan to its nearest living ancestor that has asked for it (prctl(PR_SET_CHILD_SUBREAPER), man 2 prctl),
+so that even a daemon stays in the family. Elsewhere only those are found whose parents live.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Have every descendant that loses its parent become this process's child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> bool:
+    """Have this signal sent to this process when its parent, or the thread there that started it, ends.
+
+    Returns:
+        Whether the parent still lives.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
+
+
+def kill_descendants(seconds: float = 5.0) -> list[int]:
+    """Kill every descendant, also those that are born meanwhile; return the pids that do not go.
+
+    A process in an uninterruptible wait, such as for a dead network file system, ends only when the kernel lets it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        living = [child for child in psutil.Process().children(recursive=True) if _lives(child)]
+        if not living or time.monotonic() > deadline:
+            return [child.pid for child in living]
+        for child in living:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        _bury()
+        time.sleep(0.01)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _bury() -> None:
+    """Reap the children that have ended and that nobody else waits for."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

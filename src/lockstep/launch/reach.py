@@ -1,0 +1,124 @@
+"""Which of a host's addresses the other hosts of a job can reach, and through which interfaces of theirs.
+
+The first host opens a port on each of its addresses and answers with the job's proof; the others try them all. So no
+name of an interface need be the same on all hosts, and an address that means another machine elsewhere, as those of
+container bridges do, is found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import socket
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+import psutil
+
+VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
+ATTEMPT_SECONDS = 5.0
+
+
+def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
+    """This host's (interface, address) pairs by which others may reach it: the likeliest first.
+
+    Loopback, link-local addresses and interfaces that are down are left out; IPv6 and containers' bridges come last.
+
+    Args:
+        only: The names of the interfaces to look at; empty: all.
+    """
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = []
+    for name, each in psutil.net_if_addrs().items():
+        for entry in each:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up or (only and name not in only):
+                continue
+            address = ipaddress.ip_address(entry.address.partition("%")[0])
+            if not (address.is_loopback or address.is_link_local):
+                found.append((address.version, name, str(address)))
+    found.sort(key=lambda item: (item[1].startswith(VIRTUAL), item[0]))
+    return [(name, address) for _, name, address in found]
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an address of this host; "" where none has."""
+    for name, each in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in each):
+            return name
+    return ""
+
+
+def source_address(target: str) -> str:
+    """The address of this host from which packets to a target go; none is sent."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))
+        source: str = probe.getsockname()[0]
+        return source
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """A socket that listens on one address; port 0 is any that is free."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=1024)
+
+
+class Doors:
+    """A listening socket on each address, which answers with the job's proof until one of them is taken."""
+
+    def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], port: int = 0) -> None:
+        self._proof = proof(secret)
+        self._sockets: dict[str, socket.socket] = {}
+        self._servers: list[asyncio.Server] = []
+        for _, address in hosts_addresses:
+            with suppress(OSError):  # an address that cannot be bound cannot be reached either
+                self._sockets[address] = listen(address, port)
+
+    @property
+    def open(self) -> dict[str, int]:
+        """Each address and its port."""
+        return {address: each.getsockname()[1] for address, each in self._sockets.items()}
+
+    async def answer(self) -> None:
+        for each in self._sockets.values():
+            self._servers.append(await asyncio.start_server(self._answer, sock=each.dup()))
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            writer.write(self._proof)
+            await writer.drain()
+        writer.close()
+
+    def take(self, address: str) -> socket.socket:
+        """The socket of one address; the others are closed."""
+        for server in self._servers:
+            server.close()
+        taken = self._sockets.pop(address)
+        for other in self._sockets.values():
+            other.close()
+        return taken
+
+
+def proof(secret: str) -> bytes:
+    """What shows a knock at the right door to be answered, and tells nothing of the secret."""
+    return hashlib.sha256(f"lockstep {secret}".encode()).digest()
+
+
+async def reachable(doors: dict[str, int], secret: str) -> dict[str, str]:
+    """Those of another host's addresses that answer here, each with this host's own address on the way."""
+    ways = await asyncio.gather(*(_knock(address, port, secret) for address, port in doors.items()))
+    return {address: way for address, way in zip(doors, ways, strict=True) if way}
+
+
+async def _knock(address: str, port: int, secret: str) -> str:
+    expected = proof(secret)
+    try:
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            reader, writer = await asyncio.open_connection(address, port)
+            own: str = writer.get_extra_info("sockname")[0]
+            answer = await reader.readexactly(len(expected))
+            writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return ""
+    return own if answer == expected else ""

@@ -1,0 +1,53 @@
+"""How Lockstep's node process is started on a host: directly, or by the words of ssh, srun, blaunch or mpirun.
+
+Each of them connects the node process's standard streams with the launcher's, which is all that is asked of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
+NODE_MODULE = "lockstep.launch.node"
+
+
+@dataclass(frozen=True)
+class Transport:
+    """A way to other hosts.
+
+    Args:
+        python: The Python there; empty: the path of this one.
+        options: More words for the program that leads there, such as ssh's -p or -i.
+        program: Which mpirun; for `mpi` alone.
+    """
+
+    kind: Kind
+    python: str = ""
+    options: tuple[str, ...] = ()
+    program: str = "mpirun"
+
+
+def start_words(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
+    """The words that start the node process on a host."""
+    python = transport.python or sys.executable
+    node = (python, "-m", NODE_MODULE)
+    if transport.kind == "local" or (is_here and transport.kind in ("ssh", "pbs", "lsf")):
+        return (sys.executable, "-m", NODE_MODULE)
+    if transport.kind in ("ssh", "pbs"):  # a PBS job's hosts let its owner in by SSH; pbsdsh hands on no input
+        return (*ssh_words(transport.options), host, f"exec {shlex.join(node)}")
+    if transport.kind == "slurm":
+        step = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--mem=0")
+        streams = ("--unbuffered", "--quiet", "--input=0", "--kill-on-bad-exit=0")
+        return ("srun", *step, *streams, *transport.options, *node)
+    if transport.kind == "lsf":
+        return ("blaunch", *transport.options, "-z", host, *node)
+    return (transport.program, "-np", "1", "-host", host, *transport.options, *node)
+
+
+def ssh_words(options: tuple[str, ...]) -> tuple[str, ...]:
+    """ssh that asks nothing, notices a dead connection, and shares none with others."""
+    settings = ("BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ControlPath=none")
+    return ("ssh", "-T", *options, *(word for setting in settings for word in ("-o", setting)))

@@ -1,0 +1,39 @@
+"""Messages between the launcher and its node processes: one JSON object a line, over standard streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# The agreement of both sides on these messages; hosts with another one have another Lockstep.
+PROTOCOL = 1
+LIMIT_BYTES = 1 << 22  # a chunk of output is 64 KiB, of which JSON can make six times as much
+HEARTBEAT_SECONDS = 1.0
+SILENCE_SECONDS = 7.0  # after which the other side is given up
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+async def receive(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The next message; None at the end of the stream. What is none, such as a login's greeting, is passed over."""
+    while line := await reader.readline():
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(message, dict):
+            return message
+    return None
+
+
+def text_of(data: bytes) -> str:
+    """Any bytes, as a text that JSON can carry."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
