@@ -61,8 +61,10 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     """The first slots, in the order of hosts; hosts that are not needed are left out.
 
     Raises:
-        ConfigError: There are not as many.
+        ConfigError: There are not as many, or none is asked for.
     """
+    if workers < 1:
+        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
     slots = sum(host.slots for host in hosts)
     if workers > slots:
         raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")

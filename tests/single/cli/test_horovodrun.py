@@ -95,7 +95,7 @@ def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, messag
         (["python", "x.py"], "-np says how many workers"),
         (["-np", "2"], "there is no command"),
         (["-np", "2", "train.py"], "train.py is no program"),
-        (["-np", "2", "-H", "node7:2", "python"], "node7"),
+        (["-np", "3", "-H", "node7:2", "python"], "the hosts have 2 slots"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(

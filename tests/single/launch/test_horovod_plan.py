@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.horovod_plan import NO_EFFECT, VARIABLES, ElasticPlan, HorovodPlan, plan_horovod
 from lockstep.launch.display import OutputPlan
-from lockstep.launch.plan import LocalPlan, plan_local
+from lockstep.launch.horovod_plan import NO_EFFECT, VARIABLES, ElasticPlan, HorovodPlan, plan_horovod
+from lockstep.launch.plan import JobPlan, plan_local
 
 COMMAND = ["python", "train.py", "-x"]
 NAMES = {"localhost", "here"}
@@ -21,9 +21,9 @@ def _plan(**flags: Any) -> HorovodPlan:
     return plan_horovod(flags, COMMAND, 8, {}, NAMES)
 
 
-def _local(**flags: Any) -> LocalPlan:
+def _local(**flags: Any) -> JobPlan:
     plan = _plan(num_proc=2, **flags)
-    assert isinstance(plan.job, LocalPlan)
+    assert isinstance(plan.job, JobPlan)
     return plan.job
 
 
@@ -84,14 +84,25 @@ def test_output_goes_where_it_is_wanted() -> None:
 
 def test_the_users_own_buffering_is_kept() -> None:
     plan = plan_horovod({"num_proc": 1}, COMMAND, 8, {"PYTHONUNBUFFERED": ""}, NAMES)
-    assert isinstance(plan.job, LocalPlan)
+    assert isinstance(plan.job, JobPlan)
     assert "PYTHONUNBUFFERED" not in plan.job.environment
+
+
+def test_other_hosts_are_reached_by_ssh() -> None:
+    plan = _plan(num_proc=3, hosts="there:2,here:4", ssh_port=2222, network_interfaces="ib0", start_timeout=60)
+    assert isinstance(plan.job, JobPlan)
+    assert [(node.host, node.workers) for node in plan.job.nodes] == [("there", 2), ("here", 1)]
+    assert "-p2222" in plan.job.nodes[0].start
+    assert (plan.job.interfaces, plan.job.start_timeout) == (("ib0",), 60)
+    assert plan.warnings == ()
+    (warning,) = _plan(num_proc=1, ssh_port=2222).warnings
+    assert warning.startswith("--ssh-port has no effect")
 
 
 def test_an_elastic_job_has_bounds() -> None:
     assert _elastic(min_np=1).initial == 1
     job = _elastic(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3, blacklist_cooldown_range=[1.0, 5.0])
-    assert (job.minimum, job.initial, job.maximum, job.job.workers) == (1, 2, 4, 8)
+    assert (job.minimum, job.initial, job.maximum, job.slots) == (1, 2, 4, 8)
     assert (job.reset_limit, job.cooldown_seconds, job.timeout_seconds) == (3, (1.0, 5.0), 600)
     job = _elastic(num_proc=2, host_discovery_script="./discover.sh", slots_per_host=2, elastic_timeout=9)
     assert (job.minimum, job.initial, job.maximum, job.discovery_script) == (2, 2, None, "./discover.sh")
@@ -104,7 +115,7 @@ def test_an_elastic_job_has_bounds() -> None:
         ({}, "-np says how many"),
         ({"num_proc": 0}, "-np is a number of workers"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
-        ({"num_proc": 2, "hosts": "there:2"}, "-H names there, .*torchrun --nnodes"),
+        ({"min_np": 2, "hosts": "there:2"}, "there is not this machine .*elastic"),
         ({"num_proc": 2, "hosts": "localhost:2", "hostfile": "f"}, "--hosts and --hostfile both"),
         ({"num_proc": 2, "hostfile": "/no/such"}, "--hostfile /no/such: No such file"),
         ({"num_proc": 2, "mpi": True}, "--mpi: .*mpirun -np N python"),

@@ -46,6 +46,6 @@ def test_what_is_no_host_file_is_refused(text: str) -> None:
 
 def test_the_slots_of_this_machine_add_up_and_another_machine_is_refused() -> None:
     names = names_of_this_machine()
-    assert slots_here(parse_hosts(f"localhost:2,127.0.0.1:1,{socket.gethostname()}:3"), "-H", names) == 6
-    with pytest.raises(ConfigError, match=r"-H names node7, .*torchrun --nnodes"):
-        slots_here(parse_hosts("localhost:2,node7:4"), "-H", names)
+    assert slots_here(parse_hosts(f"localhost:2,127.0.0.1:1,{socket.gethostname()}:3"), names) == 6
+    with pytest.raises(ConfigError, match=r"node7 is not this machine"):
+        slots_here(parse_hosts("localhost:2,node7:4"), names)
