@@ -1,63 +1,121 @@
 """The rendezvous: where the workers of a job find each other, whoever launched them.
 
-torchrun and its like say where rank 0 is (MASTER_ADDR, MASTER_PORT). mpirun does not: on one host the workers then meet
-through a small file of the user's, in which rank 0 writes the port that it has bound on loopback.
+torchrun's agents serve a store and say where. Other launchers do not: on one host the workers then meet through a small
+file of the user's, in which rank 0 writes the port that it has bound on loopback; on several, at an address that
+follows from the launcher's variables (`lockstep.address`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import tempfile
 import time
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from lockstep.address import find_address, is_here, launch_name
 from lockstep.errors import WorldError, first_line
-from lockstep.store import LOOPBACK, serve_store
-from lockstep.world import MPI, TORCHRUN_ADDRESS, Place
+from lockstep.interfaces import choose_interface
+from lockstep.place import ADDRESS, Place
+from lockstep.store import EVERYWHERE, LOOPBACK, serve_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# The processes of an MPI launcher that are the ancestors of all its workers on a host.
-MPI_PARENTS = ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy", "mpiexec.hydra")
+# The processes of a launcher that are the ancestors of all its workers on a host.
+PARENTS = (
+    *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy", "mpiexec.hydra"),
+    *("mpirun.openmpi", "mpirun.mpich", "mpispawn", "palsd", "jsmd", "slurmstepd"),
+)
 POLL_SECONDS = 0.02
 
+_stores: dict[Place, Store] = {}  # rank 0's process serves its store, which must live as long as the process
 
-@cache  # the store of rank 0 is served by its process, and must live as long as the process
+
 def open_store(place: Place, timeout_seconds: float) -> Store:
-    """Connect to the job's key-value store.
+    """Connect to the job's key-value store; at each call of a process the same one.
 
     Raises:
         WorldError: It cannot be reached within the time, or nothing says where it is.
     """
-    try:
-        if place.launcher in MPI and not all(name in os.environ for name in TORCHRUN_ADDRESS):
-            return _meet_on_this_host(place, timeout_seconds)
-        from torch.distributed.rendezvous import rendezvous
+    if place not in _stores:
+        _stores[place] = _open(place, timeout_seconds)
+    return _stores[place]
 
-        timeout = timedelta(seconds=timeout_seconds)
-        store: Store = next(rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
+
+def _open(place: Place, timeout_seconds: float) -> Store:
+    address = ":".join(os.environ[name] for name in ADDRESS if name in os.environ)
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            from torch.distributed.rendezvous import rendezvous
+
+            timeout = timedelta(seconds=timeout_seconds)
+            store: Store = next(rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
+            host = os.environ["MASTER_ADDR"]
+        elif place.local_size == place.size and "MASTER_PORT" not in os.environ:
+            host, store = LOOPBACK, _meet_on_this_host(place, timeout_seconds)
+        else:
+            host, port = find_address(place)
+            address = f"{host}:{port}"
+            store = _meet_at(host, port, place, timeout_seconds)
+        choose_interface(place, store, host)
         return store
     except (RuntimeError, ValueError, OSError) as error:
-        address = ":".join(os.environ[name] for name in TORCHRUN_ADDRESS if name in os.environ)
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot meet the others{address and f' at {address}'} "
             f"within {timeout_seconds:g} s: {first_line(error)}"
         ) from error
 
 
-def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
-    if place.local_size < place.size:
+def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Store:
+    """Meet at rank 0's address."""
+    from torch.distributed import TCPStore
+
+    timeout = timedelta(seconds=timeout_seconds)
+    launch = f"lockstep/{launch_name(place)} of {place.size}"  # known to the right store alone
+    if place.rank != 0:
+        store = TCPStore(host, port, is_master=False, timeout=timeout)
+        try:
+            store.wait([launch], timeout)
+        except RuntimeError:
+            raise TimeoutError("another job answers there; set MASTER_PORT to a free port of that host") from None
+        store.set(f"here/{place.rank}", "")
+        return store
+    here = socket.gethostname()
+    if not is_here(host):
         raise WorldError(
-            f"{place.launcher} does not say where rank 0 is; set MASTER_ADDR (the first host) and MASTER_PORT (a free "
-            f"port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
+            f"rank 0 runs on {here}, not on {host}, where {place.launcher}'s variables have the others look for it; "
+            f"set MASTER_ADDR={here} for all workers"
         )
+    try:
+        store, _ = serve_store(LOOPBACK if host == LOOPBACK else EVERYWHERE, port)  # the name may mean loopback here
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        source = "MASTER_PORT names" if "MASTER_PORT" in os.environ else "the job's number gives"
+        raise WorldError(
+            f"port {port} of {here}, which {source}, is in use; set MASTER_PORT to a free one for all workers"
+        ) from error
+    store.set(launch, "")
+    _wait_for_others(store, place, timeout)
+    return store
+
+
+def _wait_for_others(store: Store, place: Place, timeout: timedelta) -> None:
+    others = [f"here/{rank}" for rank in range(1, place.size)]
+    try:
+        store.wait(others, timeout)
+    except RuntimeError:
+        missing = [key.rpartition("/")[2] for key in others if not store.check([key])]
+        raise TimeoutError(f"no word from rank {', '.join(missing)}") from None
+
+
+def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
     timeout = timedelta(seconds=timeout_seconds)
     file = _meeting_file()
     if place.rank == 0:
@@ -65,12 +123,8 @@ def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
         draft = file.with_suffix(".new")
         draft.write_text(str(port))
         draft.rename(file)
-        others = [f"here/{rank}" for rank in range(1, place.size)]
         try:
-            store.wait(others, timeout)
-        except RuntimeError:
-            missing = [key.rpartition("/")[2] for key in others if not store.check([key])]
-            raise TimeoutError(f"no word from rank {', '.join(missing)}") from None
+            _wait_for_others(store, place, timeout)
         finally:
             file.unlink()
         return store
@@ -93,5 +147,5 @@ def _meeting_file() -> Path:
     if folder.stat().st_uid != os.getuid():
         raise WorldError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
     parents = psutil.Process().parents()
-    launcher = next((parent for parent in parents if parent.name() in MPI_PARENTS), parents[0])
+    launcher = next((parent for parent in parents if parent.name() in PARENTS), parents[0])
     return folder / f"{launcher.pid}-{launcher.create_time():.2f}"

@@ -1,4 +1,4 @@
-"""A key-value store on loopback, served by this process for the workers of a job."""
+"""A key-value store on loopback, or everywhere, served by this process for the workers of a job."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = ""
 
 
-def serve_store() -> tuple[TCPStore, int]:
-    """A store and its port; it is served as long as something refers to it.
+def serve_store(address: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, int]:
+    """A store and its port (a free one for 0); it is served as long as something refers to it.
 
-    torch would listen on every address, so the store is handed a socket that listens on loopback alone.
+    torch would listen on every address, so the store is handed a socket that listens on loopback alone, unless a job
+    on several hosts needs it everywhere.
     """
     from torch.distributed import TCPStore
 
-    listener = socket.create_server((LOOPBACK, 0), backlog=1024)
-    port: int = listener.getsockname()[1]
+    both = address == EVERYWHERE and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=both)
+    port = listener.getsockname()[1]
     store = TCPStore(
         LOOPBACK,
         port,

@@ -1,96 +1,31 @@
 """The world: who this worker is, on which device, and the connection to its peers.
 
-The only module that reads RANK and its like, and the only one that creates and destroys the process group. Variables
-as torchrun documents them (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). torch is
-imported when a worker connects, not before, so that the command line can ask for its place at once.
+The only module that creates and destroys the process group; `lockstep.place` reads RANK and its like. torch is imported
+when a worker connects, not before, so that the command line can ask for its place at once.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.errors import WorldError, first_line
+from lockstep.place import SLURM, Place
+from lockstep.rendezvous import open_store
 
 if TYPE_CHECKING:
     import torch
 
-# The variables that launchers give every worker, in the order of `Place`'s fields.
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-MPI = {
-    "Open MPI": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-}
-# Where rank 0 is, and what marks torchrun's own workers.
-TORCHRUN_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
-
-
-@dataclass(frozen=True)
-class Place:
-    """A worker's place among its peers.
-
-    `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    node: int = 0
-    launcher: str = "none"
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """Read this worker's place from the variables of the launcher that started it.
-
-        Raises:
-            WorldError: The variables are incomplete or contradict each other.
-        """
-        if TORCHRUN_ID not in environment and "RANK" not in environment:
-            launcher = next((name for name, variables in MPI.items() if variables[0] in environment), None)
-            return cls._from_mpi(launcher, environment) if launcher else cls()
-        present = [name for name in (TORCHRUN_ID, *TORCHRUN, *TORCHRUN_ADDRESS) if name in environment]
-        missing = [name for name in TORCHRUN + TORCHRUN_ADDRESS if name not in environment]
-        if missing:
-            raise WorldError(
-                f"torchrun's variables are incomplete: {', '.join(present)} set, {', '.join(missing)} not set; start "
-                f"the job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
-                f"unset {' '.join(present)}"
-            )
-        return cls._checked("torchrun", TORCHRUN, environment)
-
-    @classmethod
-    def _from_mpi(cls, launcher: str, environment: Mapping[str, str]) -> Place:
-        variables = MPI[launcher]
-        if missing := [name for name in variables if name not in environment]:
-            raise WorldError(f"{launcher}'s variables are incomplete: {variables[0]} set, {', '.join(missing)} not set")
-        return cls._checked(launcher, variables, environment)
-
-    @classmethod
-    def _checked(cls, launcher: str, variables: tuple[str, ...], environment: Mapping[str, str]) -> Place:
-        """The place that `variables` say; where they do not number the node, nodes are taken to be filled in turn."""
-        try:
-            rank, size, local_rank, local_size, *node = (int(environment[name]) for name in variables)
-        except ValueError:
-            shown = ", ".join(f"{name}={environment[name]!r}" for name in variables)
-            raise WorldError(f"{launcher}'s variables must be whole numbers: {shown}") from None
-        consistent = 0 <= rank < size and 0 <= local_rank < local_size <= size and local_rank <= rank
-        if not consistent or (node and node[0] < 0):
-            shown = ", ".join(f"{name}={environment[name]}" for name in variables)
-            raise WorldError(f"{launcher}'s variables contradict each other: {shown}")
-        return cls(rank, size, local_rank, local_size, node[0] if node else rank // local_size, launcher)
+CONNECT_SECONDS = 600.0  # workers of one job start minutes apart where they load Python from a busy shared file system
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_connections = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -182,15 +117,19 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
     import torch._dynamo  # Imported later, as making an optimizer does, it would keep the process group alive for good.
 
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    # Under a name of its own: a later connection must not find the addresses of an earlier one.
+    store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, CONNECT_SECONDS))
     try:
-        dist.init_process_group(backend, rank=place.rank, world_size=place.size)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
-        address = ":".join(os.environ.get(name, "?") for name in TORCHRUN_ADDRESS)
         raise WorldError(
-            f"worker {place.rank} on {socket.gethostname()} cannot join its {place.size - 1} peers at {address}: "
-            f"{first_line(error)}"
+            f"worker {place.rank} on {socket.gethostname()} cannot connect to its {place.size - 1} peers: "
+            f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use"
         ) from error
-    yield World(place, chosen)
+    world = World(place, chosen)
+    if chosen.type == "cuda":
+        _check_devices(world)
+    yield world
     # Not after an error: the process then ends, which is what its peers must see; an orderly goodbye could block.
     gc.collect()  # Models that still hold the group: Gloo's threads must be gone before Python ends, or they abort it.
     dist.destroy_process_group()
@@ -205,9 +144,47 @@ def _choose_device(place: Place, device: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise WorldError("--device cuda, but torch finds no CUDA device here; `lockstep doctor` says why")
-    if place.local_size > torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    if count == 1 and _sees_one_device():
+        return torch.device("cuda", 0)  # a launcher or a script has given each worker its own
+    if place.local_size > count:
         raise WorldError(
-            f"{place.local_size} workers on {socket.gethostname()}, which has {torch.cuda.device_count()} GPUs; "
+            f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPUs{_slurm_hint(place)}; "
             f"start at most one worker a GPU, or add --device cpu"
         )
     return torch.device("cuda", place.local_rank)
+
+
+def _sees_one_device() -> bool:
+    """Whether somebody has chosen a single GPU for this process."""
+    chosen = [os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)]
+    return any(len(text.split(",")) == 1 for text in chosen)
+
+
+def _slurm_hint(place: Place) -> str:
+    if place.launcher != SLURM.name:
+        return ""
+    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "none")
+    return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-task=1 gives each task one)"
+
+
+def _check_devices(world: World) -> None:
+    """Check that no two workers share a GPU, which NCCL refuses in words that name neither.
+
+    Raises:
+        WorldError: They do; the same error on every worker.
+    """
+    import torch
+
+    # Parts of one GPU (MIG) have names of their own there alone.
+    visible = next((os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name, "").startswith("MIG-")), "")
+    device = f"{torch.cuda.get_device_properties(world.device).uuid} {visible}"
+    workers: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, name) in enumerate(world.gather([socket.gethostname(), device])):
+        workers.setdefault((host, name), []).append(rank)
+    for (host, name), ranks in workers.items():
+        if len(ranks) > 1:
+            raise WorldError(
+                f"workers {ranks} on {host} share the GPU {name.strip()}: CUDA_VISIBLE_DEVICES is the same for all; "
+                f"give each worker its own (Slurm: --gpus-per-task=1), unset it, or add --device cpu"
+            )

@@ -28,7 +28,9 @@ LAYERS = {
     "cli": 5,
 }
 # Modules that belong together as a package's do.
-TOGETHER = {"hostlist": "world", "store": "world", "rendezvous": "world", "elastic_rendezvous": "world"}
+TOGETHER = dict.fromkeys(
+    ("hostlist", "store", "place", "address", "interfaces", "rendezvous", "elastic_rendezvous"), "world"
+)
 WITHOUT_TORCH = ("cli", "launch", "config", "records", "report", "recipes", "errors", "references", "world", *TOGETHER)
 
 
