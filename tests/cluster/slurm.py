@@ -25,9 +25,15 @@ NODES = ("hal01", "hal02")
 NETWORK = "10.77.0"
 START_SECONDS = 30.0
 
-# Of the host: a name, its own /run/munge, names of the others; then it lasts as long as somebody holds its input.
+# Of the host: a name, its own FOLDER/run, the names of all, no name server; it lasts as long as its input is held open.
 INIT = """
-hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/$1" "$2/run" && ip link set lo up && exec cat
+set -e
+hostname "$1"
+mount --bind "$2/$1" "$2/run"
+mount --bind "$2/hosts" /etc/hosts
+mount --bind "$2/resolv.conf" /etc/resolv.conf
+ip link set lo up
+exec cat
 """
 
 # More CPUs than this machine has (config_overrides), so that jobs need not wait; memory is no resource here.
@@ -152,6 +158,7 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
         lines = [f"{NETWORK}.{number} {name}" for number, name in enumerate(names, 1)]
+        (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # which refuses at once
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
         for name in names:
             (folder / name).mkdir()
