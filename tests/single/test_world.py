@@ -1,109 +1,59 @@
-"""A worker's place, from the variables of its launcher."""
+"""A worker's device."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
+import torch
 
 from lockstep.errors import WorldError
-from lockstep.world import Place
+from lockstep.place import Place
+from lockstep.world import World, _check_devices, _choose_device
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none",
-}
+FOURTH = Place(3, 4, 3, 4, 0, "Slurm")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
 
 
-def _without(name: str) -> dict[str, str]:
-    return {key: value for key, value in TORCHRUN.items() if key != name}
-
-
-ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Without the machine's own variables; a test says how many GPUs torch finds."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        pytest.param({}, Place(), id="nothing"),
-        pytest.param({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, Place(0, 1, 0, 1, 0, "none"), id="other variables"),
-        # Set in some clusters' login shells; without a rank they start nothing.
-        pytest.param({"MASTER_ADDR": "node0", "WORLD_SIZE": "4"}, Place(), id="no rank"),
-        pytest.param(TORCHRUN, Place(5, 8, 1, 4, 1, "torchrun"), id="torchrun"),
-        pytest.param({**TORCHRUN, **ONE_WORKER}, Place(0, 1, 0, 1, 0, "torchrun"), id="one worker"),
-        pytest.param(_without("TORCHELASTIC_RUN_ID"), Place(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
-    ],
+    ("count", "visible", "index"), [(4, None, 3), (4, "0,1,2,3", 3), (1, "0", 0), (1, "3", 0), (1, "MIG-1234", 0)]
 )
-def test_the_place_is_what_the_launcher_said(environment: dict[str, str], place: Place) -> None:
-    assert Place.from_environment(environment) == place
+def test_a_worker_takes_its_own_gpu(gpus: pytest.MonkeyPatch, count: int, visible: str | None, index: int) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: count)
+    if visible:
+        gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _choose_device(FOURTH, "auto") == torch.device("cuda", index)
 
 
-@pytest.mark.parametrize("missing", [name for name in TORCHRUN if name != "TORCHELASTIC_RUN_ID"])
-def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> None:
-    with pytest.raises(WorldError, match=rf", {missing} not set") as caught:
-        Place.from_environment(_without(missing))
-    remedy = str(caught.value).rpartition("unset ")[2]
-    assert set(remedy.split()) | {"TORCHELASTIC_RUN_ID"} == set(TORCHRUN) - {missing}
+@pytest.mark.parametrize(("count", "visible"), [(1, None), (2, None), (2, "0,1"), (3, "0,1,2")])
+def test_more_workers_than_gpus_are_an_error(gpus: pytest.MonkeyPatch, count: int, visible: str | None) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: count)
+    gpus.setenv("SLURM_GPUS_ON_NODE", str(count))
+    if visible:
+        gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(WorldError, match=rf"4 workers on .* {count} GPUs.*SLURM_GPUS_ON_NODE={count}.*--gpus-per-task"):
+        _choose_device(FOURTH, "cuda")
 
 
-@pytest.mark.parametrize("left", ["RANK", "TORCHELASTIC_RUN_ID"])
-def test_a_single_variable_left_behind_is_named(left: str) -> None:
-    with pytest.raises(WorldError, match=rf"\b{left}\b.*unset {left}"):
-        Place.from_environment({left: "0"})
+def test_workers_that_share_a_gpu_are_named(gpus: pytest.MonkeyPatch) -> None:
+    class Properties:
+        uuid = "GPU-1"
 
+    def said(world: World, value: list[str]) -> list[list[str]]:
+        return [["a", "GPU-1 "], ["a", "GPU-2 "], ["b", "GPU-1 "], *others]
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
-@pytest.mark.parametrize("value", ["", "first", "1.0", "0x1"])
-def test_what_is_no_number_is_shown(name: str, value: str) -> None:
-    with pytest.raises(WorldError, match=re.escape(f"{name}={value!r}")):
-        Place.from_environment({**TORCHRUN, name: value})
-
-
-@pytest.mark.parametrize(
-    "contradiction",
-    [
-        {"RANK": "8"},
-        {"RANK": "-1"},
-        {"WORLD_SIZE": "0"},
-        {"WORLD_SIZE": "3"},
-        {"LOCAL_RANK": "4"},
-        {"LOCAL_RANK": "-1"},
-        {"LOCAL_WORLD_SIZE": "9"},
-        {"LOCAL_WORLD_SIZE": "0"},
-        {"GROUP_RANK": "-1"},
-    ],
-    ids=lambda row: "=".join(next(iter(row.items()))),
-)
-def test_a_contradiction_shows_the_variables(contradiction: dict[str, str]) -> None:
-    environment = {**TORCHRUN, **contradiction}
-    with pytest.raises(WorldError, match="contradict") as caught:
-        Place.from_environment(environment)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        assert f"{name}={environment[name]}" in str(caught.value)
-
-
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-}
-MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-
-
-@pytest.mark.parametrize(("launcher", "variables"), [("Open MPI", OPEN_MPI), ("MPICH", MPICH)])
-def test_workers_of_mpirun_know_their_place(launcher: str, variables: dict[str, str]) -> None:
-    assert Place.from_environment(variables) == Place(5, 8, 1, 4, 1, launcher)
-    first = next(iter(variables))
-    with pytest.raises(WorldError, match="incomplete"):
-        Place.from_environment({first: variables[first]})
-    with pytest.raises(WorldError, match=f"contradict each other: {first}=9"):
-        Place.from_environment({**variables, first: "9"})
-    with pytest.raises(WorldError, match=f"whole numbers: {first}='x'"):
-        Place.from_environment({**variables, first: "x"})
+    others: list[list[str]] = []
+    gpus.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
+    gpus.setattr(World, "gather", said)
+    world = World(FOURTH, torch.device("cuda", 0))
+    _check_devices(world)
+    others.append(["a", "GPU-2 "])
+    with pytest.raises(WorldError, match=r"workers \[1, 3\] on a share the GPU GPU-2: .*--gpus-per-task=1"):
+        _check_devices(world)

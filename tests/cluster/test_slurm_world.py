@@ -1,0 +1,107 @@
+"""Workers in a real Slurm: steps on two nodes, batch scripts, MPI inside Slurm; nothing is set beside what Slurm sets."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from slurm import LOGIN, Slurm
+
+PLACE = [sys.executable, "-c", "from lockstep.place import Place; print(Place.from_environment())"]
+WORLD = """
+import os, socket, torch
+from lockstep.place import Place
+from lockstep.world import connect
+place = Place.from_environment()
+with connect(place, "cpu") as world:
+    total = world.sum_(torch.tensor([world.rank + 1.0])).item()
+    said = [place.launcher, world.rank, place.local_rank, socket.gethostname(), os.environ["GLOO_SOCKET_IFNAME"], total]
+    everyone = world.gather(said)
+if world.is_main:
+    print(everyone)
+"""
+HOROVOD = """
+import torch
+import lockstep.hvd as hvd
+hvd.init()
+total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+print([hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total])
+"""
+
+
+def _script(folder: Path, text: str) -> str:
+    (folder / "script.py").write_text(text)
+    return str(folder / "script.py")
+
+
+def _places(printed: str) -> list[str]:
+    return sorted(line for line in printed.splitlines() if line.startswith("Place("))
+
+
+def test_a_step_on_two_nodes_meets_and_adds_up(slurm: Slurm, tmp_path: Path) -> None:
+    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, WORLD)], timeout=250)
+    assert ast.literal_eval(done.stdout) == [
+        ["Slurm", 0, 0, "hal01", "eth0", 3.0],
+        ["Slurm", 1, 0, "hal02", "eth0", 3.0],
+    ]
+
+
+def test_horovods_api_in_a_step_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    done = slurm.run(["srun", "-N2", "-n2", sys.executable, _script(tmp_path, HOROVOD)], timeout=250)
+    said = sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
+    assert said == [[0, 2, 0, 1, 0, 2, 3.0], [1, 2, 0, 1, 1, 2, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "mpirun"), [("Open MPI", "mpirun.openmpi --allow-run-as-root"), ("MPICH", "mpirun.mpich")]
+)
+def test_mpirun_in_a_job_on_two_nodes_meets_and_adds_up(
+    launcher: str, mpirun: str, slurm: Slurm, tmp_path: Path
+) -> None:
+    command = f"#!/bin/sh\n{mpirun} -np 2 {sys.executable} {_script(tmp_path, WORLD)}\n"
+    printed = slurm.sbatch(command, "-N2", "-n2", "--ntasks-per-node=1")
+    assert ast.literal_eval(printed.splitlines()[-1]) == [
+        [launcher, 0, 0, "hal01", "eth0", 3.0],
+        [launcher, 1, 0, "hal02", "eth0", 3.0],
+    ]
+
+
+def test_a_batch_script_is_no_worker_and_its_uneven_steps_are(slurm: Slurm) -> None:
+    python, _, code = PLACE
+    one = f"{python} -c '{code}'"
+    printed = slurm.sbatch(f"#!/bin/sh\n{one}\necho then\nsrun {one}\necho then\nsrun --mpi=pmi2 {one}\n", "-N2", "-n3")
+    alone, plain, pmi2 = printed.split("then")
+    assert _places(alone) == ["Place(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
+    assert _places(plain) == [
+        "Place(rank=0, size=3, local_rank=0, local_size=2, node=0, launcher='Slurm')",
+        "Place(rank=1, size=3, local_rank=1, local_size=2, node=0, launcher='Slurm')",
+        "Place(rank=2, size=3, local_rank=0, local_size=1, node=1, launcher='Slurm')",
+    ]
+    assert _places(pmi2) == _places(plain)
+
+
+def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
+    python, _, code = PLACE
+    one = f'{python} -c "{code}"'
+
+    def typed(shell: str, line: str) -> str:
+        """What a terminal shows when a line is typed in a shell that Slurm opens on a node."""
+        words = ["sh", "-c", f"printf '%s\\nexit\\n' '{line}' | script -qec '{shell}' /dev/null"]
+        return slurm.run(words, LOGIN, check=False).stdout.replace("\r", "")
+
+    none = ["Place(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
+    assert _places(typed("salloc -N2 -n3", one)) == none
+    assert _places(typed("srun -N1 -n1 --pty sh", one)) == none
+    several = typed("srun -N1 -n2 --pty sh", one)
+    assert "the shell of this terminal is one task of 2 of a Slurm step" in several
+    assert len(_places(typed("srun -N1 -n2 --pty sh", f"srun --overlap -n2 {one}"))) == 2
+
+
+def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    taken = 'import socket, time; s = socket.create_server(("", 29876)); time.sleep(1000)'
+    script = _script(tmp_path, WORLD)
+    command = f"#!/bin/sh\n{sys.executable} -c '{taken}' &\nsleep 1\nsrun -K {sys.executable} {script}\n"
+    printed = slurm.sbatch(command, "-N2", "-n2", check=False, MASTER_PORT="29876")
+    assert "port 29876 of hal01, which MASTER_PORT names, is in use; set MASTER_PORT to a free one" in printed

@@ -1,0 +1,63 @@
+"""The interface that Gloo is told."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch.distributed as dist
+
+from lockstep import interfaces
+from lockstep.interfaces import AWAY, choose_interface
+from lockstep.place import Place
+
+HERE = Place(1, 2, 1, 2, 0, "Slurm")
+APART = Place(1, 2, 0, 1, 1, "Slurm")
+
+
+@pytest.fixture(autouse=True)
+def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the caller's choice nor, afterwards, this test's."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        del os.environ[name]
+
+
+def _chosen() -> tuple[str | None, str | None]:
+    return os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("NCCL_SOCKET_IFNAME")
+
+
+def test_the_users_choice_stands() -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
+    choose_interface(HERE, dist.HashStore(), "127.0.0.1")
+    assert _chosen() == ("ib0", None)
+
+
+def test_a_job_on_one_host_uses_loopback() -> None:
+    choose_interface(HERE, dist.HashStore(), "127.0.0.1")
+    assert _chosen() == ("lo", "lo")
+
+
+def test_on_several_hosts_it_is_the_one_towards_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"hal01": "10.0.0.2"}
+    monkeypatch.setattr(interfaces, "_address_towards", ways.__getitem__)
+    monkeypatch.setattr(interfaces, "_interface", {"10.0.0.2": "eth1"}.__getitem__)
+    store = dist.HashStore()
+    choose_interface(APART, store, "hal01")
+    assert _chosen() == ("eth1", None)
+    assert store.get(AWAY) == b"10.0.0.2"
+
+
+def test_where_rank_0s_name_means_loopback_it_is_the_one_towards_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set(AWAY, "10.0.0.2")
+    monkeypatch.setattr(interfaces, "_address_towards", {"hal01": "127.0.1.1", "10.0.0.2": "10.0.0.1"}.__getitem__)
+    monkeypatch.setattr(interfaces, "_interface", {"10.0.0.1": "eth1"}.__getitem__)
+    choose_interface(APART, store, "hal01")
+    assert _chosen() == ("eth1", None)
+
+
+def test_an_address_leads_to_its_interface() -> None:
+    assert interfaces._interface(interfaces._address_towards("127.0.0.1")) == "lo"
+    with pytest.raises(OSError, match="no network interface has the address"):
+        interfaces._interface("192.0.2.1")
