@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -19,11 +20,10 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch.distributed import Store, TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -34,7 +34,7 @@ from lockstep.launch.family import adopt_orphans, end_with_parent, kill_descenda
 from lockstep.launch.plan import horovod_variables
 from lockstep.launch.wire import pack
 
-END_SECONDS = 5  # from SIGTERM to SIGKILL
+END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 7 s of silence that tell of a lost link, well below 15
 DAYS_SECONDS = 30 * 86400.0  # longer than a job
 VERDICT = "lockstep/verdict"
 WATCH_SECONDS = 1.0
@@ -50,6 +50,7 @@ class AgentJob:
         streams: For each local rank, the descriptors of its stdout (-1: the agent's own) and stderr.
         address: Where the meeting point is; the first node serves it on the socket `listener`.
         patience: Seconds to wait for the other nodes.
+        scratch: A folder for torch's own files, which this process removes; the node process does when this is killed.
     """
 
     node: int
@@ -65,6 +66,7 @@ class AgentJob:
     listener: int
     patience: float
     parent: int
+    scratch: str
 
 
 class FixedRendezvous(RendezvousHandler):
@@ -158,6 +160,19 @@ class Agent(LocalElasticAgent):
         os.write(self._report, pack(started))
         return pids
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """torch's, but the others get END_SECONDS, not 30, to end, and those that fail on being ended do not count."""
+        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        codes = {rank: handler.proc.poll() for rank, handler in handlers.items()}
+        failed = [worker_group.workers[rank].global_rank for rank, code in codes.items() if code]
+        if not failed and None in codes.values():
+            return RunResult(state=WorkerState.HEALTHY)
+        if failed and self._pcontext:
+            self._pcontext.close(signal.SIGTERM, END_SECONDS)
+        result: RunResult = super()._monitor_workers(worker_group)
+        result.failures = {rank: failure for rank, failure in result.failures.items() if rank in failed}
+        return result
+
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
         super()._shutdown(signal.SIGTERM, timeout)
 
@@ -203,17 +218,17 @@ def main(report: int) -> int:
     signal.signal(signal.SIGQUIT, _end)
     _silence()
     outcome: dict[str, Any] = {"is": "outcome", "failures": [], "ended": False}
-    with TemporaryDirectory(prefix="lockstep-") as folder:
-        agent = Agent(job, WorkerSpecs(folder, job), report)
-        try:
-            outcome["failures"] = _failures(agent.run())
-        except SignalException:
-            outcome["ended"] = True
-        except (RuntimeError, ValueError, OSError) as error:
-            outcome["error"] = str(error)
-        signal.signal(signal.SIGQUIT, _leave_it)
-        agent.tell_others(outcome)
+    agent = Agent(job, WorkerSpecs(job.scratch, job), report)
+    try:
+        outcome["failures"] = _failures(agent.run())
+    except SignalException:
+        outcome["ended"] = True
+    except (RuntimeError, ValueError, OSError) as error:
+        outcome["error"] = str(error)
+    signal.signal(signal.SIGQUIT, _leave_it)
+    agent.tell_others(outcome)
     kill_descendants()
+    shutil.rmtree(job.scratch, ignore_errors=True)
     os.write(report, pack(outcome))
     return 0
 

@@ -29,7 +29,7 @@ from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, SILENCE_SECONDS
 from lockstep.store import LOOPBACK
 
 SETTLE_SECONDS = 0.5  # in which failures that belong together become known
-END_SECONDS = 9.0  # in which every node process must have ended its host's part
+END_SECONDS = 6.0  # in which every node process must have ended its host's part
 FORCED_SECONDS = 2.0
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded as SIGTERM; the second one ends the job at once
@@ -133,6 +133,9 @@ class Remote:
                 case kind:
                     if kind == "started":
                         self.first_rank = message["first_rank"]
+                    if kind == "ended" and not self.answer("started").done():
+                        said = message.get("error") or message.get("complaint", "").strip() or "no word of why"
+                        self._lost(f"{self.node.host} could not start its workers: {said}")
                     self._resolve(kind, message)
         code = await self._process.wait()
         await self._tasks[1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from tempfile import mkdtemp
 from typing import Any
 
 from lockstep import __version__
@@ -30,7 +32,7 @@ from lockstep.store import LOOPBACK
 from lockstep.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
-END_SECONDS = 8.0  # more than the agent needs to end its workers
+END_SECONDS = 5.0  # more than the agent needs to end its workers
 STREAMS = ("stdout", "stderr")
 HANDED_ON = ("node", "nodes", "workers", "slots", "command", "bind", "patience")  # to the agent
 
@@ -99,6 +101,7 @@ class Node:
         self._doors: Doors | None = None
         self._pids: list[int] = []
         self._watched: asyncio.Task[None] | None = None
+        self._scratch = ""
 
     async def run(self) -> int:
         """Serve the launcher until the job here has ended, and every process of it."""
@@ -184,6 +187,7 @@ class Node:
         environment = {**handed_on(os.environ), **job.environment, **self._variables(interface)}
         streams, readers, writers = self._pipes()
         report, reporting = os.pipe()
+        self._scratch = mkdtemp(prefix="lockstep-")
         kept = [*writers, reporting, *([listener.fileno()] if listener else [])]
         self._agent = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lockstep.launch.agent", str(reporting)),
@@ -203,6 +207,7 @@ class Node:
             "port": port,
             "parent": os.getpid(),
             "listener": listener.fileno() if listener else -1,
+            "scratch": self._scratch,
         }
         assert self._agent.stdin
         self._agent.stdin.write(json.dumps(order).encode())
@@ -292,6 +297,8 @@ class Node:
         if self._watched:
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(asyncio.shield(self._watched), 2.0)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)  # which an agent that was killed has left
 
     async def _beat(self) -> None:
         while True:
