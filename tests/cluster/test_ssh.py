@@ -13,6 +13,7 @@ import pytest
 from netns import Bed
 from sshjob import Job, kill, name_of
 
+import lockstep
 from lockstep.records import read_records
 
 ALL_SUM = """
@@ -135,8 +136,11 @@ def test_the_first_failure_ends_workers_that_will_not_listen(bed: Bed, tmp_path:
     assert job.files_left() == []
 
 
-def test_a_killed_worker_is_named_by_its_signal(bed: Bed, tmp_path: Path) -> None:
-    with Job(bed, tmp_path, "*:loader") as job:
+@pytest.mark.parametrize("neighbour", ["stubborn", "note"], ids=["which will not listen", "which ends with a code"])
+def test_a_killed_worker_is_named_whatever_its_neighbour_does_when_it_is_ended(
+    bed: Bed, tmp_path: Path, neighbour: str
+) -> None:
+    with Job(bed, tmp_path, "*:loader", f"0:{neighbour}") as job:
         kill(job.workers(3)[1]["pid"])
         assert job.seconds_to_end(END_SECONDS) < END_SECONDS
         assert job.wait(1) == 128 + signal.SIGKILL
@@ -158,14 +162,14 @@ def test_a_killed_loader_process_is_its_workers_error(bed: Bed, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("hosts", "options", "named", "fix"),
     [
-        ("node1:1,ghost:1", (), "ghost", "ssh"),
-        ("node1:1,closed:1", (), "closed", "refused"),
+        ("node1:1,ghost:1", (), "ghost", "is it up"),
+        ("node1:1,closed:1", (), "closed", "SSH server"),
         ("node1:1,nokey:1", (), "nokey", "key"),
-        ("node1:1,stranger:1", (), "stranger", "known_hosts"),
+        ("node1:1,stranger:1", (), "stranger", "host key"),
         ("node1:1,nowhere.invalid:1", (), "nowhere.invalid", "name"),
         ("node1:1,node2:1", ("--python", "/no/such/python"), "node1", "--python"),
         ("node1:1,node2:1", ("--python", "{without}"), "node1", "lockstep"),
-        ("node1:1,node2:1", ("--python", "{older}"), "node1", "0.0.1"),
+        ("node1:1,node2:1", ("--python", "{older}"), "node2", "0.0.1"),
     ],
     ids=["unreachable", "refused", "no key", "unknown host key", "no such name", "no python", "no package", "version"],
 )
@@ -175,7 +179,8 @@ def test_a_host_that_cannot_start_is_named_with_the_fix(
     pythons = {"without": _python(tmp_path, "without", "-S"), "older": _older(tmp_path)}
     words = ["--start-timeout", "10", *(word.format(**pythons) for word in options)]
     start = time.monotonic()
-    with Job(bed, tmp_path / "job", hosts=hosts, options=words) as job:
+    start_from = "node1" if fix == "0.0.1" else "head"  # where Python is the one that was started
+    with Job(bed, tmp_path / "job", hosts=hosts, options=words, start_from=start_from) as job:
         assert job.wait(20) not in (0, 1)
     assert time.monotonic() - start < 15
     lines = [line for line in job.stderr.splitlines() if line.startswith("lockstep: ")]
@@ -198,11 +203,11 @@ def _python(folder: Path, name: str, *words: str, path: str = "") -> str:
 
 
 def _older(folder: Path) -> str:
-    """A Python with another Lockstep: its distribution's version is 0.0.1."""
+    """A Python with another Lockstep: the same modules, but its version is 0.0.1."""
     site = folder / "site"
-    info = site / "lockstep_torch-0.0.1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lockstep-torch\nVersion: 0.0.1\n")
+    package = site / "lockstep"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f'__version__ = "0.0.1"\n__path__ = {list(lockstep.__path__)}\n')
     return _python(folder, "older", path=str(site))
 
 
@@ -210,7 +215,7 @@ def test_ctrl_c_lets_workers_stop_in_order(bed: Bed, tmp_path: Path) -> None:
     with Job(bed, tmp_path, "*:note") as job:
         job.workers(3)
         job.signal(signal.SIGINT)
-        assert job.wait(END_SECONDS) == 128 + signal.SIGINT
+        assert job.wait(END_SECONDS) == 75
         notes = {path.name: path.read_text().split() for path in job.ready.glob("*.signals")}
         assert notes == {f"{rank}.signals": ["SIGTERM"] for rank in range(3)}
         assert job.survivors() == []

@@ -6,7 +6,7 @@ It writes its variables and process number to FOLDER/RANK.json, does what its ac
     exit=N      ends with that code
     loader      has a child of its own group, as a data loader's process; fails if that is killed
     stubborn    ignores SIGTERM and SIGINT, its children too
-    note        writes the names of the signals that reach it to FOLDER/RANK.signals; SIGTERM ends it with code 0
+    note        writes the names of the signals that reach it to FOLDER/RANK.signals; SIGTERM ends it with code 75
     when=NAME   does what follows only once FOLDER/NAME is there
 """
 
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+STOPPED = 75  # the code of workers that have stopped on request, as Lockstep's own do
 PATIENCE_SECONDS = 240  # nothing waits longer, whatever becomes of the test
 
 
@@ -62,7 +63,7 @@ def note(path: Path, number: int, frame: FrameType | None) -> None:
     with path.open("a") as file:
         print(signal.Signals(number).name, file=file)
     if number == signal.SIGTERM:
-        os._exit(0)
+        os._exit(STOPPED)
 
 
 def wait_for(path: Path) -> None:
