@@ -60,7 +60,7 @@ def test_a_worker_without_a_result_does_not_shorten_the_list() -> None:
 
 
 def test_a_job_that_cannot_be_started_says_why() -> None:
-    with pytest.raises(RuntimeError, match="node7, which is not this machine"):
+    with pytest.raises(RuntimeError, match="node7 is no host that is known here"):
         run(os.getpid, hosts="node7:1")
 
 

@@ -89,6 +89,6 @@ def test_a_killed_launcher_takes_its_workers_along(tmp_path: Path) -> None:
     output = tmp_path / "output"
     with started("-np", "2", sys.executable, "-c", "import time; print('here'); time.sleep(100)", output=output) as job:
         wait_until(lambda: output.read_text().count("here") == 2)
-        workers = job.children()
+        family = job.children(recursive=True)
         job.kill()
-        assert psutil.wait_procs(workers, timeout=5)[1] == []
+        assert psutil.wait_procs(family, timeout=15)[1] == []

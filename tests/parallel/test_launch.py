@@ -16,6 +16,7 @@ import psutil
 import pytest
 from jobs import final_weights
 
+from lockstep.errors import StoppedError
 from lockstep.records import read_records
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
@@ -59,6 +60,11 @@ def _wait_for(text: str, output: Path, job: psutil.Popen) -> None:
         time.sleep(0.1)
 
 
+def _workers(job: psutil.Popen) -> list[psutil.Process]:
+    """The job's workers, who alone have a rank."""
+    return [each for each in job.children(recursive=True) if "RANK" in each.environ()]
+
+
 def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path) -> None:
     done = _run("train", "-np", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -91,7 +97,7 @@ def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
     with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
         _wait_for("epoch   1/500", output, job)
         family = [job, *job.children(recursive=True)]
-        assert len(family) == 3
+        assert len(_workers(job)) == 2
         listening = [
             connection.laddr.ip
             for process in family
@@ -105,7 +111,7 @@ def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
 def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
     with _started("train", "-np", "3", "--epochs", "500", cwd=tmp_path) as (job, output):
         _wait_for("epoch   1/500", output, job)
-        workers = job.children()
+        workers = _workers(job)
         victim = next(worker for worker in workers if worker.environ()["RANK"] == "1")
         victim.send_signal(signal.SIGKILL)
         assert job.wait(timeout=30) == 128 + signal.SIGKILL
@@ -113,14 +119,14 @@ def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
     assert "worker 1 of 3 was ended by SIGKILL" in output.read_text()
 
 
-def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_workers_after_a_checkpoint(tmp_path: Path) -> None:
     with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
         _wait_for("epoch   1/500", output, job)
-        workers = job.children()
+        family = job.children(recursive=True)
         job.send_signal(signal.SIGINT)
-        assert job.wait(timeout=30) == 128 + signal.SIGINT
-        assert psutil.wait_procs(workers, timeout=1)[1] == []
-    assert "stopped by SIGINT" in output.read_text()
+        assert job.wait(timeout=30) == StoppedError.exit_code
+        assert psutil.wait_procs(family, timeout=1)[1] == []
+    assert "stopped by SIGINT after a checkpoint" in output.read_text()
 
 
 def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> None:
