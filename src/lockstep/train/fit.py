@@ -12,9 +12,10 @@ from torch import nn
 from lockstep.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from lockstep.data.users import describe
 from lockstep.errors import ConfigError
+from lockstep.place import Place
 from lockstep.train.loop import Result
 from lockstep.train.run import run_with
-from lockstep.world import Place, connect
+from lockstep.world import connect
 
 _GROUPS: dict[str, Any] = {
     "data": DataConfig,
