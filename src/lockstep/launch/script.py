@@ -24,18 +24,24 @@ DEFAULT_CPUS = 4  # a worker
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "jsrun")
 WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
 
-# Bash runs a trap while `wait` waits, not while a command does; and it keeps the exit code for the next `wait`.
-WAIT = """\
-launcher=$!
-
+FORWARD = """\
 # Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+launcher=
 signals=
 forward() {
     signals="$signals $1"
-    kill -s "$1" "$launcher" 2>/dev/null
+    kill -s "$1" $launcher 2>/dev/null
 }
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
+"""
+
+# Bash runs a trap while `wait` waits, but not while a command does; and it keeps the exit code for the next `wait`.
+WAIT = """\
+launcher=$!
+for signal in $signals; do  # those that came before the launcher was known
+    kill -s "$signal" "$launcher"
+done
 
 # `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
 while
@@ -85,6 +91,7 @@ def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
         f"#SBATCH --signal=B:USR1@{job.warning_seconds}",
         "",
         *_setup(job),
+        FORWARD,
         *_run(command, f"runs/{job.name}-$SLURM_JOB_ID"),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint. The job is queued again unless it was cancelled,",
@@ -118,6 +125,7 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
         'cd "$PBS_O_WORKDIR" || exit 1',
         "",
         *_setup(job),
+        FORWARD,
         f"# PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 {job.warning_seconds} seconds before.",
         *_run(
             command,
@@ -151,6 +159,7 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
         "#BSUB -r",
         "",
         *_setup(job),
+        FORWARD,
         *_run(command, f"runs/{job.name}-$LSB_JOBID"),
         WAIT,
         f"# {STOPPED}: stopped after a checkpoint; LSF queues the job again. After SIGTERM (`bkill`) it shall not.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def run_script(system: System, folder: Path, code: int, signals: str = "", state
     with subprocess.Popen(["bash", "job.sh"], cwd=folder, env=variables, stdout=subprocess.PIPE, text=True) as process:
         if signals:
             while not (folder / "ready").exists() and process.poll() is None:
-                pass
+                time.sleep(0.01)
+            time.sleep(0.3)  # coreutils' timeout, if stopped before it has noted its child's number, leaves it behind
             for name in signals.split():
                 process.send_signal(signal.Signals[f"SIG{name}"])
         output, _ = process.communicate(timeout=20)

@@ -14,19 +14,23 @@
 
 # What makes `lockstep` known here comes in this place, such as: source venv/bin/activate
 
+# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+launcher=
+signals=
+forward() {
+    signals="$signals $1"
+    kill -s "$1" $launcher 2>/dev/null
+}
+trap 'forward USR1' USR1
+trap 'forward TERM' TERM
+
 # Started again, the command must itself go on from its newest checkpoint.
 lockstep run -- \
     python 'my script.py' --name 'it'"'"'s' &
 launcher=$!
-
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
-signals=
-forward() {
-    signals="$signals $1"
-    kill -s "$1" "$launcher" 2>/dev/null
-}
-trap 'forward USR1' USR1
-trap 'forward TERM' TERM
+for signal in $signals; do  # those that came before the launcher was known
+    kill -s "$signal" "$launcher"
+done
 
 # `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
 while

@@ -17,20 +17,24 @@ cd "$PBS_O_WORKDIR" || exit 1
 module load cuda
 source venv/bin/activate
 
+# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+launcher=
+signals=
+forward() {
+    signals="$signals $1"
+    kill -s "$1" $launcher 2>/dev/null
+}
+trap 'forward USR1' USR1
+trap 'forward TERM' TERM
+
 # PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 120 seconds before.
 # --run-dir and --resume auto were added: started again, this run goes on, and no other.
 timeout --foreground --preserve-status --signal=USR1 129480 lockstep run -- \
     lockstep train cifar10 -a resnet18 --run-dir "runs/cifar" --resume auto &
 launcher=$!
-
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
-signals=
-forward() {
-    signals="$signals $1"
-    kill -s "$1" "$launcher" 2>/dev/null
-}
-trap 'forward USR1' USR1
-trap 'forward TERM' TERM
+for signal in $signals; do  # those that came before the launcher was known
+    kill -s "$signal" "$launcher"
+done
 
 # `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
 while

@@ -20,19 +20,23 @@
 module load cuda
 source venv/bin/activate
 
+# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+launcher=
+signals=
+forward() {
+    signals="$signals $1"
+    kill -s "$1" $launcher 2>/dev/null
+}
+trap 'forward USR1' USR1
+trap 'forward TERM' TERM
+
 # --run-dir and --resume auto were added: started again, this run goes on, and no other.
 lockstep run -- \
     lockstep train cifar10 -a resnet18 --run-dir "runs/cifar-$SLURM_JOB_ID" --resume auto &
 launcher=$!
-
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
-signals=
-forward() {
-    signals="$signals $1"
-    kill -s "$1" "$launcher" 2>/dev/null
-}
-trap 'forward USR1' USR1
-trap 'forward TERM' TERM
+for signal in $signals; do  # those that came before the launcher was known
+    kill -s "$signal" "$launcher"
+done
 
 # `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
 while
