@@ -1,4 +1,4 @@
-"""Workers in a real Slurm: steps on two nodes, batch scripts, MPI inside Slurm; nothing is set beside what Slurm sets."""
+"""Workers in a real Slurm: steps on two nodes, batch scripts, MPI inside Slurm; nothing is set but what Slurm sets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
     assert _places(typed("srun -N1 -n1 --pty sh", one)) == none
     several = typed("srun -N1 -n2 --pty sh", one)
     assert "the shell of this terminal is one task of 2 of a Slurm step" in several
-    assert len(_places(typed("srun -N1 -n2 --pty sh", f"srun --overlap -n2 {one}"))) == 2
+    assert len(_places(typed("srun -N1 -n2 --pty sh", f"srun --overlap -n2 {one} < /dev/null"))) == 2
 
 
 def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
