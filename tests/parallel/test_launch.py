@@ -93,6 +93,13 @@ def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path)
     assert "torchrun has started 2 workers; leave -np out" in done.stderr
 
 
+def test_the_older_launch_module_starts_it_with_the_flag_that_it_adds(tmp_path: Path) -> None:
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
+    done = _run("train", "--epochs", "1", "--run-dir", "run", cwd=tmp_path, command=[*launch, "-m", "lockstep"])
+    assert done.returncode == 0, done.stderr
+    assert "over 2 workers" in done.stdout
+
+
 def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
     with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
         _wait_for("epoch   1/500", output, job)

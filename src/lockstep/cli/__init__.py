@@ -26,11 +26,15 @@ COMMANDS = {
     "doctor": "say what this machine offers, what is wrong, and how to mend it",
 }
 USAGE_ERROR = 2
+# What `python -m torch.distributed.launch -m lockstep ...` puts before our words; LOCAL_RANK says the same.
+INJECTED = ("--local-rank=", "--local_rank=")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0].startswith(INJECTED):
+        del words[0]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or √ is no reason to fail

@@ -149,11 +149,12 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, specs, exit_barrier_timeout=DAYS_SECONDS, shutdown_timeout=END_SECONDS)
         self._report = report
         self._by_hand = not job.slots
-        self._patience = job.patience
+        self.watch: Watch | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._by_hand:
-            Watch(worker_group.store, self._patience).start()
+            self.watch = Watch(worker_group.store)
+            self.watch.start()
         pids: dict[int, Any] = super()._start_workers(worker_group)
         first = worker_group.workers[0]
         started = {"is": "started", "pids": pids, "first_rank": first.global_rank, "size": first.world_size}
@@ -191,17 +192,18 @@ class Agent(LocalElasticAgent):
 class Watch(threading.Thread):
     """Ends this node's workers when another node, started by hand and so known to no launcher, has ended."""
 
-    def __init__(self, store: Any, patience: float) -> None:
+    def __init__(self, store: Any) -> None:
         super().__init__(name="lockstep-watch", daemon=True)
         self._store = store.clone()
-        self.verdict = ""
+        self.verdict: dict[str, Any] = {}
 
     def run(self) -> None:
         try:
             while not self._store.check([VERDICT]):
                 time.sleep(WATCH_SECONDS)
+            self.verdict = json.loads(self._store.get(VERDICT))
         except RuntimeError:
-            pass  # the first node is gone
+            self.verdict = {"host": "the first node", "failures": []}
         os.kill(os.getpid(), signal.SIGQUIT)
 
 
@@ -223,6 +225,8 @@ def main(report: int) -> int:
         outcome["failures"] = _failures(agent.run())
     except SignalException:
         outcome["ended"] = True
+        if agent.watch and agent.watch.verdict:
+            outcome["elsewhere"] = agent.watch.verdict
     except (RuntimeError, ValueError, OSError) as error:
         outcome["error"] = str(error)
     signal.signal(signal.SIGQUIT, _leave_it)

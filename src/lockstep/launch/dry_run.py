@@ -8,18 +8,24 @@ from lockstep.launch.plan import LOOPBACK_INTERFACE, JobPlan, horovod_variables
 from lockstep.store import LOOPBACK
 
 AT_START = "<chosen at the start>"
+OF_A_WORKER = (
+    *("RANK", "LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
+)
 
 
 def describe(plan: JobPlan) -> str:
-    """Each node's start and each worker's command and variables, in shell syntax."""
+    """Each node's start, the variables of its workers, and each worker's own with the command, in shell syntax."""
     lines = [f"# {note}" for note in plan.notes]
     for index, node in enumerate(plan.nodes):
         number, nodes = (plan.by_hand.node, plan.by_hand.nodes) if plan.by_hand else (index, len(plan.nodes))
+        workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]
+        common = {name: value for name, value in workers[0].items() if name not in OF_A_WORKER}
         lines += ["", f"# node {number} of {nodes}: {node.host}", shlex.join(node.start)]
-        for local_rank in range(node.workers):
-            variables = _variables(plan, index, local_rank)
-            shown = " ".join(f"{name}={_quoted(value)}" for name, value in variables.items())
-            lines.append(f"  {shown} {shlex.join(plan.command)}")
+        lines += [f"  export {name}={_quoted(value)}" for name, value in common.items()]
+        for variables in workers:
+            own = " ".join(f"{name}={_quoted(variables[name])}" for name in OF_A_WORKER)
+            lines.append(f"  {own} {shlex.join(plan.command)}")
     return "\n".join(lines)
 
 

@@ -357,6 +357,9 @@ class Job:
     def _of(self, remote: Remote, ended: dict[str, Any]) -> list[Failure]:
         """What has failed on a host."""
         host = "" if self._plan.is_local else remote.node.host
+        if elsewhere := ended.get("elsewhere"):
+            host, told = elsewhere["host"], elsewhere["failures"]
+            return [self._failure(host, each) for each in told] or [Failure(-1, host, 1, f"lost {host}", time.time())]
         if why := ended.get("lost"):
             return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.time())]
         failures = [self._failure(host, each) for each in ended.get("failures", ())]
@@ -416,4 +419,6 @@ async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
 
 
 def _is_bad(ended: dict[str, Any]) -> bool:
-    return bool(ended.get("failures") or "lost" in ended or "error" in ended or ended["agent_code"] != 0)
+    return any(name in ended for name in ("lost", "error", "elsewhere")) or bool(
+        ended.get("failures") or ended["agent_code"] != 0
+    )
