@@ -22,9 +22,10 @@ from typing import Any, Literal, NamedTuple
 import psutil
 import torch
 
+from lockstep.place import Place
 from lockstep.records import RecordWriter
 from lockstep.train.environment import describe_environment
-from lockstep.world import Place, World
+from lockstep.world import World
 
 FOLDER = Path(__file__).parent
 PRIVATE = ("command", "folder", "host")  # facts of the environment that are not for a public record

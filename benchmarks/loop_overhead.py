@@ -28,12 +28,13 @@ from torch import nn
 from lockstep.config import TrainConfig
 from lockstep.data import named
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.place import Place
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import TerminalConsole
-from lockstep.world import Place, World
+from lockstep.world import World
 
 STEPS, BATCH = 20, 128
 SAMPLES = STEPS * BATCH

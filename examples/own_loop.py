@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config import AugmentConfig
 from lockstep.data.loaders import loaders
 from lockstep.models import registry
-from lockstep.world import Place, World, connect
+from lockstep.place import Place
+from lockstep.world import World, connect
 
 
 def main(world: World) -> None:

@@ -23,11 +23,12 @@ from lockstep.store import LOOPBACK
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
 OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's own; Open MPI up to 4
-# What tells one launch from another, in all its workers alike.
-LAUNCHES = (
-    *("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_APID"),
-    *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "JSM_NAMESPACE_ID"),
-)
+# What tells one launch from another, in all its workers alike. (Open MPI's remote workers need not know the batch job.)
+LAUNCHES = {
+    SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "Open MPI": ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+}
+BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_APID", "JSM_NAMESPACE_ID")
 PORTS = range(20_000, 30_000)  # below those that Linux gives to outgoing connections
 
 
@@ -56,7 +57,7 @@ def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> t
 
 def launch_name(place: Place, environment: Mapping[str, str] = os.environ) -> str:
     """A name that the workers of one launch have in common, and no other launch on these hosts, if that can be told."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID") if place.launcher == SLURM.name else LAUNCHES
+    names = LAUNCHES.get(place.launcher, BATCH_JOBS)
     return " ".join([place.launcher, *(f"{name}={environment[name]}" for name in names if name in environment)])
 
 

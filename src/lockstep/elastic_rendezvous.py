@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from lockstep.errors import WorldError, first_line
-from lockstep.world import Place
+from lockstep.place import Place
 
 if TYPE_CHECKING:
     from torch.distributed import Store

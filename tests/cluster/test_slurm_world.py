@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm import LOGIN, Slurm
+from slurm import Slurm
 
 PLACE = [sys.executable, "-c", "from lockstep.place import Place; print(Place.from_environment())"]
 WORLD = """
@@ -84,19 +84,19 @@ def test_a_batch_script_is_no_worker_and_its_uneven_steps_are(slurm: Slurm) -> N
 
 def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
     python, _, code = PLACE
-    one = f'{python} -c "{code}"'
 
-    def typed(shell: str, line: str) -> str:
-        """What a terminal shows when a line is typed in a shell that Slurm opens on a node."""
-        words = ["sh", "-c", f"printf '%s\\nexit\\n' '{line}' | script -qec '{shell}' /dev/null"]
-        return slurm.run(words, LOGIN, check=False).stdout.replace("\r", "")
+    def terminal(opening: str, before: str = "") -> str:
+        """What a terminal shows when a shell that Slurm opens on a node runs PLACE."""
+        shell = f"""{opening} sh -c '{before} {python} -c "{code}"; true'"""
+        return slurm.run(["script", "-qec", shell, "/dev/null"], check=False).stdout.replace("\r", "")
 
     none = ["Place(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
-    assert _places(typed("salloc -N2 -n3", one)) == none
-    assert _places(typed("srun -N1 -n1 --pty sh", one)) == none
-    several = typed("srun -N1 -n2 --pty sh", one)
-    assert "the shell of this terminal is one task of 2 of a Slurm step" in several
-    assert len(_places(typed("srun -N1 -n2 --pty sh", f"srun --overlap -n2 {one} < /dev/null"))) == 2
+    # What salloc itself runs (LaunchParameters=use_interactive_step).
+    assert _places(terminal("salloc -N2 -n3 srun --interactive --preserve-env --pty")) == none
+    assert _places(terminal("srun -N1 -n1 --pty")) == none
+    shown = terminal("srun -N1 -n2 --pty")
+    assert "the shell of this terminal is one task of 2 of a Slurm step" in shown
+    assert len(_places(terminal("srun -N1 -n1 --pty", before="srun --overlap -n2 --cpus-per-task=1"))) == 2
 
 
 def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:

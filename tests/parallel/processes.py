@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
 
+from lockstep.place import Place
 from lockstep.store import serve_store
-from lockstep.world import Place, World, connect
+from lockstep.world import World, connect
 
 TIMEOUT_SECONDS = 120
 

@@ -16,7 +16,8 @@ from torch.distributed import distributed_c10d
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from lockstep.world import Place, World
+from lockstep.place import Place
+from lockstep.world import World
 
 
 def bits(state: Any) -> Any:

@@ -33,7 +33,8 @@ SCRIPT = """
 import pathlib
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from lockstep.world import Place, connect
+from lockstep.place import Place
+from lockstep.world import connect
 
 def train(world):
     model = DistributedDataParallel(torch.nn.Linear(2, 2))

@@ -13,8 +13,8 @@ import pytest
 from lockstep import elastic_rendezvous
 from lockstep.elastic_rendezvous import ADDED, CHANGES, REMOVED, _Latest, answer_key, ask_key, host_changes, meet
 from lockstep.errors import WorldError
+from lockstep.place import Place
 from lockstep.store import serve_store
-from lockstep.world import Place
 
 WORKER = "localhost/2/1"
 

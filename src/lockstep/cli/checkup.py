@@ -14,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lockstep.errors import WorldError
-from lockstep.world import Place, usable_cores
+from lockstep.place import Place
+from lockstep.world import usable_cores
 
 GIB = 1 << 30
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)

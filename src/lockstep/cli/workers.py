@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lockstep.errors import ConfigError, LockstepError, tells_of_lost_peer
+from lockstep.errors import ConfigError, LockstepError, StoppedError, tells_of_lost_peer
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
-from lockstep.world import Place, World, connect, usable_cores
+from lockstep.place import Place
+from lockstep.world import World, connect, usable_cores
 
 INTERRUPTED = 130
 
@@ -95,9 +96,21 @@ def _work(
         if place.launcher == "none":
             print("\nlockstep: interrupted; a training run goes on with `--resume auto`", file=sys.stderr)
         return INTERRUPTED
+    except StoppedError as stop:
+        return _stopped(place, stop)
     except Exception as error:
         return _fail(place, error)
     return 0
+
+
+def _stopped(place: Place, stop: StoppedError) -> int:
+    """The end of a worker that was asked to stop; what asks once more shall not change its exit code."""
+    from lockstep.train.stopping import ignore_signals
+
+    ignore_signals()
+    if place.launcher == "none":
+        print(f"lockstep: {stop}", file=sys.stderr)
+    return stop.exit_code
 
 
 def _fail(place: Place, error: Exception) -> int:

@@ -22,8 +22,8 @@ from lockstep.hvd.context import Context
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.submission import forget_finished
+from lockstep.place import Place
 from lockstep.rendezvous import open_store
-from lockstep.world import Place
 
 GONE_SECONDS = 2.0
 _generations = itertools.count()  # of static jobs: how often this process has connected

@@ -23,7 +23,7 @@ from lockstep.hvd.links import Links
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.stall import StallWatch
 from lockstep.hvd.timeline import Timeline
-from lockstep.world import Place
+from lockstep.place import Place
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for what is under way at a shutdown

@@ -32,7 +32,8 @@ SETTLE_SECONDS = 0.5  # in which failures that belong together become known
 END_SECONDS = 6.0  # in which every node process must have ended its host's part
 FORCED_SECONDS = 2.0
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
-STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded as SIGTERM; the second one ends the job at once
+# Forwarded as SIGTERM. A second Ctrl-C ends the job at once; a second SIGTERM does not, as batch systems send several.
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPED = StoppedError.exit_code
 T = TypeVar("T")
 
@@ -212,16 +213,20 @@ class Job:
 
     def _on_signal(self, number: signal.Signals) -> None:
         started = all(remote.answer("started").done() for remote in self._remotes)
-        if number in STOP and (self._requested in STOP or not started):
+        again = self._requested in STOP
+        if number in STOP and (not started or (again and number == signal.SIGINT)):
             self._requested = number
             self._give_up.set()
+            return
+        if number in STOP and again:
             return
         self._requested = number
         forwarded = signal.SIGTERM if number in STOP else number
         for remote in self._remotes:
             remote.send({"do": "signal", "number": int(forwarded)})
         if number in STOP:
-            say(f"\nlockstep: {number.name}: the workers are asked to stop; once more ends them at once")
+            more = "; once more ends them at once" if number == signal.SIGINT else ""
+            say(f"\nlockstep: {number.name}: the workers are asked to stop{more}")
             asyncio.get_running_loop().call_later(self._plan.stop_timeout, self._give_up.set)
 
     async def _unless_given_up(self, work: Awaitable[Any]) -> bool:
