@@ -130,9 +130,20 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
     if chosen.type == "cuda":
         _check_devices(world)
     yield world
-    # Not after an error: the process then ends, which is what its peers must see; an orderly goodbye could block.
-    gc.collect()  # Models that still hold the group: Gloo's threads must be gone before Python ends, or they abort it.
-    dist.destroy_process_group()
+    disconnect()  # not after an error: the process then ends, which is what its peers must see
+
+
+def disconnect() -> None:
+    """Take leave of the peers, who do the same now; without them this could block.
+
+    Models that nothing refers to any more are collected first, for they hold the process group: Gloo's threads must be
+    gone before Python ends, or they may abort it.
+    """
+    import torch.distributed as dist
+
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _choose_device(place: Place, device: str) -> torch.device:

@@ -19,7 +19,7 @@ from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.place import Place
-from lockstep.world import World, connect, usable_cores
+from lockstep.world import World, connect, disconnect, usable_cores
 
 INTERRUPTED = 130
 
@@ -96,21 +96,24 @@ def _work(
         if place.launcher == "none":
             print("\nlockstep: interrupted; a training run goes on with `--resume auto`", file=sys.stderr)
         return INTERRUPTED
-    except StoppedError as stop:
-        return _stopped(place, stop)
+    except StoppedError as error:
+        stop = str(error)  # not the error itself, whose traceback holds the model
     except Exception as error:
         return _fail(place, error)
-    return 0
+    else:
+        return 0
+    return _stopped(place, stop)
 
 
-def _stopped(place: Place, stop: StoppedError) -> int:
-    """The end of a worker that was asked to stop; what asks once more shall not change its exit code."""
+def _stopped(place: Place, stop: str) -> int:
+    """The end of a worker that was asked to stop, as all are; what asks once more shall not change its exit code."""
     from lockstep.train.stopping import ignore_signals
 
     ignore_signals()
     if place.launcher == "none":
         print(f"lockstep: {stop}", file=sys.stderr)
-    return stop.exit_code
+    disconnect()
+    return StoppedError.exit_code
 
 
 def _fail(place: Place, error: Exception) -> int:
