@@ -132,8 +132,22 @@ class Slurm:
         file = self.folder / f"job-{time.monotonic_ns()}.sh"
         file.write_text(script)
         output = file.with_suffix(".out")
-        self.run(["sbatch", "--wait", f"--output={output}", *options, str(file)], check=check, **variables)
+        words = ["sbatch", "--parsable", f"--output={output}", *options, str(file)]
+        job = self.run(words, **variables).stdout.strip()
+        state = self.wait_for_end(job)
+        assert not check or state == "COMPLETED", f"{state}\n{output.read_text()}"
         return output.read_text()
+
+    def wait_for_end(self, job: str, timeout: float = 250) -> str:
+        """Wait until a batch job has ended: Slurm's word for how. (`sbatch --wait` asks ever more seldom.)"""
+        deadline = time.monotonic() + timeout
+        while True:
+            shown = self.run(["scontrol", "--oneliner", "show", "job", job]).stdout
+            state = shown.partition("JobState=")[2].partition(" ")[0]
+            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
+                return state
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.2)
 
     def wait_until_idle(self, timeout: float = START_SECONDS) -> None:
         """Wait until all nodes are there and no job is left on them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def _script(folder: Path, text: str) -> str:
 
 
 def _places(printed: str) -> list[str]:
-    return sorted(line for line in printed.splitlines() if line.startswith("Place("))
+    return sorted(re.findall(r"Place\(.*?\)", printed))
 
 
 def test_a_step_on_two_nodes_meets_and_adds_up(slurm: Slurm, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
     assert _places(terminal("srun -N1 -n1 --pty")) == none
     shown = terminal("srun -N1 -n2 --pty")
     assert "the shell of this terminal is one task of 2 of a Slurm step" in shown
-    assert len(_places(terminal("srun -N1 -n1 --pty", before="srun --overlap -n2 --cpus-per-task=1"))) == 2
+    assert len(_places(terminal("srun -N1 -n1 -c2 --pty", before="srun --overlap -n2 -c1"))) == 2
 
 
 def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
