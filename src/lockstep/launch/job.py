@@ -102,6 +102,12 @@ class Remote:
         """The message of a kind, when it comes; a failure if the node process ends before."""
         return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
 
+    def outcome(self) -> dict[str, Any]:
+        """What has been told by now of its part's end."""
+        if self.answer("ended").done():
+            return self.answer("ended").result()
+        return {"lost": "its workers have failed, and it did not say how"} if self.answer("failing").done() else {}
+
     def send(self, message: dict[str, Any]) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():
             self._process.stdin.write(pack(message))
@@ -315,13 +321,26 @@ class Job:
     async def _follow(self) -> list[dict[str, Any]]:
         """Wait until every host's part has ended, or one has failed; what was told by then, by node."""
         ends = [remote.answer("ended") for remote in self._remotes]
-        waiting: set[asyncio.Future[Any]] = set(ends)
-        while waiting and await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
-            if any(end.done() and _is_bad(end.result()) for end in ends):
-                await asyncio.wait(ends, timeout=SETTLE_SECONDS)
+        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer("failing") for remote in self._remotes)}
+        while not all(end.done() for end in ends):
+            if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
                 break
-            waiting = {end for end in ends if not end.done()}
-        return [end.result() if end.done() else {} for end in ends]
+            bad = any(end.done() and _is_bad(end.result()) for end in ends)
+            if bad or any(remote.answer("failing").done() for remote in self._remotes):
+                await self._unless_given_up(self._end_the_others())
+                break
+            waiting = {each for each in waiting if not each.done()}
+        return [remote.outcome() for remote in self._remotes]
+
+    async def _end_the_others(self) -> None:
+        """After a failure: give those that belong to it a moment, end the other hosts' parts, and hear it out."""
+        await asyncio.wait([remote.answer("ended") for remote in self._remotes], timeout=SETTLE_SECONDS)
+        failing = [remote for remote in self._remotes if remote.answer("failing").done()]
+        for remote in self._remotes:
+            if remote not in failing:
+                remote.send({"do": "end", "seconds": END_SECONDS - 1.0})
+        if failing:
+            await asyncio.wait([remote.answer("ended") for remote in failing], timeout=END_SECONDS)
 
     async def _end(self, seconds: float) -> None:
         """End every host's part: the workers get SIGTERM, and what is left after `seconds` SIGKILL."""

@@ -257,6 +257,8 @@ class Node:
             if message["is"] == "started":
                 self._pids = list(message["pids"].values())
                 await self._send(message)
+            elif message["is"] == "failing":  # its outcome follows when the agent has ended all workers here
+                await self._send(message)
             else:
                 outcome = message
         code = await self._agent.wait()
