@@ -123,8 +123,9 @@ class Job:
         return self.survivors()
 
     def files_left(self) -> list[str]:
-        """What lies in the hosts' TMPDIR and /dev/shm."""
-        return [str(path) for name in self.bed.addresses for path in self.bed.files(name)]
+        """What lies in the hosts' TMPDIR and /dev/shm, but for the cache that torch keeps from job to job."""
+        paths = [path for name in self.bed.addresses for path in self.bed.files(name)]
+        return [str(path) for path in paths if not path.name.startswith("torchinductor_")]
 
     def last_words(self) -> list[str]:
         """The lines of stderr from the launcher's verdict on."""
