@@ -1,0 +1,58 @@
+"""What goes wrong where workers meet; how it goes right is seen in tests/parallel/test_mpi.py and tests/cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.errors import WorldError
+from lockstep.place import Place
+from lockstep.rendezvous import open_store
+from lockstep.store import serve_store
+
+SECONDS = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    for name in (*names, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "PBS_NODEFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _fails(place: Place, words: str) -> None:
+    with pytest.raises(WorldError, match=words):
+        open_store(place, SECONDS)
+
+
+def test_a_worker_does_not_join_another_jobs_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    _store, port = serve_store()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    _fails(Place(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job answers there")
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _store, port = serve_store()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    _fails(Place(0, 2, 0, 2, 0, "MPICH"), rf"port {port} of .*, which MASTER_PORT names, is in use; set MASTER_PORT")
+
+
+@pytest.mark.parametrize("has_port", [False, True])
+def test_rank_0_names_who_does_not_come(has_port: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_port:
+        store, free = serve_store()
+        del store
+        monkeypatch.setenv("MASTER_PORT", str(free))
+    _fails(Place(0, 3, 0, 3, 0, "MPICH"), r"worker 0 on .* within 0.5 s: no word from rank 1, 2")
+
+
+def test_rank_0_says_when_the_others_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "192.0.2.1")
+    _fails(Place(0, 2, 0, 1, 0, "Slurm"), r"rank 0 runs on .*, not on 192.0.2.1, .*Slurm's.* set MASTER_ADDR=")
+
+
+def test_a_worker_that_waits_in_vain_for_the_file_says_so() -> None:
+    _fails(Place(1, 2, 1, 2, 0, "MPICH"), r"within 0.5 s: .* did not appear")
+
+
+def test_with_no_word_of_rank_0_the_error_asks_for_it() -> None:
+    _fails(Place(1, 2, 0, 1, 1, "MVAPICH2"), r"MVAPICH2 does not say where rank 0 is; set MASTER_ADDR")
