@@ -342,7 +342,7 @@ def _listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         flag = "--master-port" if "in use" in str(error) else "--master-addr"
         raise NodeError(
-            f"cannot serve the meeting point at {address}:{port}: {error.strerror}; change {flag}"
+            f"cannot serve the meeting point at {address}:{port}: {os.strerror(error.errno or 0)}; change {flag}"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from lockstep.errors import LockstepError
@@ -19,7 +20,7 @@ SSH_TROUBLES = {
     "Network is unreachable": "cannot be reached from here; is it up, and on this network?",
     "Too many authentication failures": "refuses this user's keys; name the right one: --ssh-option='-i FILE'",
 }
-NO_MODULE = "No module named"
+NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 NO_PYTHON = ("No such file or directory", "not found", "Permission denied")
 
 
@@ -58,11 +59,9 @@ def why_not_started(node: NodePlan, code: int, said: str) -> str:
             if words in said:
                 return f"{node.host} {meaning.format(host=node.host)}"
         return f"{node.host} cannot be reached by SSH: {last}"
-    if NO_MODULE in said:
-        missing = last.rpartition(NO_MODULE)[2].strip(" '")
-        return (
-            f"{node.host} lacks the package {missing} in {path}: install lockstep-torch there, or name another --python"
-        )
+    if missing := NO_MODULE.search(said):
+        remedy = "install lockstep-torch there, or name another Python by --python"
+        return f"{node.host} lacks the package {missing[1]} in {path}: {remedy}"
     if code in (126, 127) or any(words in last for words in NO_PYTHON):
         return f"{node.host} has no {path}: install it there, or name another Python by --python"
     return f"{node.host} could not start its part: {last}"
