@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 
 from lockstep.launch import tether
 from lockstep.launch.family import adopt_orphans, end_with_parent, kill_descendants
+from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import horovod_variables
 from lockstep.launch.wire import pack
 
@@ -209,6 +210,7 @@ class Watch(threading.Thread):
 
 
 def main(report: int) -> int:
+    since = time.time()
     job = AgentJob(**json.load(sys.stdin))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -234,6 +236,7 @@ def main(report: int) -> int:
     agent.tell_others(outcome)
     kill_descendants()
     shutil.rmtree(job.scratch, ignore_errors=True)
+    remove_dead_sockets(since)
     os.write(report, pack(outcome))
     return 0
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,7 @@ from typing import Any
 from lockstep import __version__
 from lockstep.errors import LockstepError
 from lockstep.launch.family import adopt_orphans, kill_descendants
+from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
 from lockstep.launch.reach import Doors, addresses, interface_of, listen, reachable, source_address
 from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, PROTOCOL, SILENCE_SECONDS, pack, receive, text_of
@@ -102,6 +104,7 @@ class Node:
         self._pids: list[int] = []
         self._watched: asyncio.Task[None] | None = None
         self._scratch = ""
+        self._since = time.time()
 
     async def run(self) -> int:
         """Serve the launcher until the job here has ended, and every process of it."""
@@ -301,6 +304,7 @@ class Node:
                 await asyncio.wait_for(asyncio.shield(self._watched), 2.0)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)  # which an agent that was killed has left
+            await asyncio.to_thread(remove_dead_sockets, self._since)
 
     async def _beat(self) -> None:
         while True:

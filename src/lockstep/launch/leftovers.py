@@ -1,0 +1,44 @@
+"""What processes that were killed leave in the temporary folder: the sockets of Python's multiprocessing.
+
+Every loader process has a folder `pymp-*` with a socket, by which it hands on memory, and removes it at its own end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def remove_dead_sockets(since: float) -> None:
+    """Remove this user's folders of that kind that are newer than a time and whose sockets no process has open."""
+    for folder in Path(tempfile.gettempdir()).glob("pymp-*"):
+        with suppress(OSError):  # its owner removes it just now
+            status = folder.stat()
+            if status.st_uid != os.getuid() or status.st_mtime < since:
+                continue
+            paths = list(folder.iterdir())
+            if paths and all(is_dead(path) for path in paths):
+                shutil.rmtree(folder)
+
+
+def is_dead(path: Path) -> bool:
+    """Whether a path is a socket that no process has open, in whichever network namespace.
+
+    Linux finds the socket by its file before it compares the types: a datagram socket that knocks at a living stream
+    socket is told of the wrong type (EPROTOTYPE), and nobody there notices.
+    """
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
