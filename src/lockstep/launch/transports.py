@@ -44,7 +44,8 @@ def start_words(transport: Transport, host: str, is_here: bool) -> tuple[str, ..
         return ("srun", *step, *streams, *transport.options, *node)
     if transport.kind == "lsf":
         return ("blaunch", *transport.options, "-z", host, *node)
-    return (transport.program, "-np", "1", "-host", host, *transport.options, *node)
+    # Open MPI would bind the node process, and so all its workers, to one core; Hydra knows the same words.
+    return (transport.program, "-np", "1", "-host", host, "-bind-to", "none", *transport.options, *node)
 
 
 def ssh_words(options: tuple[str, ...]) -> tuple[str, ...]:
