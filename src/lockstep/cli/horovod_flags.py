@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np N [flags] command ...",
-        description="Start a command on N workers of this machine, for scripts of Horovod's API.",
+        description="Start a command on N workers, for scripts of Horovod's API.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -67,9 +67,9 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their numbers of workers")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, in lines `host slots=N`")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="no effect on one machine")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="no effect on one machine")
-    add("--network-interfaces", metavar="A,B", help="no effect on one machine")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="of SSH on other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the key for SSH")
+    add("--network-interfaces", metavar="A,B", help="the only interfaces to use between hosts")
     add("--network-interface", metavar="A", help="the older form of it")
     add("--gloo", action="store_true", help="what is used in any case")
     add("--mpi", action="store_true", help="refused; start the workers with mpirun itself instead")
