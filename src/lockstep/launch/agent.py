@@ -176,6 +176,11 @@ class Agent(LocalElasticAgent):
         result.failures = {rank: failure for rank, failure in result.failures.items() if rank in failed}
         return result
 
+    def _exit_barrier(self) -> None:
+        if self.watch:
+            self.watch.finishing = True
+        super()._exit_barrier()
+
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
         super()._shutdown(signal.SIGTERM, timeout)
 
@@ -198,6 +203,7 @@ class Watch(threading.Thread):
         super().__init__(name="lockstep-watch", daemon=True)
         self._store = store.clone()
         self.verdict: dict[str, Any] = {}
+        self.finishing = False
 
     def run(self) -> None:
         try:
@@ -205,6 +211,8 @@ class Watch(threading.Thread):
                 time.sleep(WATCH_SECONDS)
             self.verdict = json.loads(self._store.get(VERDICT))
         except RuntimeError:
+            if self.finishing:
+                return  # the first node, which serves the store, has finished too
             self.verdict = {"host": "the first node", "failures": []}
         os.kill(os.getpid(), signal.SIGQUIT)
 
