@@ -179,7 +179,8 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         if self.watch:
             self.watch.finishing = True
-        super()._exit_barrier()
+        wait: Any = super()._exit_barrier
+        wait()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
         super()._shutdown(signal.SIGTERM, timeout)
