@@ -256,19 +256,18 @@ def test_nothing_outlives_a_cut_connection(bed: Bed, tmp_path: Path) -> None:
         job.workers(3)
         assert bed.kill_sessions("node2") == 1
         assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
-        assert job.wait(1) not in (0, -9)
+        assert job.wait(1) > 0
     assert "node2" in job.last_words()[0]
     assert job.files_left() == []
 
 
-@pytest.mark.parametrize("host", ["node1", "node2"])
-def test_nothing_outlives_a_lost_link_on_either_side(bed: Bed, tmp_path: Path, host: str) -> None:
+def test_nothing_outlives_a_lost_link_on_either_side(bed: Bed, tmp_path: Path) -> None:
     with Job(bed, tmp_path, "*:stubborn", "*:loader") as job:
         job.workers(3)
-        bed.link_down(host)
+        bed.link_down("node1")  # where the workers' store is
         assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
-        assert job.wait(1) not in (0, -9)
-    assert host in job.last_words()[0]
+        assert job.wait(1) > 0
+    assert "node1" in job.last_words()[0]
     assert job.files_left() == []
 
 
@@ -280,6 +279,6 @@ def test_nothing_outlives_a_killed_process_between_ssh_and_workers(bed: Bed, tmp
         between = [process for process in worker.parents() if process in on_host]
         between[0 if which == "nearest" else -1].kill()
         assert job.seconds_to_end(END_SECONDS) < END_SECONDS
-        assert job.wait(1) not in (0, -9)
+        assert job.wait(1) > 0
     assert "node2" in job.last_words()[0]
     assert job.files_left() == []
