@@ -1,20 +1,45 @@
-"""`lockstep doctor`: what this machine offers, what is wrong, and how to mend it."""
+"""`lockstep doctor`: what this machine, or each host of a job, offers, what is wrong, and how to mend it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.cli.parse import parse
+from lockstep.launch.options import LaunchOptions
 
 
 @dataclass(frozen=True)
 class DoctorCommand:
-    """Say what this machine offers, what is wrong, and how to mend it. Exit code 1 if something is."""
+    """Say what this machine offers, what is wrong, and how to mend it. Exit code 1 if something is.
+
+    With -H, --hostfile or --launcher: the hosts of a job, their clocks, and how fast they talk to each other.
+    """
+
+    where: LaunchOptions = field(default_factory=LaunchOptions)
 
 
 def main(words: Sequence[str]) -> int:
-    parse(DoctorCommand, "doctor", words)
+    where = parse(DoctorCommand, "doctor", words).where
+    return _examine_hosts(where) if where.names_hosts else _examine_this_machine()
+
+
+def _examine_hosts(where: LaunchOptions) -> int:
+    from lockstep.cli.checkup_hosts import examine_hosts, plan_probe, show
+
+    plan = plan_probe(where)
+    if where.dry_run:
+        from lockstep.launch.dry_run import describe
+
+        print(describe(plan))
+        return 0
+    report = examine_hosts(plan)
+    if isinstance(report, int):
+        return report
+    return 1 if show(report) else 0
+
+
+def _examine_this_machine() -> int:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,0 +1,88 @@
+"""What `lockstep doctor -H` makes of the hosts' reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.cli.checkup_hosts import Report, plan_probe, rate, show, troubles
+from lockstep.cli.probe_worker import HostFacts, Link, circles, cut_links
+from lockstep.launch.options import LaunchOptions
+
+A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, 0.0, 0.0, [], "eth0", "10.0.0.1", [], [])
+B = replace(A, host="b", address="10.0.0.2")
+LINK = Link(["a", "b"], 1e-4, 9e9)
+
+
+def test_hosts_in_order_are_left_in_peace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(Report([A, B], [LINK])) == []
+    said = capsys.readouterr().out
+    assert "0.10 ms" in said
+    assert "9.0 Gbit/s" in said
+    assert "Nothing is wrong." in said
+
+
+@pytest.mark.parametrize(
+    ("host", "link", "words"),
+    [
+        ({"remedies": ["/dev/shm: enlarge it"]}, {}, ("b: /dev/shm: enlarge it",)),
+        ({"clock_seconds": -2.0, "clock_error_seconds": 0.1}, {}, ("b: its clock is 2.0 s behind that of a", "NTP")),
+        ({}, {"bits_per_second": 50e6}, ("a and b: 50 Mbit/s is slow", "16.0 s a step", "check cable")),
+        ({"others": ["ib0"]}, {"bits_per_second": 50e6}, ("--interface", "ib0")),
+        ({}, {"latency_seconds": 0.012}, ("a and b: a small all-reduce takes 12.0 ms",)),
+        ({}, {"error": "timed out"}, ("a and b: no connection (timed out)", "firewall")),
+    ],
+    ids=["found there", "clock", "slow", "another network", "far", "firewall"],
+)
+def test_what_is_wrong_is_one_line_with_the_fix(
+    host: dict[str, object], link: dict[str, object], words: tuple[str, ...]
+) -> None:
+    (line,) = troubles(Report([A, replace(B, **host)], [replace(LINK, **link)]))  # type: ignore[arg-type]
+    for each in words:
+        assert each in line
+
+
+def test_a_clock_that_may_be_right_is_not_blamed() -> None:
+    assert troubles(Report([A, replace(B, clock_seconds=0.7, clock_error_seconds=0.4)], [LINK])) == []
+
+
+def test_a_host_without_gpus_among_others_is_named() -> None:
+    (line,) = troubles(Report([A, replace(B, gpus=["H200"] * 8)], [LINK]))
+    assert line.startswith("a: torch sees no GPU there, but 8 on b")
+
+
+def test_a_link_that_is_slow_among_fast_ones_is_named() -> None:
+    links = [LINK, Link(["b", "c"], 1e-4, 2e9), Link(["c", "a"], 1e-4, 8e9)]
+    (line,) = troubles(Report([A, B, replace(A, host="c")], links))
+    assert line.startswith("b and c: 2.0 Gbit/s is slow")
+
+
+def test_who_is_measured_with_whom() -> None:
+    assert circles(1) == []
+    assert circles(2) == [[0, 1]]
+    assert circles(3) == [[0, 1], [1, 2], [2, 0], [0, 1, 2]]
+
+
+def test_hosts_that_do_not_reach_each_other_are_paired() -> None:
+    assert cut_links([A, B], [set(), set()]) == []
+    (link,) = cut_links([A, B, replace(A, host="c", address="10.0.0.3")], [set(), {2}, {1}])
+    assert link.hosts == ["b", "c"]
+    assert link.error == "b does not reach 10.0.0.3, c does not reach 10.0.0.2"
+
+
+def test_there_is_one_worker_a_host() -> None:
+    plan = plan_probe(LaunchOptions(hosts="alpha:4,beta:2", python="/opt/python"))
+    assert [(node.host, node.workers) for node in plan.nodes] == [("alpha", 1), ("beta", 1)]
+    assert plan.command == ("/opt/python", "-m", "lockstep.cli.probe_worker")
+
+
+def test_nodes_started_by_hand_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost"]) == 2
+    assert "-H" in capsys.readouterr().err
+
+
+def test_rates_are_in_the_units_of_networks() -> None:
+    assert rate(50e6) == "50 Mbit/s"
+    assert rate(25e9) == "25.0 Gbit/s"
