@@ -221,15 +221,23 @@ class Watch(threading.Thread):
 def main(report: int) -> int:
     since = time.time()
     job = AgentJob(**json.load(sys.stdin))
+    try:
+        return _work(job, report)
+    finally:
+        shutil.rmtree(job.scratch, ignore_errors=True)
+        remove_dead_sockets(since)
+
+
+def _work(job: AgentJob, report: int) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
+    signal.signal(signal.SIGQUIT, _end)
     if not end_with_parent(job.parent, signal.SIGQUIT):
         return 1
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, _leave_it)  # what reaches the agent has reached the node process, which decides
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-    signal.signal(signal.SIGQUIT, _end)
     _silence()
     outcome: dict[str, Any] = {"is": "outcome", "failures": [], "ended": False}
     agent = Agent(job, WorkerSpecs(job.scratch, job), report)
@@ -244,8 +252,6 @@ def main(report: int) -> int:
     signal.signal(signal.SIGQUIT, _leave_it)
     agent.tell_others(outcome)
     kill_descendants()
-    shutil.rmtree(job.scratch, ignore_errors=True)
-    remove_dead_sockets(since)
     os.write(report, pack(outcome))
     return 0
 

@@ -190,7 +190,6 @@ class Node:
         environment = {**handed_on(os.environ), **job.environment, **self._variables(interface)}
         streams, readers, writers = self._pipes()
         report, reporting = os.pipe()
-        self._scratch = mkdtemp(prefix="lockstep-")
         kept = [*writers, reporting, *([listener.fileno()] if listener else [])]
         self._agent = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lockstep.launch.agent", str(reporting)),
@@ -202,6 +201,7 @@ class Node:
         )
         for end in kept[: len(writers) + 1]:
             os.close(end)
+        self._scratch = mkdtemp(prefix="lockstep-")
         order = {
             **{name: getattr(job, name) for name in HANDED_ON},
             "streams": streams,
