@@ -70,10 +70,10 @@ class Round:
         )
 
 
-def draw(number: int, chance: random.Random) -> Round:
-    """The next round's job and the part to kill."""
+def draw(number: int, chance: random.Random, starting: float = 0.15) -> Round:
+    """The next round's job and the part to kill; `starting` is the share of blows during the start."""
     job = chance.choices([*JOBS], [*JOBS.values()])[0]
-    at_start = chance.random() < 0.15
+    at_start = chance.random() < starting
     part = chance.choice(
         PARTS_AT_START if at_start else [part for part in PARTS if job != "digits" or part != "loader"]
     )
@@ -122,7 +122,7 @@ def _images(folder: Path) -> Path:
 
 def _reach_the_moment(job: Job, this: Round, chance: random.Random) -> None:
     if this.at_start:
-        time.sleep(chance.uniform(0.1, 2.5))
+        time.sleep(chance.uniform(0.1, 6))
         return
     if this.job == "raw":
         job.workers(WORKERS)
@@ -226,6 +226,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=PARTS, help="kill this part only")
+    parser.add_argument("--starting", type=float, default=0.15, help="the share of blows that fall during the start")
     arguments = parser.parse_args()
     if reason := missing():
         print(f"chaos: {reason}", file=sys.stderr)
@@ -235,7 +236,7 @@ def main() -> int:
     rounds = []
     with Bed(hosts=2) as bed, tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         for number in range(1, arguments.rounds + 1):
-            this = draw(number, chance)
+            this = draw(number, chance, arguments.starting)
             this.part = arguments.only or this.part
             play(bed, Path(folder) / str(number), this, chance)
             print(this.row(), flush=True)
