@@ -9,7 +9,6 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.conf import OmitArgPrefixes, arg
 
-from lockstep import recipes
 from lockstep.config import TrainConfig
 from lockstep.launch.options import LaunchOptions
 
@@ -48,6 +47,8 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     Raises:
         ConfigError: The recipe cannot be read or is wrong, or --global-batch-size meets --batch-size.
     """
+    from lockstep import recipes  # with YAML, which no other command needs
+
     flags = parse(TrainCommand, "train", words)
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
