@@ -48,7 +48,8 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.by_hand:
         raise ConfigError("doctor goes to the hosts itself; name them by -H, not by --nodes or --dist-url")
-    return replace(plan, nodes=tuple(replace(node, workers=1) for node in plan.nodes))
+    nodes = tuple(replace(node, workers=1) for node in plan.nodes)
+    return replace(plan, nodes=nodes, notes=("one worker a host, whatever its slots",))
 
 
 def examine_hosts(plan: JobPlan) -> Report | int:
