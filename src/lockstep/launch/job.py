@@ -147,7 +147,12 @@ class Remote:
         code = await self._process.wait()
         await self._tasks[1]
         said = b"".join(self._last_words).decode(errors="replace")
-        self._lost(why_not_started(self.node, code, said) if not self.answer("started").done() else "")
+        if not self.answer("here").done():
+            self._lost(why_not_started(self.node, code, said))
+        elif not self.answer("started").done():
+            self._lost(f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {code}'}")
+        else:
+            self._lost("")
 
     async def _overhear(self) -> None:
         """What ssh and its like, or Python there, say on their own account."""
