@@ -181,7 +181,8 @@ class Bed:
 
     def sessions(self, name: str) -> list[psutil.Process]:
         """The sshd processes that serve connections to a host."""
-        return psutil.Process(self._sshds[name].pid).children()
+        own = psutil.Process(self._sshds[name].pid)
+        return [child for child in own.children() if child in self.processes(name)]  # but for those not yet reaped
 
     def kill_sessions(self, name: str) -> int:
         """Cut every ssh connection to a host by killing its sshd's sessions, not the sshd; how many there were."""
