@@ -36,7 +36,6 @@ def main() -> None:
         contestants = {
             "torchrun": module(folder, *TORCHRUN),
             "lockstep run": module(folder, *LOCKSTEP),
-            "import torch": module(folder, "torch.version"),
         }
         bars = {"lockstep run": Bar("at most", 1.1)}
         compare("launch_startup", contestants, bars, Unit("seconds"), rounds=10)
