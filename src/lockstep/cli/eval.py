@@ -29,8 +29,8 @@ class EvalCommand:
     """bf16: autocast to bfloat16. fp64: double precision."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
-    workers: Workers = 1
-    """Workers on this machine; auto: one a GPU, or 1."""
+    workers: Workers = None
+    """Workers on this machine; auto: one a GPU; by default 1."""
 
 
 def main(words: Sequence[str]) -> int:

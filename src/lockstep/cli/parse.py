@@ -13,7 +13,7 @@ from lockstep.config import TrainConfig
 from lockstep.launch.options import LaunchOptions
 
 T = TypeVar("T")
-Workers = Annotated[int | Literal["auto"], arg(name="np", aliases=["-np"], metavar="N|auto")]
+Workers = Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class TrainCommand:
     """
 
     job: TrainConfig = field(default_factory=TrainConfig)
-    workers: Workers = 1
-    """Workers in all; auto: one a GPU, or 1."""
+    workers: Workers = None
+    """Workers in all; auto: one a GPU; by default 1, or one a slot of the hosts or the batch job."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     config: Annotated[str | None, arg(metavar="RECIPE|FILE.yaml")] = None
     """Start from this recipe instead of the data set's own."""

@@ -9,12 +9,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from lockstep.errors import ConfigError, LockstepError, StoppedError, tells_of_lost_peer
+from lockstep.launch.allocation import find_allocation
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 def run_workers(
     command: str,
     words: Sequence[str],
-    workers: int | Literal["auto"],
+    workers: int | Literal["auto"] | None,
     device: Literal["auto", "cpu", "cuda"],
     work: Callable[[World], None],
     check: Callable[[int], None] = lambda size: None,
@@ -39,26 +39,23 @@ def run_workers(
     each with the same command line; a single one is this process itself.
 
     Args:
+        workers: How many; None: 1, or as many as an allocation or the hosts have slots.
         check: Called with the number of workers before any is started; raises what should stop the job.
         where: The hosts, or what else is said of the launch; None: this machine.
     """
+    where = where or LaunchOptions()
     place = Place.from_environment()
     if place.launcher != "none":
-        return _work(place, device, work, workers)
-    where = where or LaunchOptions()
-    if not where.names_hosts:
-        size = _one_a_gpu(device) if workers == "auto" else workers
-        check(size)
-        if size == 1 and not where.dry_run:
-            return _work(place, device, work, size)
-        where = replace(where, hosts=f"localhost:{size}")
-    # 1 is what `-np` is when it is not given: all slots of the hosts then, or a GPU each where nodes are by hand
-    wanted = None if workers == 1 else workers
+        return _work(place, device, work, workers, place.local_size if where.is_by_hand else place.size)
+    if workers is None and not where.names_hosts and not find_allocation(os.environ):
+        workers = 1
     again = [sys.executable, "-m", "lockstep", command, *words]
     gpus = partial(_one_a_gpu, device)
-    plan = plan_from(where, wanted, again, os.environ, usable_cores(), gpus, names_of_this_machine())
+    plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.by_hand:
         check(plan.workers)
+    if plan.workers == 1 and plan.is_local and not where.dry_run:
+        return _work(place, device, work, workers, 1)
     return _launch(plan, where)
 
 
@@ -85,11 +82,12 @@ def _work(
     place: Place,
     device: Literal["auto", "cpu", "cuda"],
     work: Callable[[World], None],
-    expected: int | Literal["auto"],
+    expected: int | Literal["auto"] | None,
+    started: int,
 ) -> int:
     try:
-        if expected not in (1, "auto", place.size):
-            raise ConfigError(f"-np {expected}, but {place.launcher} has started {place.size} workers; leave -np out")
+        if expected not in (None, "auto", started):
+            raise ConfigError(f"-np {expected}, but {place.launcher} has started {started} workers; leave -np out")
         with connect(place, device) as world:
             work(world)
     except KeyboardInterrupt:

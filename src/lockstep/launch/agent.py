@@ -36,9 +36,10 @@ from lockstep.launch.plan import horovod_variables
 from lockstep.launch.wire import pack
 
 END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 7 s of silence that tell of a lost link, well below 15
-DAYS_SECONDS = 30 * 86400.0  # longer than a job
-VERDICT = "lockstep/verdict"
+VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
 WATCH_SECONDS = 1.0
+FINISHED_POLL_SECONDS = 0.05
+SETTLE_SECONDS = 0.5  # in which failures that belong together become known
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class FixedRendezvous(RendezvousHandler):
 
     def __init__(self, job: AgentJob) -> None:
         self._job = job
+        self._run_id = job.run_id
         self._closed = False
         self._store: Store | None = None
 
@@ -93,13 +95,24 @@ class FixedRendezvous(RendezvousHandler):
             timeout=timedelta(seconds=job.patience),
             master_listen_fd=job.listener if serves else None,
         )
+        if not job.slots:
+            self._agree(self._store)
         return RendezvousInfo(self._store, job.node, job.nodes, RendezvousStoreInfo(job.address, job.port))
+
+    def _agree(self, store: Store) -> None:
+        """Where nodes are started by hand: the first one's number of nodes and name of the job hold for all."""
+        job = self._job
+        if job.node == 0:
+            store.set(TERMS, json.dumps([job.nodes, job.run_id]))
+        nodes, self._run_id = json.loads(store.get(TERMS))
+        if nodes != job.nodes:
+            raise ValueError(f"this is one of {job.nodes} nodes, but the first node says {nodes}; give both the same")
 
     def get_backend(self) -> str:
         return "lockstep"
 
     def get_run_id(self) -> str:
-        return self._job.run_id
+        return self._run_id
 
     def is_closed(self) -> bool:
         return self._closed
@@ -147,10 +160,12 @@ class Agent(LocalElasticAgent):
             max_restarts=0,
             monitor_interval=0.1,
         )
-        super().__init__(spec, specs, exit_barrier_timeout=DAYS_SECONDS, shutdown_timeout=END_SECONDS)
+        super().__init__(spec, specs, shutdown_timeout=END_SECONDS)
         self._report = report
         self._by_hand = not job.slots
         self.watch: Watch | None = None
+        self.failed: dict[int, float] = {}  # by rank: when it was seen
+        self.stopping = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._by_hand:
@@ -163,24 +178,50 @@ class Agent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """torch's, but the others get END_SECONDS, not 30, to end, and those that fail on being ended do not count."""
-        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
-        codes = {rank: handler.proc.poll() for rank, handler in handlers.items()}
-        failed = [worker_group.workers[rank].global_rank for rank, code in codes.items() if code]
-        if not failed and None in codes.values():
+        """torch's, but the others get END_SECONDS, not 30, to end, and those that fail on being ended do not count.
+
+        After a request to stop nobody is ended here: each worker has the time that the launcher gives it.
+        """
+        goes_on = self._look(worker_group)
+        if goes_on and (self.stopping or not self.failed):
             return RunResult(state=WorkerState.HEALTHY)
-        if failed and self._pcontext:
+        if self.failed and self._pcontext:
             os.write(self._report, pack({"is": "failing"}))  # so that other nodes end theirs meanwhile
+            settled = time.monotonic() + SETTLE_SECONDS
+            while self._look(worker_group) and time.monotonic() < settled:
+                time.sleep(0.02)  # a worker that brought others down may end after them
+            failed = set(self.failed)
             self._pcontext.close(signal.SIGTERM, END_SECONDS)
         result: RunResult = super()._monitor_workers(worker_group)
-        result.failures = {rank: failure for rank, failure in result.failures.items() if rank in failed}
+        if self.failed:
+            result.failures = {rank: failure for rank, failure in result.failures.items() if rank in failed}
         return result
 
+    def _look(self, worker_group: WorkerGroup) -> bool:
+        """Note who has failed; whether any worker still runs."""
+        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        codes = {rank: handler.proc.poll() for rank, handler in handlers.items()}
+        for local_rank, code in codes.items():
+            if code:
+                self.failed.setdefault(worker_group.workers[local_rank].global_rank, time.time())
+        return None in codes.values()
+
     def _exit_barrier(self) -> None:
+        """Wait until all nodes' workers have ended. torch's own wait could not be interrupted by a signal."""
         if self.watch:
             self.watch.finishing = True
-        wait: Any = super()._exit_barrier
-        wait()
+        group: Any = self._worker_group
+        store, nodes, node = group.store, group.group_world_size, group.group_rank
+        try:
+            store.add(FINISHED, 1)
+            while store.add(FINISHED, 0) < nodes:
+                time.sleep(FINISHED_POLL_SECONDS)
+            store.add(LEFT, 1)
+            patience = time.monotonic() + END_SECONDS
+            while node == 0 and store.add(LEFT, 0) < nodes and time.monotonic() < patience:
+                time.sleep(FINISHED_POLL_SECONDS)  # this node serves the store to the others
+        except RuntimeError:
+            pass  # the first node has ended, and so this one does
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
         super()._shutdown(signal.SIGTERM, timeout)
@@ -235,14 +276,15 @@ def _work(job: AgentJob, report: int) -> int:
     if not end_with_parent(job.parent, signal.SIGQUIT):
         return 1
     adopt_orphans()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP):
         signal.signal(number, _leave_it)  # what reaches the agent has reached the node process, which decides
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     _silence()
     outcome: dict[str, Any] = {"is": "outcome", "failures": [], "ended": False}
     agent = Agent(job, WorkerSpecs(job.scratch, job), report)
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(agent, "stopping", True))
     try:
-        outcome["failures"] = _failures(agent.run())
+        outcome["failures"] = _failures(agent.run(), agent.failed)
     except SignalException:
         outcome["ended"] = True
         if agent.watch and agent.watch.verdict:
@@ -251,7 +293,7 @@ def _work(job: AgentJob, report: int) -> int:
         outcome["error"] = str(error)
     signal.signal(signal.SIGQUIT, _leave_it)
     agent.tell_others(outcome)
-    kill_descendants()
+    outcome["left"] = kill_descendants()
     os.write(report, pack(outcome))
     return 0
 
@@ -271,9 +313,10 @@ def _silence() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _failures(result: RunResult) -> list[dict[str, Any]]:
+def _failures(result: RunResult, seen: dict[int, float]) -> list[dict[str, Any]]:
+    """What is told of each failure; ages, because clocks of hosts differ."""
     return [
-        {"rank": rank, "code": failure.exitcode, "time": float(failure.timestamp), **_error_of(failure)}
+        {"rank": rank, "code": failure.exitcode, "age": time.time() - seen.get(rank, time.time()), **_error_of(failure)}
         for rank, failure in result.failures.items()
     ]
 
@@ -286,7 +329,8 @@ def _error_of(failure: ProcessFailure) -> dict[str, Any]:
         return {}
     if not isinstance(error, dict):
         return {}
-    return {"text": error["text"], "lost_peer": error["lost_peer"], "code": error["exit_code"], "own": True}
+    age = time.time() - error["time_ns"] / 1e9
+    return {"text": error["text"], "lost_peer": error["lost_peer"], "code": error["exit_code"], "age": age}
 
 
 if __name__ == "__main__":

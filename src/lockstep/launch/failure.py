@@ -36,6 +36,11 @@ class Failure:
         """As a shell has it: 128 + N for signal N."""
         return 128 - self.code if self.code < 0 else self.code
 
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only follows from another worker's end."""
+        return self.lost_peer or any(words in self.text for words in LOST_PEER)
+
     def tell(self, size: int) -> str:
         """The report: what happened where, the log, and the worker's own words last."""
         if self.rank < 0:
@@ -57,7 +62,7 @@ def first(failures: Sequence[Failure]) -> Failure:
 
 
 def _kind(failure: Failure) -> int:
-    if failure.lost_peer or any(words in failure.text for words in LOST_PEER):
+    if failure.is_consequence:
         return 2
     return 1 if failure.code < 0 or failure.rank < 0 else 0
 

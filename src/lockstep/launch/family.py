@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+MANY_FILES = 1 << 16
 
 
 def adopt_orphans() -> None:
@@ -51,6 +53,15 @@ def kill_descendants(seconds: float = 5.0) -> list[int]:
                 child.kill()
         _bury()
         time.sleep(0.01)
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may: a large job has several for each worker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ name means that it was not given.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
-from lockstep.launch.hosts import Host, first_slots, parse_hostfile, parse_hosts, slots_here
-from lockstep.launch.plan import JobPlan, plan_job, plan_local
-from lockstep.launch.transports import Transport
+from lockstep.launch.hosts import Host, parse_hostfile, parse_hosts, slots_here
+from lockstep.launch.options import LaunchOptions, plan_from
+from lockstep.launch.plan import JobPlan, plan_local
 
 VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "start_timeout": ("HOROVOD_START_TIMEOUT", str),
@@ -143,12 +144,11 @@ def plan_horovod(
     if not command:
         raise ConfigError("there is no command to run; put it after the flags: horovodrun -np 2 python train.py")
     elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
-    hosts = _hosts(given)
+    slots = slots_here(_hosts(given), names) if elastic and ("hosts" in given or "hostfile" in given) else None
     if elastic:
-        slots = slots_here(hosts, names) if hosts else None
         job = plan_local(_most_workers(given, slots), command, cores, environment)
     else:
-        job = _plan(given, hosts, command, cores, environment, frozenset(names))
+        job = _plan(given, command, cores, environment, frozenset(names))
     job = replace(job, environment={**job.environment, **_variables(flags, environment)})
     reasons = NO_EFFECT if elastic else NO_EFFECT | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
     reasons = reasons | FOR_OTHER_HOSTS if job.is_local else reasons
@@ -182,7 +182,6 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
 
 def _plan(
     given: Mapping[str, Any],
-    hosts: Sequence[Host],
     command: Sequence[str],
     cores: int,
     environment: Mapping[str, str],
@@ -192,15 +191,16 @@ def _plan(
     workers: int | None = given.get("num_proc")
     if workers is None:
         raise ConfigError("-np says how many workers to start; add it, for example -np 2")
-    if not hosts:
-        return plan_local(workers, command, cores, environment)
-    options = [f"-p{given['ssh_port']}"] if "ssh_port" in given else []
-    options += [f"-i{given['ssh_identity_file']}"] if "ssh_identity_file" in given else []
-    transport = Transport("ssh", options=tuple(options))
-    job = plan_job(command, first_slots(hosts, workers), transport, cores, environment, here)
-    interfaces = given.get("network_interfaces", given.get("network_interface", ""))
-    own = tuple(name for name in interfaces.split(",") if name) if not job.is_local else ()
-    return replace(job, interfaces=own, start_timeout=float(given.get("start_timeout", job.start_timeout)))
+    words = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
+    words += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
+    options = LaunchOptions(
+        hosts=given.get("hosts"),
+        hostfile=Path(given["hostfile"]) if "hostfile" in given else None,
+        ssh_option=" ".join(words),
+        interface=given.get("network_interfaces", given.get("network_interface", "")),
+        start_timeout=given.get("start_timeout"),
+    )
+    return plan_from(options, workers, command, environment, cores, lambda: 0, here)
 
 
 def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:

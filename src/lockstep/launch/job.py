@@ -1,6 +1,6 @@
 """The launcher: carries out a job's plan on all its hosts, from the start to the last process's end.
 
-It speaks with one node process a host (`lockstep.launch.node`). Nothing of torch is imported here.
+It speaks with one node process a host (`lockstep.launch.remote`). Nothing of torch is imported here.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ import asyncio
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, TypeVar
 
-from lockstep.errors import LockstepError, StoppedError
-from lockstep.launch.display import Display, Name, OutputPlan, say
+from lockstep.errors import LOST_PEER, LockstepError, StoppedError
+from lockstep.launch.display import OutputPlan, say
 from lockstep.launch.failure import Failure, first
-from lockstep.launch.lines import Lines
+from lockstep.launch.family import allow_many_files
 from lockstep.launch.node import NodeJob
-from lockstep.launch.plan import JobPlan, NodePlan, handed_on
-from lockstep.launch.start import StartError, disagreement, why_not_started
-from lockstep.launch.tracebacks import Tracebacks
-from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, SILENCE_SECONDS, bytes_of, pack, receive
+from lockstep.launch.plan import JobPlan, handed_on
+from lockstep.launch.remote import Remote
+from lockstep.launch.screen import Screen
+from lockstep.launch.start import StartError, disagreement
 from lockstep.store import LOOPBACK
 
 SETTLE_SECONDS = 0.5  # in which failures that belong together become known
@@ -56,163 +53,38 @@ def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, 
     return asyncio.run(Job(plan, output, direct_stdout).run(failure_code))
 
 
-class Remote:
-    """A host's node process, as the launcher sees it.
-
-    Args:
-        index: Its number among the nodes of this launcher.
-        job: Gets its output.
-    """
-
-    def __init__(self, index: int, node: NodePlan, job: Job) -> None:
-        self.index = index
-        self.node = node
-        self.first_rank = 0
-        self._job = job
-        self._process: asyncio.subprocess.Process | None = None
-        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._heard = time.monotonic()
-        self._last_words: list[bytes] = []
-        self._tasks: list[asyncio.Task[Any]] = []
-
-    async def start(self, first: NodeJob) -> None:
-        """Start the node process and hand it the job."""
-        kept = [first.stdout] if first.stdout >= 0 else []
-        environment = handed_on(os.environ) if self.node.is_here else dict(os.environ)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.node.start,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                limit=LIMIT_BYTES,
-                env=environment,
-                pass_fds=kept,
-                start_new_session=True,  # what a terminal's Ctrl-C means is the launcher's to say
-            )
-        except OSError as error:
-            raise StartError(f"cannot run {self.node.start[0]}: {error.strerror}") from None
-        self._heard = time.monotonic()
-        self._tasks = [asyncio.create_task(each) for each in (self._listen(), self._overhear())]
-        if first.heartbeat:
-            self._tasks.append(asyncio.create_task(self._beat()))
-        self.send(asdict(first))
-
-    def answer(self, kind: str) -> asyncio.Future[dict[str, Any]]:
-        """The message of a kind, when it comes; a failure if the node process ends before."""
-        return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
-
-    def outcome(self) -> dict[str, Any]:
-        """What has been told by now of its part's end."""
-        if self.answer("ended").done():
-            return self.answer("ended").result()
-        return {"lost": "its workers have failed, and it did not say how"} if self.answer("failing").done() else {}
-
-    def send(self, message: dict[str, Any]) -> None:
-        if self._process and self._process.stdin and not self._process.stdin.is_closing():
-            self._process.stdin.write(pack(message))
-
-    async def close(self) -> None:
-        """End what is left of the connection."""
-        for task in self._tasks:
-            task.cancel()
-        if self._process and self._process.returncode is None:
-            if self._process.stdin:
-                self._process.stdin.close()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), FORCED_SECONDS)
-        if self._process and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    async def _listen(self) -> None:
-        assert self._process
-        assert self._process.stdout
-        while message := await receive(self._process.stdout):
-            self._heard = time.monotonic()
-            match message["is"]:
-                case "output":
-                    self._job.show(self.first_rank + message["worker"], message["name"], bytes_of(message["text"]))
-                case "error":
-                    self._lost(message["text"])
-                case "alive":
-                    pass
-                case kind:
-                    if kind == "started":
-                        self.first_rank = message["first_rank"]
-                    if kind == "ended" and not self.answer("started").done():
-                        said = message.get("error") or message.get("complaint", "").strip() or "no word of why"
-                        self._lost(f"{self.node.host} could not start its workers: {said}")
-                    self._resolve(kind, message)
-        code = await self._process.wait()
-        await self._tasks[1]
-        said = b"".join(self._last_words).decode(errors="replace")
-        if not self.answer("here").done():
-            self._lost(why_not_started(self.node, code, said))
-        elif not self.answer("started").done():
-            self._lost(f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {code}'}")
-        else:
-            self._lost("")
-
-    async def _overhear(self) -> None:
-        """What ssh and its like, or Python there, say on their own account."""
-        assert self._process
-        assert self._process.stderr
-        while line := await self._process.stderr.readline():
-            self._last_words = [*self._last_words[-20:], line]
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            self.send({"do": "alive"})
-            if time.monotonic() - self._heard > SILENCE_SECONDS and self.answer("here").done():
-                self._lost(f"has not been heard of for {SILENCE_SECONDS:g} s: the host or the way to it is down")
-
-    def _resolve(self, kind: str, message: dict[str, Any]) -> None:
-        if not self.answer(kind).done():
-            self.answer(kind).set_result(message)
-
-    def _lost(self, why: str) -> None:
-        """No answer will come any more."""
-        self._resolve("ended", {"is": "ended", "lost": why or "its part of the launcher has ended unexpectedly"})
-        for kind in ("here", "reached", "started"):
-            if not self.answer(kind).done():
-                self.answer(kind).set_exception(StartError(why))
-                self.answer(kind).exception()  # it need not be asked for
-
-
 class Job:
     """The state of a running job."""
 
     def __init__(self, plan: JobPlan, output: OutputPlan, direct_stdout: bool) -> None:
         self._plan = plan
-        self._display = Display(output)
+        self._screen = Screen(output)
         self._direct_stdout = direct_stdout and plan.is_local
-        self._remotes = [Remote(index, node, self) for index, node in enumerate(plan.nodes)]
-        self._lines: dict[tuple[int, Name], Lines] = {}
-        self._tracebacks: dict[int, Tracebacks] = {}
-        self._seen: dict[int, float] = {}
-        self._requested: signal.Signals | None = None
+        self._remotes = [Remote(index, node, self._screen.show) for index, node in enumerate(plan.nodes)]
+        self._stop: signal.Signals | None = None
+        self._notice: signal.Signals | None = None
         self._size = plan.workers
         self._give_up = asyncio.Event()
 
     async def run(self, failure_code: int | None) -> int:
+        allow_many_files()
         self._catch()
-        show_held = asyncio.create_task(self._show_held())
+        show_due = asyncio.create_task(self._screen.show_due())
+        trouble: StartError | None = None
+        ended: list[dict[str, Any]] = []
         try:
-            if not await self._unless_given_up(self._start()):
-                return self._stopped_early()
-            ended = await self._follow()
+            if await self._unless_given_up(self._start()):
+                ended = await self._follow()
         except StartError as error:
-            say(f"lockstep: {error}")
-            return StartError.exit_code
+            trouble = error
         finally:
-            show_held.cancel()
-            await self._end(END_SECONDS if not self._give_up.is_set() else 0.0)
+            given_up = self._give_up.is_set()
+            show_due.cancel()
+            await self._end(0.0 if given_up else END_SECONDS)
             await asyncio.gather(*(remote.close() for remote in self._remotes))
-        code = self._conclude(ended, failure_code)
-        self._display.close()
-        return code
+        code = self._conclude(trouble, ended, given_up)
+        self._screen.close()
+        return failure_code if failure_code is not None and code not in (0, STOPPED) and self._failed else code
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -220,25 +92,27 @@ class Job:
             if signal.getsignal(number) != signal.SIG_IGN:  # what `nohup` or a shell has turned off stays so
                 loop.add_signal_handler(number, self._on_signal, number)
         if not self._plan.is_local:
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # other hosts would take the silence for our death
+            loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # others would take the silence for our death
 
     def _on_signal(self, number: signal.Signals) -> None:
         started = all(remote.answer("started").done() for remote in self._remotes)
-        again = self._requested in STOP
-        if number in STOP and (not started or (again and number == signal.SIGINT)):
-            self._requested = number
+        if number in NOTICE:
+            self._notice = number
+            if started:  # else it is sent then
+                self._forward(number)
+            return
+        again, self._stop = self._stop is not None, self._stop or number
+        if not started or (again and number == signal.SIGINT):
             self._give_up.set()
-            return
-        if number in STOP and again:
-            return
-        self._requested = number
-        forwarded = signal.SIGTERM if number in STOP else number
-        for remote in self._remotes:
-            remote.send({"do": "signal", "number": int(forwarded)})
-        if number in STOP:
+        elif not again:
+            self._forward(signal.SIGTERM)
             more = "; once more ends them at once" if number == signal.SIGINT else ""
             say(f"\nlockstep: {number.name}: the workers are asked to stop{more}")
             asyncio.get_running_loop().call_later(self._plan.stop_timeout, self._give_up.set)
+
+    def _forward(self, number: signal.Signals) -> None:
+        for remote in self._remotes:
+            remote.send({"do": "signal", "number": int(number)})
 
     async def _unless_given_up(self, work: Awaitable[Any]) -> bool:
         """Whether the work was done before the job was given up."""
@@ -272,12 +146,23 @@ class Job:
                     self._remotes[0].send({"do": "start", "address": LOOPBACK, "port": 0, "own": LOOPBACK})
                 await self._answers("started")
         except TimeoutError:
-            late = [each.node.host for each in self._remotes if not each.answer("started").done()]
-            raise StartError(
-                f"{', '.join(late)} did not start within {plan.start_timeout:g} s; is the network or the file system "
-                f"slow there? Give it more by --start-timeout"
-            ) from None
+            raise StartError(self._late()) from None
         self._size = self._remotes[0].answer("started").result()["size"]
+        if self._notice:
+            self._forward(self._notice)
+
+    def _late(self) -> str:
+        """Who has kept the others waiting, at the first stage that not all have passed."""
+        seconds = f"within {self._plan.start_timeout:g} s"
+        if hand := self._plan.by_hand:
+            return f"the other nodes did not come to {hand.address}:{hand.port} {seconds}; have they been started?"
+        late: list[str] = []
+        for stage, remotes in (("here", self._remotes), ("reached", self._remotes[1:]), ("started", self._remotes)):
+            late = late or [each.node.host for each in remotes if not each.answer(stage).done()]
+        return (
+            f"{', '.join(late)} did not start {seconds}; is the network or the file system slow there? Give it more "
+            f"by --start-timeout"
+        )
 
     async def _start_on_several(self, doors: dict[str, int]) -> None:
         """Have the other hosts try the first one's doors, and start all at one that is open to everyone."""
@@ -355,33 +240,56 @@ class Job:
         if ends:
             await asyncio.wait(ends, timeout=seconds + FORCED_SECONDS)
 
-    def _conclude(self, ended: Sequence[dict[str, Any]], failure_code: int | None) -> int:
+    def _conclude(self, trouble: StartError | None, ended: Sequence[dict[str, Any]], given_up: bool) -> int:
         """Say how the job has ended, and return its exit code."""
-        failures = [
-            failure for remote, end in zip(self._remotes, ended, strict=True) for failure in self._of(remote, end)
-        ]
-        if self._give_up.is_set():
-            self._release()
-            return self._stopped_early()
-        if not failures:
-            self._release()
-            return 0
-        culprit = first(failures)
-        if culprit.exit_code == STOPPED:
-            self._release()
-            by = f" by {self._requested.name}" if self._requested else ""
-            say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on from there")
-            return STOPPED
-        if self._requested and culprit.code in (-signal.SIGTERM, -self._requested, 128 + signal.SIGTERM):
-            self._release()
-            return self._stopped_early()
+        self._failed = False
+        if trouble:
+            self._screen.release()
+            say(f"lockstep: {trouble}")
+            return trouble.exit_code
+        pairs = zip(
+            self._remotes, ended, strict=False
+        )  # nothing has ended where the job was given up before it had started
+        failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
+        culprit = first(self._with_the_silent(failures)) if failures else None
+        asked = (
+            self._stop is not None and culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        )
+        if given_up or asked:
+            self._screen.release()
+            name = self._stop.name if self._stop else "nobody"
+            say(f"lockstep: stopped by {name}; all workers have ended")
+            return 128 + (self._stop or 0)
+        if culprit is None or culprit.exit_code == STOPPED:
+            self._screen.release()
+            if culprit:
+                request = self._stop or self._notice
+                by = f" by {request.name}" if request else ""
+                say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there")
+            return culprit.exit_code if culprit else 0
+        self._failed = True
+        self._screen.release(but=culprit.rank)
         say(culprit.tell(self._size))
-        return failure_code if failure_code is not None else culprit.exit_code
+        return culprit.exit_code
 
-    def _stopped_early(self) -> int:
-        assert self._requested
-        say(f"lockstep: stopped by {self._requested.name}; all workers have ended")
-        return 128 + self._requested
+    def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
+        """Where all failures known are consequences: also the workers that had failed but not ended yet."""
+        if not first(failures).is_consequence:
+            return failures
+        known = {failure.rank for failure in failures}
+        silent = [
+            Failure(rank, self._host_of(rank), 1, self._screen.last_words(rank), self._screen.seen(rank) or 0.0)
+            for rank in self._screen.waiting()
+            if rank not in known
+        ]
+        return [*failures, *silent]
+
+    def _host_of(self, rank: int) -> str:
+        if self._plan.is_local or self._plan.by_hand:
+            return ""
+        firsts = [self._plan.first_rank(index) for index in range(len(self._remotes))]
+        index = max(index for index, first_rank in enumerate(firsts) if first_rank <= rank)
+        return self._remotes[index].node.host
 
     def _of(self, remote: Remote, ended: dict[str, Any]) -> list[Failure]:
         """What has failed on a host."""
@@ -391,44 +299,25 @@ class Job:
             return [self._failure(host, each) for each in told] or [Failure(-1, host, 1, f"lost {host}", time.time())]
         if why := ended.get("lost"):
             return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.time())]
+        if pids := ended.get("left"):
+            why = "they wait for a device or a file system"
+            say(f"lockstep: {remote.node.host}: processes {pids} cannot be ended; {why}")
         failures = [self._failure(host, each) for each in ended.get("failures", ())]
         if ended and not failures and "complaint" in ended and ended["agent_code"] != 0:
             code = ended["agent_code"]
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {ended['complaint']}"
             failures.append(Failure(-1, host, code, f"the agent on {remote.node.host} {how}", time.time()))
         if error := ended.get("error"):
-            failures.append(Failure(-1, host, 1, f"the agent on {remote.node.host} failed: {error}", time.time()))
+            text = f"the agent on {remote.node.host} failed: {error}"
+            lost = any(words in error for words in (*LOST_PEER, "store", "timed out", "timeout"))
+            failures.append(Failure(-1, host, 1, text, time.time(), lost_peer=lost))
         return failures
 
     def _failure(self, host: str, told: dict[str, Any]) -> Failure:
-        rank, text = told["rank"], told.get("text", "")
-        if rank in self._tracebacks and not text:
-            text = b"".join(self._tracebacks[rank].held).decode(errors="replace").rstrip("\n")
-        seen = self._seen.get(rank, told["time"])
-        return Failure(rank, host, told["code"], text, seen, told.get("lost_peer", False), self._display.log_of(rank))
-
-    def show(self, rank: int, name: Name, chunk: bytes) -> None:
-        """Take in a part of a worker's output; an empty one is its end."""
-        stream = self._lines.setdefault((rank, name), Lines())
-        lines = stream.feed(chunk) if chunk else stream.rest()
-        self._display.keep(rank, name, lines)
-        if name == "stderr":
-            tracebacks = self._tracebacks.setdefault(rank, Tracebacks())
-            lines = tracebacks.feed(lines)
-            if tracebacks.held:
-                self._seen.setdefault(rank, time.time())
-        self._display.show(rank, name, lines)
-
-    async def _show_held(self) -> None:
-        """Show the tracebacks of workers that go on."""
-        while True:
-            await asyncio.sleep(1)
-            for rank, tracebacks in self._tracebacks.items():
-                self._display.show(rank, "stderr", tracebacks.due())
-
-    def _release(self) -> None:
-        for rank, tracebacks in self._tracebacks.items():
-            self._display.show(rank, "stderr", tracebacks.release())
+        rank = told["rank"]
+        text = told.get("text") or self._screen.last_words(rank)
+        seen = self._screen.seen(rank) or time.time() - told["age"]
+        return Failure(rank, host, told["code"], text, seen, told.get("lost_peer", False), self._screen.log_of(rank))
 
 
 async def _all(works: Iterable[Awaitable[T]]) -> list[T]:

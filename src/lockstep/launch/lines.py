@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LONGEST_BYTES = 1 << 20  # a longer line is cut
 BAR_SECONDS = 2.0  # how often a progress bar, which overwrites its own line, is shown as a line
 
 
@@ -24,6 +25,8 @@ class Lines:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The lines that this chunk completes, each with its line feed."""
         *whole, self.held = (self.held + chunk).split(b"\n")
+        if len(self.held) > LONGEST_BYTES:
+            whole, self.held = [*whole, self.held], b""
         lines = [line for text in whole for line in self._complete(text)]
         overwritten, bar, rest = self.held.rpartition(b"\r")
         if bar:

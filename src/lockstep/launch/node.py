@@ -23,14 +23,16 @@ from importlib.metadata import PackageNotFoundError, version
 from tempfile import mkdtemp
 from typing import Any
 
+import psutil
+
 from lockstep import __version__
 from lockstep.errors import LockstepError
-from lockstep.launch.family import adopt_orphans, kill_descendants
+from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
 from lockstep.launch.reach import Doors, addresses, interface_of, listen, reachable, source_address
 from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, PROTOCOL, SILENCE_SECONDS, pack, receive, text_of
-from lockstep.store import LOOPBACK
+from lockstep.store import EVERYWHERE
 from lockstep.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
@@ -162,9 +164,8 @@ class Node:
                     self._signal_workers(number)
                 case {"do": "end", "seconds": seconds}:
                     await self._end(seconds)
-            if self._watched and self._watched.done():
-                await self._watched
-        # the launcher is gone, and what is left here ends
+        if self._watched and self._watched.done():
+            await self._watched  # for its mistakes; else the launcher is gone, and what is left here ends
 
     def _check(self) -> None:
         try:
@@ -178,15 +179,14 @@ class Node:
         """Start the agent, which meets the others at `address`; `own` is this host's address on the way there."""
         job = self._job
         listener: socket.socket | None = None
+        door = address
         if job.by_hand:
-            address, port = job.by_hand
-            address = _resolved(address)
-            own = address if address == LOOPBACK else source_address(address)
+            door, address, port, own = self._meeting_point(*job.by_hand)
         if job.node == 0:
-            listener = self._doors.take(address) if self._doors else _listen(address, port)
+            listener = self._doors.take(address) if self._doors else _listen(door, port)
             listener.setblocking(True)
             port = listener.getsockname()[1]
-        interface = LOOPBACK_INTERFACE if address == LOOPBACK else interface_of(own)
+        interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
         environment = {**handed_on(os.environ), **job.environment, **self._variables(interface)}
         streams, readers, writers = self._pipes()
         report, reporting = os.pipe()
@@ -218,6 +218,19 @@ class Node:
         if listener:
             listener.close()
         self._watched = asyncio.create_task(self._watch(report, readers))
+
+    def _meeting_point(self, name: str, port: int) -> tuple[str, str, int, str]:
+        """Where to listen, where the point is, and this host's own address, for nodes that are started by hand."""
+        address = _resolved(name)
+        own = [each for _, each in addresses(self._job.interfaces)]
+        if self._job.node == 0 and address.startswith("127.") and name != "localhost" and not name.startswith("127."):
+            # Debian calls a host 127.0.1.1 in its own /etc/hosts; the others know it by another address
+            if not own:
+                raise NodeError(f"calls itself {address}, and has no other address; give --master-addr an address")
+            return EVERYWHERE, own[0], port, own[0]
+        if address.startswith("127."):
+            return address, address, port, address
+        return address, address, port, own[0] if self._job.interfaces and own else source_address(address)
 
     def _variables(self, interface: str) -> dict[str, str]:
         """What is this host's own among the workers' variables."""
@@ -252,7 +265,7 @@ class Node:
         """Follow the agent and its workers' output to their ends, and tell the launcher."""
         assert self._agent
         assert self._agent.stderr
-        carriers = [asyncio.create_task(self._carry(*each)) for each in readers]
+        carriers: list[asyncio.Task[None]] = []
         complaint = asyncio.create_task(self._agent.stderr.read())
         outcome: dict[str, Any] = {}
         messages = await _reader_of(report)
@@ -260,15 +273,18 @@ class Node:
             if message["is"] == "started":
                 self._pids = list(message["pids"].values())
                 await self._send(message)
+                carriers = [asyncio.create_task(self._carry(*each)) for each in readers]  # the ranks are known now
             elif message["is"] == "failing":  # its outcome follows when the agent has ended all workers here
                 await self._send(message)
             else:
                 outcome = message
         code = await self._agent.wait()
-        await asyncio.to_thread(kill_descendants)
+        left = await asyncio.to_thread(kill_descendants)
+        if not carriers:
+            carriers = [asyncio.create_task(self._carry(*each)) for each in readers]
         if carriers:
-            await asyncio.wait(carriers)
-        outcome = {**outcome, "is": "ended", "agent_code": code}
+            await asyncio.wait(carriers, timeout=END_SECONDS if left else None)
+        outcome = {**outcome, "is": "ended", "agent_code": code, "left": left}
         if not outcome.get("failures") and "ended" not in outcome:
             outcome["complaint"] = text_of((await complaint)[-2000:])
         await self._send(outcome)
@@ -281,15 +297,20 @@ class Node:
 
     def _signal_workers(self, number: int) -> None:
         """To the workers alone: the processes they have started are theirs to end."""
+        if not self._agent or self._agent.returncode is not None:
+            return
+        if number == signal.SIGTERM:  # the agent then leaves it to the workers when they end
+            self._agent.send_signal(number)
         for pid in self._pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+            with suppress(psutil.Error, OSError):
+                if psutil.Process(pid).ppid() == self._agent.pid:  # else it has ended, and the number is another's now
+                    os.kill(pid, number)
 
     async def _end(self, seconds: float) -> None:
         """End the agent, which ends the workers, and then whatever is left; by force after `seconds`."""
         if self._agent and self._agent.returncode is None:
             with suppress(ProcessLookupError):
-                if seconds:
+                if seconds and self._pids:
                     self._agent.send_signal(signal.SIGQUIT)
                 else:
                     self._agent.kill()
@@ -362,11 +383,13 @@ async def _writer_to(descriptor: int) -> asyncio.StreamWriter:
     transport, protocol = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(descriptor, "wb", 0)
     )
+    transport.set_write_buffer_limits(high=0)  # what has been drained has been written, the last words too
     return asyncio.StreamWriter(transport, protocol, None, loop)
 
 
 async def main() -> int:
     adopt_orphans()
+    allow_many_files()
     reader, writer = await _reader_of(os.dup(0)), await _writer_to(os.dup(1))
     os.dup2(2, 1)  # a stray print must not look like a message
     return await Node(reader, writer).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,10 +63,15 @@ class LaunchOptions:
     """Print what would be executed, on which host, with which variables, and stop."""
 
     @property
+    def is_by_hand(self) -> bool:
+        """Whether each node is started by itself."""
+        return self.nodes is not None or self.dist_url is not None
+
+    @property
     def names_hosts(self) -> bool:
         """Whether the job is said to be elsewhere than in one process here."""
-        asked = (self.hosts, self.hostfile, self.nodes, self.dist_url)
-        return self.launcher != "auto" or any(each is not None for each in asked)
+        named = self.hosts is not None or self.hostfile is not None
+        return named or self.is_by_hand or self.launcher != "auto"
 
 
 def plan_from(
@@ -220,7 +226,7 @@ def _transport(
     elsewhere = [host.name for host in hosts if host.name.lower() not in here]
     if kind == "local" and elsewhere:
         raise ConfigError(f"--launcher local, but {', '.join(elsewhere)} is not this machine; use --launcher ssh")
-    return Transport(kind, options.python, tuple(options.ssh_option.split()), _mpirun() if kind == "mpi" else "")
+    return Transport(kind, options.python, tuple(shlex.split(options.ssh_option)), _mpirun() if kind == "mpi" else "")
 
 
 def _mpirun() -> str:

@@ -21,7 +21,8 @@ PLACE = (
 # What belongs to a host or a session there, and would be wrong on another host.
 OF_THE_HOST = (
     *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
-    *("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
 )
 OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 
@@ -119,9 +120,7 @@ def plan_job(
             raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {host.slots}")
     if all(host.name.lower() in here for host in hosts):
         hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
-    twice = [host.name for index, host in enumerate(hosts) if host.name in {each.name for each in hosts[:index]}]
-    if twice:
-        raise ConfigError(f"{twice[0]} is named twice among the hosts; give it all its slots in one place")
+    _check_once([host.name for host in hosts], here)
     nodes = []
     for host in hosts:
         is_here = host.name.lower() in here
@@ -136,6 +135,17 @@ def plan_job(
         if plan.workers > cores:
             notes.append(f"warning: {plan.workers} workers share {cores} cores and will slow each other down")
     return JobPlan(plan.command, plan.nodes, variables, tuple(notes), own_environment=plan.own_environment)
+
+
+def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
+    """Refuse a machine that stands twice among the hosts, also by two names that are known here."""
+    seen: dict[str, str] = {}
+    for name in names:
+        machine = "" if name.lower() in here else name.lower()
+        if machine in seen:
+            which = f"{name} is" if machine or seen[""] == name else f"{seen[machine]} and {name} are this machine,"
+            raise ConfigError(f"{which} named twice among the hosts; give it all its slots in one place")
+        seen[machine] = name
 
 
 def threads(cores: int, workers: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 FIRST_LINE = b"Traceback (most recent call last):"
-HOLD_SECONDS = 5.0
+HOLD_SECONDS = 10.0
 HOLD_BYTES = 1 << 20
 
 

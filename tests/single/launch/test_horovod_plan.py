@@ -92,7 +92,7 @@ def test_other_hosts_are_reached_by_ssh() -> None:
     plan = _plan(num_proc=3, hosts="there:2,here:4", ssh_port=2222, network_interfaces="ib0", start_timeout=60)
     assert isinstance(plan.job, JobPlan)
     assert [(node.host, node.workers) for node in plan.job.nodes] == [("there", 2), ("here", 1)]
-    assert "-p2222" in plan.job.nodes[0].start
+    assert "2222" in plan.job.nodes[0].start
     assert (plan.job.interfaces, plan.job.start_timeout) == (("ib0",), 60)
     assert plan.warnings == ()
     (warning,) = _plan(num_proc=1, ssh_port=2222).warnings

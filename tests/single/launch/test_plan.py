@@ -87,8 +87,14 @@ def test_several_names_of_this_machine_are_one_node() -> None:
     names = frozenset({"localhost", "here"})
     plan = plan_job(COMMAND, [Host("localhost", 1), Host("here", 2)], Transport("ssh"), 8, {}, names)
     assert [node.workers for node in plan.nodes] == [3]
-    with pytest.raises(ConfigError, match="a is named twice"):
-        plan_job(COMMAND, [Host("a", 1), Host("b", 2), Host("a", 1)], Transport("ssh"), 8, {}, names)
+    for twice, message in (
+        ("a,b,A", "A is named twice"),
+        ("a,b,a", "a is named twice"),
+        ("here,b,localhost", "are this machine"),
+    ):
+        hosts = [Host(name, 1) for name in twice.split(",")]
+        with pytest.raises(ConfigError, match=message):
+            plan_job(COMMAND, hosts, Transport("ssh"), 8, {}, names)
 
 
 @pytest.mark.parametrize(
