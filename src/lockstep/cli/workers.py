@@ -49,7 +49,7 @@ def run_workers(
         return _work(place, device, work, workers, place.local_size if where.is_by_hand else place.size)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
-    again = [sys.executable, "-m", "lockstep", command, *words]
+    again = [where.python or sys.executable, "-m", "lockstep", command, *words]
     gpus = partial(_one_a_gpu, device)
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.by_hand:
