@@ -106,3 +106,18 @@ def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
     command = f"#!/bin/sh\n{sys.executable} -c '{taken}' &\nsleep 1\nsrun -K {sys.executable} {script}\n"
     printed = slurm.sbatch(command, "-N2", "-n2", check=False, MASTER_PORT="29876")
     assert "port 29876 of hal01, which MASTER_PORT names, is in use; set MASTER_PORT to a free one" in printed
+
+
+def test_srun_and_lockstep_run_train_what_a_local_job_trains(slurm: Slurm, tmp_path: Path) -> None:
+    train = [sys.executable, "-m", "lockstep", "train", "digits", "--epochs", "1", "--device", "cpu", "--run-dir"]
+    local = slurm.run([*train, str(tmp_path / "local"), "-np", "2"], OMP_NUM_THREADS="1")
+    assert "over 2 workers" in local.stdout
+    slurm.run(["srun", "-N2", "-n2", *train, str(tmp_path / "srun")], timeout=250, OMP_NUM_THREADS="1")
+    run = [sys.executable, "-m", "lockstep", "run", "--log-dir", str(tmp_path / "logs"), "--"]
+    slurm.run(["salloc", "-N2", *run, *train, str(tmp_path / "run")], timeout=250, OMP_NUM_THREADS="1")
+    weights = [_weights(tmp_path / name) for name in ("local", "srun", "run")]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def _weights(run: Path) -> bytes:
+    return (max((run / "checkpoints").glob("step-*")) / "model.safetensors").read_bytes()

@@ -168,3 +168,20 @@ def test_an_error_in_one_worker_is_said_once_and_ends_the_job(tmp_path: Path, fo
     assert hint in done.stderr
     assert done.stderr.count("error:") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_stops_by_itself_gets_the_time_for_it(tmp_path: Path) -> None:
+    """Worker 1 dies of SIGTERM at once; worker 0 saves for longer than the grace after a failure."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(5); open('saved', 'w').close(); sys.exit(0)\n"
+        "if os.environ['RANK'] == '0':\n    signal.signal(signal.SIGTERM, save)\n"
+        "print('worker is up', flush=True)\ntime.sleep(100)\n"
+    )
+    with _started("run", "-np", "2", "--", sys.executable, str(script), cwd=tmp_path) as (job, output):
+        _wait_for("worker is up\nworker is up", output, job)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=30) == 128 + signal.SIGTERM
+    assert (tmp_path / "saved").exists()
+    assert "stopped by SIGTERM" in output.read_text()

@@ -82,9 +82,14 @@ class Job:
             show_due.cancel()
             await self._end(0.0 if given_up else END_SECONDS)
             await asyncio.gather(*(remote.close() for remote in self._remotes))
-        code = self._conclude(trouble, ended, given_up)
-        self._screen.close()
-        return failure_code if failure_code is not None and code not in (0, STOPPED) and self._failed else code
+        try:
+            if trouble:
+                self._screen.release()
+                say(f"lockstep: {trouble}")
+                return trouble.exit_code
+            return self._conclude(ended, given_up, failure_code)
+        finally:
+            self._screen.close()
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -216,7 +221,8 @@ class Job:
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
                 break
             bad = any(end.done() and _is_bad(end.result()) for end in ends)
-            if bad or any(remote.answer("failing").done() for remote in self._remotes):
+            failing = bad or any(remote.answer("failing").done() for remote in self._remotes)
+            if failing and not self._stop:  # else every worker has the time that was given for it
                 await self._unless_given_up(self._end_the_others())
                 break
             waiting = {each for each in waiting if not each.done()}
@@ -240,26 +246,17 @@ class Job:
         if ends:
             await asyncio.wait(ends, timeout=seconds + FORCED_SECONDS)
 
-    def _conclude(self, trouble: StartError | None, ended: Sequence[dict[str, Any]], given_up: bool) -> int:
+    def _conclude(self, ended: Sequence[dict[str, Any]], given_up: bool, failure_code: int | None) -> int:
         """Say how the job has ended, and return its exit code."""
-        self._failed = False
-        if trouble:
-            self._screen.release()
-            say(f"lockstep: {trouble}")
-            return trouble.exit_code
-        pairs = zip(
-            self._remotes, ended, strict=False
-        )  # nothing has ended where the job was given up before it had started
+        # Nothing has ended where the job was given up before it had started.
+        pairs = zip(self._remotes, ended, strict=False)
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_the_silent(failures)) if failures else None
-        asked = (
-            self._stop is not None and culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
-        )
-        if given_up or asked:
+        obeyed = culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        if self._stop and (given_up or obeyed):
             self._screen.release()
-            name = self._stop.name if self._stop else "nobody"
-            say(f"lockstep: stopped by {name}; all workers have ended")
-            return 128 + (self._stop or 0)
+            say(f"lockstep: stopped by {self._stop.name}; all workers have ended")
+            return 128 + self._stop
         if culprit is None or culprit.exit_code == STOPPED:
             self._screen.release()
             if culprit:
@@ -267,10 +264,9 @@ class Job:
                 by = f" by {request.name}" if request else ""
                 say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there")
             return culprit.exit_code if culprit else 0
-        self._failed = True
         self._screen.release(but=culprit.rank)
         say(culprit.tell(self._size))
-        return culprit.exit_code
+        return culprit.exit_code if failure_code is None else failure_code
 
     def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
         """Where all failures known are consequences: also the workers that had failed but not ended yet."""
