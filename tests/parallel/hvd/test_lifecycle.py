@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -48,18 +49,21 @@ def test_init_twice_is_once_and_shutdown_twice_too() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_killed_worker_fails_the_others_within_seconds(size: int) -> None:
+    all_ready = multiprocessing.get_context("fork").Barrier(size)
+
     def work(world: World) -> Any:
         hvd.init()
         hvd.allreduce(torch.ones(1))
         pid = os.getpid()
         pids = hvd.allgather(torch.tensor([pid])).tolist()
         if hvd.rank() == size - 1:
+            all_ready.wait(60)
             threading.Event().wait(60)  # rank 0 ends this wait
+        name, elements = ("never", 3) if hvd.rank() == 0 else ("other", 3_000_000)
+        handle = hvd.allreduce_async(torch.ones(elements), name=name)
+        all_ready.wait(60)
         if hvd.rank() == 0:
-            handle = hvd.allreduce_async(torch.ones(3), name="never")
             os.kill(pids[-1], signal.SIGKILL)
-        else:
-            handle = hvd.allreduce_async(torch.ones(3_000_000), name="other")
         start = time.monotonic()
         with pytest.raises(hvd.HorovodInternalError, match=r"shut down"):
             hvd.synchronize(handle)
@@ -73,9 +77,12 @@ def test_a_killed_worker_fails_the_others_within_seconds(size: int) -> None:
 
 
 def test_a_killed_worker_is_noticed_by_workers_that_do_not_communicate() -> None:
+    all_ready = multiprocessing.get_context("fork").Barrier(3)
+
     def work(world: World) -> bool:
         hvd.init()
         pids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
+        all_ready.wait(60)
         if hvd.rank() == 0:
             os.kill(pids[1], signal.SIGKILL)
         deadline = time.monotonic() + 10
