@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import netns
+import psutil
 import pytest
 
 
@@ -40,16 +42,24 @@ def test_names_that_fail_do_so_as_they_should(bed: netns.Bed, host: str, message
     assert any(words in done.stderr for words in message), done.stderr
 
 
+def _names(bed: netns.Bed, host: str) -> list[str]:
+    names = []
+    for process in bed.processes(host):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            names.append(process.name())
+    return names
+
+
 def test_processes_are_known_by_their_host_and_sessions_can_be_cut(bed: netns.Bed) -> None:
     session = bed.start(netns.HEAD, ["ssh", *bed.ssh_options.split(), "node2", "sleep 50"])
     deadline = time.monotonic() + 10
-    while "sleep" not in [process.name() for process in bed.processes("node2")]:
+    while "sleep" not in _names(bed, "node2"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert bed.processes("node1") == []
     assert bed.kill_sessions("node2") == 1
     assert session.wait(timeout=10) == 255
-    assert "sleep" in [process.name() for process in bed.processes("node2")]  # that is what sshd leaves behind
+    assert "sleep" in _names(bed, "node2")  # that is what sshd leaves behind
 
 
 def test_a_cable_can_be_pulled_and_put_back(bed: netns.Bed) -> None:

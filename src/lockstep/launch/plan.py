@@ -130,6 +130,7 @@ def plan_job(
     notes = [_note(plan, cores, environment)]
     if plan.is_local:
         variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+        variables |= {"HOROVOD_HOSTNAME": plan.nodes[0].host, "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE}
         if "OMP_NUM_THREADS" not in environment:
             variables["OMP_NUM_THREADS"] = str(threads(cores, plan.workers))
         if plan.workers > cores:
