@@ -146,7 +146,8 @@ class Remote:
     def _lost(self, why: str) -> None:
         """No answer will come any more."""
         self._resolve("ended", {"is": "ended", "lost": why or "its part of the launcher has ended unexpectedly"})
+        early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in ("here", "reached", "started"):
             if not self.answer(kind).done():
-                self.answer(kind).set_exception(StartError(why))
+                self.answer(kind).set_exception(StartError(early))
                 self.answer(kind).exception()  # it need not be asked for
