@@ -18,6 +18,7 @@ from jobs import final_weights
 
 from lockstep.errors import StoppedError
 from lockstep.records import read_records
+from lockstep.world import usable_cores
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep"]
@@ -185,3 +186,13 @@ def test_a_script_that_stops_by_itself_gets_the_time_for_it(tmp_path: Path) -> N
         assert job.wait(timeout=30) == 128 + signal.SIGTERM
     assert (tmp_path / "saved").exists()
     assert "stopped by SIGTERM" in output.read_text()
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
+def test_workers_are_bound_to_cores_of_their_own_and_say_so(tmp_path: Path) -> None:
+    show = "import os; print('cores', sorted(os.sched_getaffinity(0)))"
+    done = _run("run", "-np", "2", "--bind", "cores", "--", sys.executable, "-c", show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(line for line in done.stdout.splitlines() if line.startswith("cores"))
+    assert first != second
+    assert all(f"lockstep: worker {rank} is bound to CPUs " in done.stderr for rank in (0, 1))
