@@ -40,15 +40,15 @@ def choose_interface(place: Place, store: Store, host: str) -> None:
         os.environ[GLOO] = _interface(LOOPBACK)
         os.environ.setdefault(NCCL, os.environ[GLOO])
         return
-    own = _address_towards(host)
+    own = address_towards(host)
     if own.startswith("127."):  # rank 0's own host, whose name means loopback there: take the way to the other hosts
-        own = _address_towards(store.get(AWAY).decode())
+        own = address_towards(store.get(AWAY).decode())
     else:
         store.set(AWAY, own)
     os.environ[GLOO] = _interface(own)
 
 
-def _address_towards(host: str) -> str:
+def address_towards(host: str) -> str:
     """This machine's address on the way to a host; nothing is sent."""
     family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -57,8 +57,16 @@ def _address_towards(host: str) -> str:
         return address
 
 
-def _interface(address: str) -> str:
+def interface_of(address: str) -> str:
+    """The interface that has an address of this machine; "" where none has."""
     for name, infos in psutil.net_if_addrs().items():
         if any(info.address.partition("%")[0] == address for info in infos):
             return name
-    raise OSError(f"no network interface has the address {address}")
+    return ""
+
+
+def _interface(address: str) -> str:
+    name = interface_of(address)
+    if not name:
+        raise OSError(f"no network interface has the address {address}")
+    return name

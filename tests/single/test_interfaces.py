@@ -40,7 +40,7 @@ def test_a_job_on_one_host_uses_loopback() -> None:
 
 def test_on_several_hosts_it_is_the_one_towards_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = {"hal01": "10.0.0.2"}
-    monkeypatch.setattr(interfaces, "_address_towards", ways.__getitem__)
+    monkeypatch.setattr(interfaces, "address_towards", ways.__getitem__)
     monkeypatch.setattr(interfaces, "_interface", {"10.0.0.2": "eth1"}.__getitem__)
     store = dist.HashStore()
     choose_interface(APART, store, "hal01")
@@ -51,13 +51,13 @@ def test_on_several_hosts_it_is_the_one_towards_rank_0(monkeypatch: pytest.Monke
 def test_where_rank_0s_name_means_loopback_it_is_the_one_towards_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     store.set(AWAY, "10.0.0.2")
-    monkeypatch.setattr(interfaces, "_address_towards", {"hal01": "127.0.1.1", "10.0.0.2": "10.0.0.1"}.__getitem__)
+    monkeypatch.setattr(interfaces, "address_towards", {"hal01": "127.0.1.1", "10.0.0.2": "10.0.0.1"}.__getitem__)
     monkeypatch.setattr(interfaces, "_interface", {"10.0.0.1": "eth1"}.__getitem__)
     choose_interface(APART, store, "hal01")
     assert _chosen() == ("eth1", None)
 
 
 def test_an_address_leads_to_its_interface() -> None:
-    assert interfaces._interface(interfaces._address_towards("127.0.0.1")) == "lo"
+    assert interfaces._interface(interfaces.address_towards("127.0.0.1")) == "lo"
     with pytest.raises(OSError, match="no network interface has the address"):
         interfaces._interface("192.0.2.1")

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
-from lockstep.launch.hosts import Host, parse_hostfile, parse_hosts, slots_here
+from lockstep.launch.hosts import Host, parse_hosts, read_hostfile, slots_here
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan, plan_local
 
@@ -172,11 +172,7 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
     if "hosts" in given:
         return parse_hosts(given["hosts"])
     if "hostfile" in given:
-        try:
-            text = Path(given["hostfile"]).read_text()
-        except OSError as error:
-            raise ConfigError(f"--hostfile {given['hostfile']}: {error.strerror}") from None
-        return parse_hostfile(text)
+        return read_hostfile(Path(given["hostfile"]))
     return ()
 
 

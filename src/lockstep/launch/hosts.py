@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -46,6 +47,18 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
     if not hosts:
         raise ConfigError("--hostfile names no host; it has lines of the form `host slots=N`")
     return tuple(hosts)
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of a host file.
+
+    Raises:
+        ConfigError: It cannot be read, a line is no host, or there is none.
+    """
+    try:
+        return parse_hostfile(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--hostfile {path}: {error.strerror}") from None
 
 
 def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:

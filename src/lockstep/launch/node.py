@@ -27,10 +27,11 @@ import psutil
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
+from lockstep.interfaces import address_towards, interface_of
 from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
-from lockstep.launch.reach import Doors, addresses, interface_of, listen, reachable, source_address
+from lockstep.launch.reach import Doors, addresses, listen, reachable
 from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, PROTOCOL, SILENCE_SECONDS, pack, receive, text_of
 from lockstep.store import EVERYWHERE
 from lockstep.world import usable_cores
@@ -230,7 +231,7 @@ class Node:
             return EVERYWHERE, own[0], port, own[0]
         if address.startswith("127."):
             return address, address, port, address
-        return address, address, port, own[0] if self._job.interfaces and own else source_address(address)
+        return address, address, port, own[0] if self._job.interfaces and own else address_towards(address)
 
     def _variables(self, interface: str) -> dict[str, str]:
         """What is this host's own among the workers' variables."""

@@ -14,7 +14,7 @@ from tyro.conf import arg
 
 from lockstep.errors import ConfigError
 from lockstep.launch.allocation import Allocation, find_allocation
-from lockstep.launch.hosts import Host, first_slots, parse_hostfile, parse_hosts
+from lockstep.launch.hosts import Host, first_slots, parse_hosts, read_hostfile
 from lockstep.launch.plan import ByHand, JobPlan, plan_job
 from lockstep.launch.transports import Kind, Transport
 
@@ -192,10 +192,7 @@ def _hosts(
     if options.hosts is not None:
         hosts: Sequence[Host] = parse_hosts(options.hosts)
     elif options.hostfile is not None:
-        try:
-            hosts = parse_hostfile(options.hostfile.read_text())
-        except OSError as error:
-            raise ConfigError(f"--hostfile {options.hostfile}: {error.strerror}") from None
+        hosts = read_hostfile(options.hostfile)
     elif allocation and options.launcher != "local":
         hosts = _spread(allocation.hosts, workers)
     else:

@@ -41,23 +41,6 @@ def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
     return [(name, address) for _, name, address in found]
 
 
-def interface_of(address: str) -> str:
-    """The interface that has an address of this host; "" where none has."""
-    for name, each in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in each):
-            return name
-    return ""
-
-
-def source_address(target: str) -> str:
-    """The address of this host from which packets to a target go; none is sent."""
-    family = socket.AF_INET6 if ":" in target else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((target, 9))
-        source: str = probe.getsockname()[0]
-        return source
-
-
 def listen(address: str, port: int = 0) -> socket.socket:
     """A socket that listens on one address; port 0 is any that is free."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -7,7 +7,8 @@ import ipaddress
 
 import pytest
 
-from lockstep.launch.reach import Doors, addresses, interface_of, listen, reachable, source_address
+from lockstep.interfaces import address_towards, interface_of
+from lockstep.launch.reach import Doors, addresses, listen, reachable
 
 
 def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
@@ -41,6 +42,6 @@ def test_addresses_are_those_that_others_may_reach() -> None:
 
 
 def test_the_way_to_this_machine_is_its_loopback() -> None:
-    assert source_address("127.0.0.1") == "127.0.0.1"
+    assert address_towards("127.0.0.1") == "127.0.0.1"
     with pytest.raises(OSError, match="in use"), listen("127.0.0.1") as taken:
         listen("127.0.0.1", taken.getsockname()[1])
