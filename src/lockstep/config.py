@@ -6,16 +6,10 @@ where they are built, and the error names the flag and the fix. Nothing here imp
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -40,6 +34,8 @@ class DataConfig:
     """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
     image_size: int | None = None
     """Side of the square that a folder's images are cropped to, in pixels."""
+    progressive_sizes: Annotated[tuple[str, ...], arg(metavar="EPOCH:SIDE")] = ()
+    """Train on smaller images at first: from EPOCH (0 is the first) on, squares of SIDE pixels, as 0:128 30:224."""
     drop_last: bool = False
     """Drop an epoch's last, smaller global batch instead of training on it."""
     skip_corrupt: bool = False
@@ -53,6 +49,26 @@ class DataConfig:
         if isinstance(self.loader_workers, int) and self.loader_workers < 0:
             raise ConfigError(f"--workers is a number of processes, 0 or more; got {self.loader_workers}")
         _positive("--image-size", self.image_size)
+        self.sizes_by_epoch  # noqa: B018  (checks them)
+
+    @property
+    def sizes_by_epoch(self) -> dict[int, int]:
+        """The side of training images, in pixels, from each named epoch on.
+
+        Raises:
+            ConfigError: A pair is malformed, or the epochs do not start at 0 and rise.
+        """
+        try:
+            pairs = [(int(epoch), int(side)) for epoch, side in (pair.split(":") for pair in self.progressive_sizes)]
+        except ValueError:
+            pairs = [(-1, 0)]
+        epochs = [epoch for epoch, _ in pairs]
+        if pairs and (epochs != sorted(set(epochs)) or epochs[0] != 0 or any(side < 1 for _, side in pairs)):
+            raise ConfigError(
+                f"--progressive-sizes takes EPOCH:SIDE pairs with rising epochs from 0 on, such as 0:128 30:224; "
+                f"got {' '.join(self.progressive_sizes)}"
+            )
+        return dict(pairs)
 
     @property
     def source(self) -> str:
@@ -70,6 +86,8 @@ class AugmentConfig:
     """What the shift brings in at the edge."""
     flip: bool = False
     """Mirror left to right, every second image on average."""
+    flip_alternate: bool = False
+    """With --flip: mirror an image in every second epoch, instead of at random."""
     rotate: float = 0.0
     """Rotate by up to this many degrees; in-memory images only."""
     zoom: float = 0.0
@@ -80,10 +98,24 @@ class AugmentConfig:
     """Blank a square of this many pixels; in-memory images only."""
     min_crop: float = 0.08
     """Smallest share of the area that the random crop of a folder's image keeps."""
+    rand_augment: int = 0
+    """Random changes of colour and geometry that each image gets (RandAugment); 2 is usual."""
+    rand_augment_magnitude: int = 9
+    """How strong they are, from 0 to 30."""
+    mixup: float = 0.0
+    """Blend pairs of images, by shares drawn from Beta(MIXUP, MIXUP); 0.2 is usual."""
+    cutmix: float = 0.0
+    """Exchange rectangles between pairs of images, by areas drawn from Beta(CUTMIX, CUTMIX); 1 is usual."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--shift", self.shift), ("--cutout", self.cutout)):
-            if value < 0:
+        for flag, value in (
+            ("--shift", self.shift),
+            ("--cutout", self.cutout),
+            ("--rand-augment", self.rand_augment),
+            ("--mixup", self.mixup),
+            ("--cutmix", self.cutmix),
+        ):
+            if not 0 <= value < math.inf:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
         for flag, angle in (("--rotate", self.rotate), ("--shear", self.shear)):
             if not 0 <= angle < 90:
@@ -92,6 +124,10 @@ class AugmentConfig:
             raise ConfigError(f"--zoom must be at least 0 and below 1; got {self.zoom}")
         if not 0 < self.min_crop <= 1:
             raise ConfigError(f"--min-crop is a share of the area, above 0 and up to 1; got {self.min_crop}")
+        if not 0 <= self.rand_augment_magnitude <= 30:
+            raise ConfigError(f"--rand-augment-magnitude must be from 0 to 30; got {self.rand_augment_magnitude}")
+        if self.flip_alternate and not self.flip:
+            raise ConfigError("--flip-alternate says how to flip: add --flip")
 
 
 @dataclass(frozen=True)
@@ -100,6 +136,8 @@ class ModelConfig:
 
     arch: Annotated[str, arg(aliases=["-a", "--model"], metavar="NAME|MODULE:FUNCTION")] = "digits-net"
     """A model's name (see `lockstep models`), or your own function, called with num_classes=N."""
+    pretrained: Annotated[str | None, arg(metavar="default|FILE")] = None
+    """Start from these weights: torchvision's published ones (default), or those in a file."""
     channels_last: bool = False
     """Keep tensors in NHWC order in memory; faster on most hardware for convolutions."""
     compile: bool = False
@@ -116,20 +154,20 @@ class ModelConfig:
 class OptimConfig:
     """How a step changes the weights."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """sgd has Nesterov momentum (unless --no-nesterov)."""
-    lr: float = 0.1
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
+    """sgd has Nesterov momentum (unless --no-nesterov); lars and lamb are for large batches."""
+    lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
     """Peak learning rate at a global batch of --lr-base-batch samples."""
     lr_base_batch: int = 128
     """Global batch that --lr is meant for."""
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
     """How the rate grows when the global batch does."""
     momentum: float = 0.9
-    """SGD's momentum; Adam's and AdamW's first beta."""
+    """Momentum of sgd and lars; first beta of the others."""
     nesterov: bool = True
     """Nesterov's form of momentum."""
     weight_decay: Annotated[float, arg(aliases=["--wd"])] = 5e-4
-    """Weight decay (decoupled for adamw, L2 for the others)."""
+    """Weight decay (L2 for sgd and adam, decoupled for the others)."""
     decay_all: bool = True
     """Decay every parameter; --no-decay-all spares norms and biases."""
     schedule: Literal["cosine", "onecycle", "step", "constant"] = "cosine"
@@ -166,22 +204,86 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How replicas are kept equal."""
+
+    strategy: Literal["auto", "single", "dp", "ddp", "horovod"] = "auto"
+    """auto: single for one worker, ddp for more. dp: one worker that uses all GPUs it sees."""
+    find_unused_parameters: bool = False
+    """Let ddp find parameters that a step does not use (costs a little each step)."""
+    sync_bn: bool = False
+    """Take batch norm's statistics over all workers' samples."""
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How gradients travel: whole, in half the bytes, or as low-rank factors (powersgd, with ddp)."""
+    powersgd_rank: int = 4
+    """Rank of PowerSGD's factors: bytes grow with it, and so does fidelity."""
+    shard_optimizer: bool = False
+    """Keep a share of the optimizer's state on each worker (ZeRO stage 1), with ddp."""
+    dist_backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """What carries the gradients. auto: nccl between GPUs, gloo between CPUs."""
+
+    def __post_init__(self) -> None:
+        _positive("--powersgd-rank", self.powersgd_rank)
+        if self.strategy in ("single", "dp"):
+            for flag, value in (
+                ("--compress", self.compress != "none"),
+                ("--shard-optimizer", self.shard_optimizer),
+                ("--find-unused-parameters", self.find_unused_parameters),
+                ("--sync-bn", self.sync_bn and self.strategy == "dp"),
+            ):
+                if value:
+                    raise ConfigError(f"{flag} is for several workers, but --strategy is {self.strategy}; use ddp")
+        if self.strategy == "horovod":
+            for flag, value in (
+                ("--compress powersgd", self.compress == "powersgd"),
+                ("--shard-optimizer", self.shard_optimizer),
+                ("--find-unused-parameters", self.find_unused_parameters),
+            ):
+                if value:
+                    raise ConfigError(f"{flag} needs --strategy ddp, not horovod")
+
+
+@dataclass(frozen=True)
+class NumericsConfig:
+    """In which number formats a step computes."""
+
+    precision: Annotated[Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"], arg(aliases=["--opt-level"])] = "fp32"
+    """bf16: autocast. O0: fp32. O1: fp16 autocast. O2: fp16 with fp32 master weights. O3: fp16. fp64: for checks."""
+    loss_scale: float | Literal["dynamic"] | None = None
+    """Factor of the loss in fp16; dynamic finds it. Default: dynamic for O1 and O2, 1 for O3."""
+    keep_batchnorm_fp32: bool | None = None
+    """Keep batch norm in fp32. Default: yes for O2, no for O3."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.loss_scale, float | int) and not 0 < self.loss_scale < math.inf:
+            raise ConfigError(f"--loss-scale must be above 0, or dynamic; got {self.loss_scale}")
+        if self.loss_scale not in (None, 1.0) and self.precision not in ("O1", "O2", "O3"):
+            raise ConfigError(f"--loss-scale is for fp16 (O1, O2, O3), but --precision is {self.precision}")
+        if self.keep_batchnorm_fp32 is not None and self.precision not in ("O2", "O3"):
+            raise ConfigError(f"--keep-batchnorm-fp32 is for O2 and O3, but --precision is {self.precision}")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """What is kept of the run, and when."""
 
     run_dir: Path | None = None
     """The run's folder. Default: runs/DATASET-ARCH-TIME."""
-    resume: str | None = None
-    """Go on from a run folder, a checkpoint folder, or the newest one (auto)."""
+    resume: Annotated[str | None, arg(aliases=["-r"])] = None
+    """Go on from a run folder, a checkpoint, an older script's checkpoint file, or the newest run (auto)."""
+    start_epoch: int | None = None
+    """Begin at this epoch (0 is the first), whatever epoch the checkpoint was written after."""
     evaluate: Annotated[bool, arg(aliases=["-e"])] = False
     """Only evaluate the checkpoint named by --resume."""
+    desired_acc: float | None = None
+    """Stop after the evaluation whose top-1 (a share, such as 0.75) reaches this, and say how long it took."""
     checkpoint_epochs: int = 1
     """Write a checkpoint every so many epochs; 0 only at the end."""
     checkpoint_steps: int = 0
     """Write a checkpoint every so many steps as well; 0 does not."""
     keep: int = 3
     """Checkpoints to keep, newest first; the best by top-1 is kept besides."""
-    log_every: int = 20
+    log_every: Annotated[int, arg(aliases=["--print-freq", "-p"])] = 20
     """Steps between two records of the training loss."""
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
     """Where figures go besides metrics.jsonl."""
@@ -195,6 +297,10 @@ class RunConfig:
         ):
             if value < 0:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
+        if self.start_epoch is not None and self.start_epoch < 0:
+            raise ConfigError(f"--start-epoch counts from 0; got {self.start_epoch}")
+        if self.desired_acc is not None and not 0 < self.desired_acc <= 1:
+            raise ConfigError(f"--desired-acc is a share, above 0 and up to 1, such as 0.75; got {self.desired_acc}")
         if self.evaluate and not self.resume:
             raise ConfigError("--evaluate needs a checkpoint: add --resume PATH, or use `lockstep eval PATH`")
 
@@ -207,6 +313,8 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    numerics: NumericsConfig = field(default_factory=NumericsConfig)
     run: RunConfig = field(default_factory=RunConfig)
     epochs: int = 10
     """Passes over the training set."""
@@ -220,12 +328,6 @@ class TrainConfig:
     """Forward passes in one optimizer step."""
     seed: int = 0
     """Decides the order of samples, the augmentation and the initial weights."""
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """How replicas are kept equal. auto: single for one worker, ddp for more."""
-    find_unused_parameters: bool = False
-    """Let ddp find parameters that a step does not use (costs a little each step)."""
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """bf16: autocast to bfloat16. fp64: everything in double precision, to check results."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
 
@@ -250,10 +352,11 @@ def check_workers(config: TrainConfig, workers: int) -> None:
     Raises:
         ConfigError: The strategy is for one worker, or the global batch has no sample for some forward pass.
     """
-    if config.strategy == "single" and workers > 1:
+    strategy = config.parallel.strategy
+    if strategy in ("single", "dp") and workers > 1:
         raise ConfigError(
-            f"--strategy single is for one worker, but there are {workers}, and each would train a model of its own; "
-            f"use --strategy ddp"
+            f"--strategy {strategy} is for one worker, but there are {workers}, and each would train a model of its "
+            f"own; use --strategy ddp"
         )
     least = workers * config.accumulate
     if config.global_batch_size is not None and config.global_batch_size < least:
@@ -266,97 +369,3 @@ def check_workers(config: TrainConfig, workers: int) -> None:
 def _positive(flag: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"{flag} must be 1 or more; got {value}")
-
-
-def to_mapping(config: Any) -> dict[str, Any]:
-    """The configuration as plain nested dictionaries, lists and scalars, ready for YAML or JSON."""
-    result: dict[str, Any] = {}
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            value = to_mapping(value)
-        elif isinstance(value, Path):
-            value = str(value)
-        elif isinstance(value, tuple):
-            value = list(value)
-        result[item.name] = value
-    return result
-
-
-def from_mapping(values: Mapping[str, Any], origin: str) -> TrainConfig:
-    """Build a configuration from a recipe's mapping.
-
-    Args:
-        values: Nested as `to_mapping` gives it; what is absent keeps its default.
-        origin: The recipe's name or file, for messages.
-
-    Raises:
-        ConfigError: An unknown key (the message names the nearest one) or a value of the wrong type.
-    """
-    config: TrainConfig = _build(TrainConfig, values, origin, "")
-    return config
-
-
-def _build(cls: Any, values: Any, origin: str, path: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{origin}: {path.rstrip('.') or 'the file'} must be a mapping, not {values!r}")
-    hints = typing.get_type_hints(cls)
-    arguments = {}
-    for key, value in values.items():
-        if key not in hints:
-            near = get_close_matches(str(key), hints, n=1)
-            hint = f"did you mean {path}{near[0]}?" if near else f"known are: {', '.join(hints)}"
-            raise ConfigError(f"{origin}: unknown field {path}{key}; {hint}")
-        if dataclasses.is_dataclass(hints[key]):
-            arguments[key] = _build(hints[key], value, origin, f"{path}{key}.")
-        else:
-            matches = list(_convert(value, hints[key]))
-            if not matches:
-                raise ConfigError(f"{origin}: {path}{key} is {value!r}, but must be {_describe(hints[key])}")
-            arguments[key] = matches[0]
-    try:
-        return cls(**arguments)
-    except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from None
-
-
-def _convert(value: Any, hint: Any) -> Iterator[Any]:
-    """Yield `value` as the type `hint` wants it; nothing where it does not fit."""
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        for option in options:
-            yield from _convert(value, option)
-    elif origin is Literal:
-        if value in options:
-            yield value
-    elif origin is tuple:
-        if isinstance(value, list):
-            items = [list(_convert(item, options[0])) for item in value]
-            if all(items):
-                yield tuple(item[0] for item in items)
-    elif hint is float:
-        if isinstance(value, int | float | str) and not isinstance(value, bool):
-            with suppress(ValueError):
-                yield float(value)  # YAML 1.1 reads 1e-4, without a point, as a string
-    elif hint is Path:
-        if isinstance(value, str):
-            yield Path(value)
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        yield value
-
-
-def _describe(hint: Any) -> str:
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in options)
-    if origin is Literal:
-        return " or ".join(repr(option) for option in options)
-    if origin is tuple:
-        return f"a list of {_describe(options[0])}"
-    return {
-        type(None): "null",
-        str: "a string",
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-    }.get(hint, "a path")

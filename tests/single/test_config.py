@@ -16,13 +16,14 @@ from lockstep.config import (
     AugmentConfig,
     DataConfig,
     ModelConfig,
+    NumericsConfig,
     OptimConfig,
+    ParallelConfig,
     RunConfig,
     TrainConfig,
     check_workers,
-    from_mapping,
-    to_mapping,
 )
+from lockstep.config_mapping import from_mapping, to_mapping
 from lockstep.errors import ConfigError
 
 # Every field has another value than its default, but for two that contradict others. A new field belongs in here.
@@ -34,13 +35,26 @@ FULL = TrainConfig(
         loader_workers=4,
         in_memory="never",
         image_size=64,
+        progressive_sizes=("0:32", "2:64"),
         drop_last=True,
         skip_corrupt=True,
     ),
     augment=AugmentConfig(
-        shift=4, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, shear=5.0, cutout=8, min_crop=0.123
+        shift=4,
+        shift_padding="reflect",
+        flip=True,
+        flip_alternate=True,
+        rotate=15.0,
+        zoom=0.2,
+        shear=5.0,
+        cutout=8,
+        min_crop=0.123,
+        rand_augment=2,
+        rand_augment_magnitude=11,
+        mixup=0.2,
+        cutmix=1.0,
     ),
-    model=ModelConfig(arch="resnet50", channels_last=True, compile=True, ema_decay=0.999),
+    model=ModelConfig(arch="resnet50", pretrained="default", channels_last=True, compile=True, ema_decay=0.999),
     optim=OptimConfig(
         optimizer="adamw",
         lr=3e-4,
@@ -58,8 +72,20 @@ FULL = TrainConfig(
         label_smoothing=0.15,
         clip_norm=1.5,
     ),
+    parallel=ParallelConfig(
+        strategy="ddp",
+        find_unused_parameters=True,
+        sync_bn=True,
+        compress="powersgd",
+        powersgd_rank=2,
+        shard_optimizer=True,
+        dist_backend="gloo",
+    ),
+    numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=False),
     run=RunConfig(
         run_dir=Path("runs/x"),
+        start_epoch=2,
+        desired_acc=0.75,
         resume="auto",
         evaluate=True,
         checkpoint_epochs=2,
@@ -73,9 +99,6 @@ FULL = TrainConfig(
     global_batch_size=512,
     accumulate=2,
     seed=9,
-    strategy="ddp",
-    find_unused_parameters=True,
-    precision="bf16",
     device="cpu",
 )
 
@@ -217,7 +240,7 @@ def test_a_value_out_of_range_or_a_contradiction_is_refused_with_its_flag(
 @pytest.mark.parametrize(
     ("settings", "workers", "words"),
     [
-        ({"strategy": "single"}, 2, "--strategy single is for one worker, but there are 2"),
+        ({"parallel": ParallelConfig(strategy="single")}, 2, "--strategy single is for one worker, but there are 2"),
         ({"global_batch_size": 7, "accumulate": 2}, 4, "--global-batch-size 7 .* make it 8 or more"),
         ({"global_batch_size": 2}, 3, "--global-batch-size 2 .* make it 3 or more"),
     ],
@@ -232,7 +255,7 @@ def test_the_limits_themselves_are_allowed() -> None:
     OptimConfig(momentum=0.0, label_smoothing=0.0, lr_milestones=())
     RunConfig(checkpoint_epochs=0, evaluate=True, resume="auto")
     DataConfig(loader_workers=0, image_size=1)
-    check_workers(TrainConfig(strategy="single"), 1)
+    check_workers(TrainConfig(parallel=ParallelConfig(strategy="single")), 1)
     check_workers(TrainConfig(global_batch_size=8, accumulate=2), 4)
     check_workers(TrainConfig(batch_size=1, accumulate=2), 4)
 

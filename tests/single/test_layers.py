@@ -13,6 +13,7 @@ ROOT = Path(lockstep.__file__).parent
 LAYERS = {
     "errors": 0,
     "config": 0,
+    "config_mapping": 0,
     "records": 0,
     "references": 0,
     "recipes": 0,
@@ -31,7 +32,19 @@ LAYERS = {
 TOGETHER = dict.fromkeys(
     ("hostlist", "store", "place", "address", "interfaces", "rendezvous", "elastic_rendezvous"), "world"
 )
-WITHOUT_TORCH = ("cli", "launch", "config", "records", "report", "recipes", "errors", "references", "world", *TOGETHER)
+WITHOUT_TORCH = (
+    "cli",
+    "launch",
+    "config",
+    "config_mapping",
+    "records",
+    "report",
+    "recipes",
+    "errors",
+    "references",
+    "world",
+    *TOGETHER,
+)
 
 
 def _modules() -> dict[str, Path]:

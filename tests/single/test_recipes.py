@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lockstep import recipes
-from lockstep.config import from_mapping, to_mapping
+from lockstep.config_mapping import from_mapping, to_mapping
 from lockstep.data.catalog import NAMED
 from lockstep.errors import ConfigError
 

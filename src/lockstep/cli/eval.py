@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import Workers, parse
 from lockstep.cli.workers import run_workers
-from lockstep.config import DataConfig, TrainConfig
+from lockstep.config import DataConfig, NumericsConfig, TrainConfig
 from lockstep.world import World
 
 
@@ -36,7 +36,10 @@ class EvalCommand:
 def main(words: Sequence[str]) -> int:
     command = parse(EvalCommand, "eval", words)
     config = TrainConfig(
-        data=command.data, batch_size=command.batch_size, precision=command.precision, device=command.device
+        data=command.data,
+        batch_size=command.batch_size,
+        numerics=NumericsConfig(precision=command.precision),
+        device=command.device,
     )
     from lockstep.data import catalog
 

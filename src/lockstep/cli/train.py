@@ -18,7 +18,7 @@ def main(words: Sequence[str]) -> int:
     if command.print_config:
         import yaml
 
-        from lockstep.config import to_mapping
+        from lockstep.config_mapping import to_mapping
 
         print(yaml.safe_dump(to_mapping(config), sort_keys=False), end="")
         return 0

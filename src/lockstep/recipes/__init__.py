@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import TrainConfig, from_mapping
+from lockstep.config import TrainConfig
+from lockstep.config_mapping import from_mapping
 from lockstep.errors import ConfigError
 
 FOLDER = Path(__file__).parent

@@ -9,7 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from lockstep.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from lockstep.config import (
+    AugmentConfig,
+    DataConfig,
+    ModelConfig,
+    NumericsConfig,
+    OptimConfig,
+    ParallelConfig,
+    RunConfig,
+    TrainConfig,
+)
 from lockstep.data.users import describe
 from lockstep.errors import ConfigError
 from lockstep.place import Place
@@ -22,6 +31,8 @@ _GROUPS: dict[str, Any] = {
     "augment": AugmentConfig,
     "model": ModelConfig,
     "optim": OptimConfig,
+    "parallel": ParallelConfig,
+    "numerics": NumericsConfig,
     "run": RunConfig,
 }
 

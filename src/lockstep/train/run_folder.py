@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import TrainConfig, to_mapping
+from lockstep.config import TrainConfig
+from lockstep.config_mapping import to_mapping
 from lockstep.errors import ConfigError
 from lockstep.records import write_json
 from lockstep.train import checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.config import TrainConfig, check_workers
+from lockstep.config import ParallelConfig, TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.train.batching import plan_batches
 
@@ -27,4 +27,4 @@ def test_a_global_batch_without_a_sample_for_each_pass_is_refused() -> None:
 
 def test_single_is_refused_for_several_workers() -> None:
     with pytest.raises(ConfigError, match="--strategy single"):
-        check_workers(TrainConfig(strategy="single"), workers=2)
+        check_workers(TrainConfig(parallel=ParallelConfig(strategy="single")), workers=2)

@@ -10,11 +10,11 @@ __all__ = ["Precision", "build_precision"]
 
 def build_precision(config: TrainConfig, device_type: str) -> Precision:
     """The precision that a configuration names, on "cpu" or "cuda"."""
-    if config.precision == "bf16":
+    if config.numerics.precision == "bf16":
         from lockstep.train.precision.bf16 import Bfloat16
 
         return Bfloat16(device_type)
-    if config.precision == "fp64":
+    if config.numerics.precision == "fp64":
         from lockstep.train.precision.fp64 import Double
 
         return Double()

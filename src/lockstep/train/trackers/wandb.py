@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep.config import TrainConfig, to_mapping
+from lockstep.config import TrainConfig
+from lockstep.config_mapping import to_mapping
 from lockstep.errors import ConfigError
 from lockstep.train.trackers.base import Record, Tracker, scalars
 

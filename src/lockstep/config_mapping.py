@@ -1,0 +1,112 @@
+"""Configurations to and from plain mappings, as YAML and JSON hold them; what is read is checked against the types.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep.config import TrainConfig
+from lockstep.errors import ConfigError
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The configuration as plain nested dictionaries, lists and scalars, ready for YAML or JSON."""
+    result: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            value = to_mapping(value)
+        elif isinstance(value, Path):
+            value = str(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        result[item.name] = value
+    return result
+
+
+def from_mapping(values: Mapping[str, Any], origin: str) -> TrainConfig:
+    """Build a configuration from a recipe's mapping.
+
+    Args:
+        values: Nested as `to_mapping` gives it; what is absent keeps its default.
+        origin: The recipe's name or file, for messages.
+
+    Raises:
+        ConfigError: An unknown key (the message names the nearest one) or a value of the wrong type.
+    """
+    config: TrainConfig = _build(TrainConfig, values, origin, "")
+    return config
+
+
+def _build(cls: Any, values: Any, origin: str, path: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{origin}: {path.rstrip('.') or 'the file'} must be a mapping, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for key, value in values.items():
+        if key not in hints:
+            near = get_close_matches(str(key), hints, n=1)
+            hint = f"did you mean {path}{near[0]}?" if near else f"known are: {', '.join(hints)}"
+            raise ConfigError(f"{origin}: unknown field {path}{key}; {hint}")
+        if dataclasses.is_dataclass(hints[key]):
+            arguments[key] = _build(hints[key], value, origin, f"{path}{key}.")
+        else:
+            matches = list(_convert(value, hints[key]))
+            if not matches:
+                raise ConfigError(f"{origin}: {path}{key} is {value!r}, but must be {_describe(hints[key])}")
+            arguments[key] = matches[0]
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _convert(value: Any, hint: Any) -> Iterator[Any]:
+    """Yield `value` as the type `hint` wants it; nothing where it does not fit."""
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for option in options:
+            yield from _convert(value, option)
+    elif origin is Literal:
+        if value in options:
+            yield value
+    elif origin is tuple:
+        if isinstance(value, list):
+            items = [list(_convert(item, options[0])) for item in value]
+            if all(items):
+                yield tuple(item[0] for item in items)
+    elif hint is float:
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            with suppress(ValueError):
+                yield float(value)  # YAML 1.1 reads 1e-4, without a point, as a string
+    elif hint is Path:
+        if isinstance(value, str):
+            yield Path(value)
+    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        yield value
+
+
+def _describe(hint: Any) -> str:
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(option) for option in options)
+    if origin is Literal:
+        return " or ".join(repr(option) for option in options)
+    if origin is tuple:
+        return f"a list of {_describe(options[0])}"
+    return {
+        type(None): "null",
+        str: "a string",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+    }.get(hint, "a path")
