@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from lockstep.cli.parse import parse_train
+from lockstep.cli.old_flags import translate
+from lockstep.cli.parse import TrainCommand, parse_train
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig, check_workers
+from lockstep.place import Place
 from lockstep.world import World
 
 
 def main(words: Sequence[str]) -> int:
+    translation = translate(words, TrainCommand)
+    words = translation.words
     command = parse_train(words)
     config = command.job
     if command.print_config:
@@ -22,6 +27,8 @@ def main(words: Sequence[str]) -> int:
 
         print(yaml.safe_dump(to_mapping(config), sort_keys=False), end="")
         return 0
+    if translation.notes and Place.from_environment().rank == 0:
+        print("\n".join(f"lockstep train: note: {note}" for note in translation.notes), file=sys.stderr)
     from lockstep.data import catalog
 
     catalog.check(config.data)

@@ -1,0 +1,197 @@
+"""Words of older training scripts in Lockstep's: a pure step before the flags are read.
+
+What meant one thing is translated, what meant nothing or several things is refused with what to write instead;
+docs/old-scripts.md has the tables. The flags are those of the scripts themselves: PyTorch's ImageNet and MNIST
+examples, Apex's main_amp.py, pytorch-cifar and Horovod's examples. Translating twice changes nothing, so that workers
+may be started with either words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+from lockstep.errors import ConfigError
+
+RENAMED = {
+    "--b": "-b",
+    "--backend": "--dist-backend",
+    "--batches-per-allreduce": "--accumulate",
+    "--log-interval": "--log-every",
+    "--num-proc": "-np",
+    "--static-loss-scale": "--loss-scale",
+}
+FIXED = {
+    "--dynamic-loss-scale": ("--loss-scale", "dynamic"),
+    "--fp16-allreduce": ("--compress", "fp16"),
+    "--no-accel": ("--device", "cpu"),
+    "--no-cuda": ("--device", "cpu"),
+    "--use-mixed-precision": ("--precision", "O1"),
+}
+# What a flag without a value means, and what to tell the user where the older scripts meant something else.
+BARE = {
+    "--resume": ("auto", "--resume without a value goes on from the newest run; name an older script's file"),
+    "--pretrained": ("default", ""),
+}
+_PLACE = "the launcher tells each worker its place"
+_HOW_MANY = "say how many workers with -np N (auto: one a GPU), and on which hosts with -H HOST:SLOTS,..."
+_RUN_DIR = "a run writes everything to one folder: --run-dir DIR"
+_FOLDERS = "name the folder that holds both as train/ and val/: lockstep train FOLDER"
+_EVALUATION = "leave it out: an evaluation takes batches as large as training's, which does not change its figures"
+REFUSED = {
+    "--base-lr": "write --lr LR --lr-base-batch B, where B is the batch of one worker (32 in Horovod's example)",
+    "--checkpoint-format": f"{_RUN_DIR}; --resume FILE reads an older script's checkpoint",
+    "--communication": "leave it out, or name what carries the gradients with --dist-backend gloo|nccl",
+    "--deterministic": "leave it out: --seed decides the order, the augmentation and the first weights of every run",
+    "--dummy": "write synthetic as the data set",
+    "--fp16": "write --precision O2 (fp16 with fp32 master weights, as those scripts had), O1 (autocast) or O3 (fp16)",
+    "--gamma": "write --schedule step --lr-gamma G, with --lr-milestones for the epochs at which the rate falls",
+    "--gpu": "leave it out, or choose GPUs with CUDA_VISIBLE_DEVICES",
+    "--gpus": _HOW_MANY,
+    "-g": _HOW_MANY,
+    "--gradient-predivide-factor": "leave it out: gradients are averaged, and a factor that cancels changes nothing",
+    "--local-rank": f"leave it out: {_PLACE}",
+    "--log-dir": _RUN_DIR,
+    "--multiprocessing-distributed": (
+        "write -np auto (one worker a GPU) on one node; --dist-url, --world-size and --rank alone do it for several. "
+        "-b and -j were then a node's, and are each worker's here: divide them by the node's GPUs, or write "
+        "--global-batch-size for the whole batch"
+    ),
+    "-n": "write --nodes N, with --node-rank K and --master-addr HOST, on each node; or -H HOST:SLOTS,... on one",
+    "-nr": "write --node-rank K, with --nodes N and --master-addr HOST; or -H HOST:SLOTS,... on one node",
+    "--nr": "write --node-rank K, with --nodes N and --master-addr HOST; or -H HOST:SLOTS,... on one node",
+    "--prof": "leave it out; --max-steps N ends a run early",
+    "--save-model": "leave it out: a run leaves its best weights in its folder as model.safetensors",
+    "--test-batch-size": _EVALUATION,
+    "--train-dir": _FOLDERS,
+    "--use-adasum": "Adasum is there for scripts of Horovod's API (docs/horovod.md), not for lockstep train",
+    "--val-batch-size": _EVALUATION,
+    "--val-dir": _FOLDERS,
+}
+TRUE, FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Lockstep's words, and a line on each that may mean something else than it did."""
+
+    words: list[str]
+    notes: list[str]
+
+
+def translate(words: Sequence[str], command: type) -> Translation:
+    """An older script's words in Lockstep's; words that are Lockstep's already stay as they are.
+
+    Args:
+        command: The dataclass that the words will be read into; its types say which flags are yes or no.
+
+    Raises:
+        ConfigError: A flag has no equal, or a yes-or-no flag another value; the message says what to write.
+    """
+    flags, rest = flags_of(command), list(words)
+    done: list[str] = []
+    notes: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            done += [word, *rest]
+            break
+        flag, equals, value = word.partition("=")
+        flag = _canonical(flag)
+        full = flags.names.get(flag, flag)
+        if flag in REFUSED:
+            raise ConfigError(f"{flag} is an older script's flag: {REFUSED[flag]}")
+        if flag in FIXED:
+            if equals:
+                raise ConfigError(f"{flag} takes no value; it means {' '.join(FIXED[flag])}")
+            done += FIXED[flag]
+        elif flag in RENAMED:
+            done += [RENAMED[flag], value] if equals else [RENAMED[flag]]
+        elif full in flags.yes_or_no:
+            given = value if equals else _take(rest)
+            done.append(_yes_or_no(full, given, full in flags.optional))
+        elif full in BARE and not equals and _is_missing(full, rest):
+            default, note = BARE[full]
+            done += [word, default]
+            notes += [note] if note else []
+        else:
+            done.append(word)
+    return Translation(done, notes)
+
+
+def _canonical(flag: str) -> str:
+    return "--" + flag[2:].replace("_", "-") if flag.startswith("--") else flag
+
+
+def _take(rest: list[str]) -> str | None:
+    """The value that follows a yes-or-no flag, if one does; any other word is not the flag's."""
+    return rest.pop(0) if rest and rest[0].lower() in TRUE | FALSE | {"none"} else None
+
+
+def _yes_or_no(flag: str, value: str | None, optional: bool) -> str:
+    """The one word for a flag that is yes or no, or may be neither."""
+    text = "true" if value is None else value.lower()
+    if optional:
+        if text in TRUE | FALSE | {"none"}:
+            return f"{flag}={'None' if text == 'none' else text in TRUE}"
+        raise ConfigError(f"{flag} is True, False or None; got {value!r}")
+    if text not in TRUE | FALSE:
+        raise ConfigError(f"{flag} is yes or no: write {flag} or --no-{flag[2:]}; got {value!r}")
+    return flag if text in TRUE else f"--no-{flag[2:]}"
+
+
+def _is_missing(flag: str, rest: list[str]) -> bool:
+    """Whether a flag that takes a value has been given none."""
+    if not rest or rest[0].startswith("-"):
+        return True
+    # In the ImageNet examples --pretrained took no value, and the data's folder often came next.
+    return flag == "--pretrained" and Path(rest[0], "train").is_dir()
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a command: the long name of each and of each alias, and which are yes or no, or may be neither."""
+
+    names: dict[str, str]
+    yes_or_no: frozenset[str]
+    optional: frozenset[str]
+
+
+@cache
+def flags_of(command: type) -> Flags:
+    """Read the flags from a dataclass and those in it, as tyro does."""
+    names: dict[str, str] = {}
+    yes_or_no, optional = set(), set()
+    for full, aliases, kinds in _fields(command):
+        names |= dict.fromkeys([full, *aliases], full)
+        if bool in kinds:
+            yes_or_no.add(full)
+            optional |= {full} if NoneType in kinds else set()
+    return Flags(names, frozenset(yes_or_no), frozenset(optional))
+
+
+def _fields(command: type) -> Iterator[tuple[str, Iterable[str], tuple[Any, ...]]]:
+    hints = typing.get_type_hints(command, include_extras=True)
+    for item in dataclasses.fields(command):
+        kind, *extras = _unwrap(hints[item.name])
+        if dataclasses.is_dataclass(kind):
+            yield from _fields(typing.cast(type, kind))
+            continue
+        name = next((extra.name for extra in extras if getattr(extra, "name", None)), item.name)
+        aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
+        is_union = typing.get_origin(kind) in (typing.Union, UnionType)
+        yield f"--{name.replace('_', '-')}", aliases, typing.get_args(kind) if is_union else (kind,)
+
+
+def _unwrap(hint: Any) -> tuple[Any, ...]:
+    """A type and its annotations."""
+    if typing.get_origin(hint) is typing.Annotated:
+        kind, *extras = typing.get_args(hint)
+        return (kind, *extras)
+    return (hint,)
