@@ -21,8 +21,10 @@ class EvalCommand:
     """Evaluate a checkpoint: each validation image once, over all workers."""
 
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
-    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    """A run folder, a checkpoint folder, an exported .safetensors file, or an older script's checkpoint file."""
     data: DataConfig = field(default_factory=DataConfig)
+    arch: Annotated[str | None, arg(aliases=["-a"], metavar="NAME|MODULE:FUNCTION")] = None
+    """The network of an older script's file, where the file does not name it."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images of one worker in one forward pass."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
@@ -45,13 +47,13 @@ def main(words: Sequence[str]) -> int:
 
     if command.data.dataset:
         catalog.check(command.data)
-    work = partial(_work, config, command.checkpoint)
+    work = partial(_work, config, command.checkpoint, command.arch)
     return run_workers("eval", words, command.workers, command.device, work)
 
 
-def _work(config: TrainConfig, checkpoint: Path, world: World) -> None:
+def _work(config: TrainConfig, checkpoint: Path, arch: str | None, world: World) -> None:
     from lockstep.train.inference import evaluate_checkpoint, summarize
 
-    figures = evaluate_checkpoint(config, world, checkpoint)
+    figures = evaluate_checkpoint(config, world, checkpoint, arch)
     if world.is_main:
         print(summarize(figures, world))

@@ -11,6 +11,7 @@ from lockstep.cli.old_flags import translate
 from lockstep.cli.parse import TrainCommand, parse_train
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig, check_workers
+from lockstep.errors import ConfigError
 from lockstep.place import Place
 from lockstep.world import World
 
@@ -45,7 +46,13 @@ def _train(config: TrainConfig, world: World) -> None:
 
 def _evaluate(config: TrainConfig, world: World) -> None:
     from lockstep.train.inference import evaluate_checkpoint, summarize
+    from lockstep.train.run_folder import newest_run_path
 
-    figures = evaluate_checkpoint(config, world, Path(str(config.run.resume)))
+    path: Path | str | None = config.run.resume
+    if path == "auto":
+        path = world.from_main(newest_run_path(config))
+        if path is None:
+            raise ConfigError("--evaluate --resume auto: there is no run of this data and network in runs/; name one")
+    figures = evaluate_checkpoint(config, world, Path(str(path)), config.model.arch)
     if world.is_main:
         print(summarize(figures, world))

@@ -13,6 +13,9 @@ class NoAverage:
     def __init__(self, model: nn.Module):
         self.model = model
 
+    def begin(self) -> None:
+        """Begin the average with the weights as they are, which come from elsewhere."""
+
     def update(self) -> None:
         """Take the step's weights into the average."""
 
@@ -30,6 +33,9 @@ class MovingAverage(NoAverage):
         self._source = model
         self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
         super().__init__(self._averaged.module)
+
+    def begin(self) -> None:
+        self.model.load_state_dict(self._source.state_dict())
 
     def update(self) -> None:
         self._averaged.update_parameters(self._source)

@@ -13,13 +13,14 @@ from torch import nn
 from lockstep.config import TrainConfig
 from lockstep.data.decode import evaluation_pixels, open_image
 from lockstep.data.readers import Normalizer, Placement
-from lockstep.data.sets import InputSpec, MemorySplit
+from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import registry
 from lockstep.train.batching import plan_batches
 from lockstep.train.checkpoint import load_model
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
+from lockstep.train.old_checkpoint import is_old, load_weights, read
 from lockstep.train.precision import build_precision
 from lockstep.train.reporting import list_left_out
 from lockstep.train.setup import build_val_loader, load_data, place_model
@@ -73,11 +74,33 @@ def load_network(path: Path) -> Network:
     return Network(model.float(), classes, spec, about.get("data", ""))
 
 
-def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[str, Any]:
+def load_old_network(path: Path, arch: str | None, data: ImageData) -> Network:
+    """Rebuild a model from an older script's checkpoint file, which says nothing of its classes and input.
+
+    Args:
+        arch: The network; None: the one that the file names.
+        data: Whose classes, in their order, and whose input the network is taken to have.
+
+    Raises:
+        CheckpointError: It is damaged, names no network, or its weights are another one's.
+    """
+    old = read(path)
+    arch = arch or old.arch
+    if arch is None:
+        raise CheckpointError(f"{path} does not say which network it holds; add -a NAME (see `lockstep models`)")
+    side = min(data.input.height, data.input.width)
+    model = registry.build(arch, len(data.classes), data.input.channels, side)
+    load_weights(old, model, arch)
+    return Network(model, data.classes, data.input, data.name)
+
+
+def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str | None = None) -> dict[str, Any]:
     """Evaluate a checkpoint on a data set's validation images, each once over all workers.
 
     Args:
         config: Names the data set; "" takes the one that the checkpoint was trained on.
+        path: A checkpoint, a run folder, an exported file, or an older script's checkpoint file.
+        arch: The network of an older script's file; None: the one that it names.
 
     Returns:
         Mean `loss`, `top1` and `top5` as shares, the number of `samples`, and the files `left_out` because they
@@ -86,10 +109,17 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path) -> dict[s
     Raises:
         CheckpointError: The checkpoint is damaged, or its classes or input are not the data set's.
     """
-    network = load_network(path)
-    if not (config.data.dataset or config.data.data):
-        config = replace(config, data=replace(config.data, dataset=network.data))
-    data = load_data(config, world)
+    names_data = bool(config.data.dataset or config.data.data)
+    if is_old(path):
+        if not names_data:
+            raise ConfigError(f"{path} does not say on which data it was trained; name the data set or folder as well")
+        data = load_data(config, world)
+        network = load_old_network(path, arch, data)
+    else:
+        network = load_network(path)
+        if not names_data:
+            config = replace(config, data=replace(config.data, dataset=network.data))
+        data = load_data(config, world)
     if data.classes != network.classes:
         raise CheckpointError(f"{path} knows the classes {_few(network.classes)}, {data.name} has {_few(data.classes)}")
     if isinstance(data.val, MemorySplit):

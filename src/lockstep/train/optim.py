@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn, optim
 
 from lockstep.config import OptimConfig
@@ -29,3 +32,11 @@ def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
     """Give every parameter group the learning rate of the coming step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def load_keeping_flags(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay."""
+    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(state))
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)

@@ -84,7 +84,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
         f"run folder {job.folder.path}",
     ]
-    lines += list_left_out(job.data.left_out)
+    lines += [*list_left_out(job.data.left_out), *job.notes]
     if progress.step:
         lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
     job.tracker.record(

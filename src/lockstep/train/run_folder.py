@@ -52,7 +52,9 @@ class RunFolder:
         """
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            repeatable = replace(config, run=replace(config.run, run_dir=None, resume=None, evaluate=False))
+            repeatable = replace(
+                config, run=replace(config.run, run_dir=None, resume=None, evaluate=False, start_epoch=None)
+            )
             text = yaml.safe_dump(to_mapping(repeatable), sort_keys=False)
             (self.path / "config.yaml").write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))

@@ -25,10 +25,12 @@ from lockstep.models import registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
-from lockstep.train.checkpoint import CheckpointFolder, Checkpoints, Snapshot
+from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter
-from lockstep.train.optim import build_optimizer
+from lockstep.train.old_checkpoint import is_old
+from lockstep.train.old_resume import begin_at, take_over
+from lockstep.train.optim import build_optimizer, load_keeping_flags
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, new_run_path, newest_run_path
@@ -71,6 +73,7 @@ class Job:
     progress: Progress
     stopping: Stopping
     identity: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -144,9 +147,17 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     peak, _ = peak_rate(config.optim, batching.global_batch)
 
     progress, identity = Progress(), identify(config, data, batching)
+    steps, notes = train_loader.sharding.steps_per_epoch, list[str]()
     resumed = _find_checkpoint(config, world)
-    if resumed is not None:
+    if resumed is not None and is_old(resumed):
+        progress, notes = take_over(resumed, config, model, optimizer, steps)
+        average.begin()
+        resumed = None  # its run has no folder of ours
+    elif resumed is not None:
         progress = _restore(resumed, identity, model, average, optimizer)
+    begun = begin_at(progress, config, steps)
+    if begun is not progress:
+        progress, resumed = begun, None
     folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
     if world.is_main:
         if resumed is None and checkpoint.newest(folder.checkpoints):
@@ -168,7 +179,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         average=average,
         criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
         optimizer=optimizer,
-        schedule=build_schedule(config.optim, peak, config.epochs, train_loader.sharding.steps_per_epoch),
+        schedule=build_schedule(config.optim, peak, config.epochs, steps),
         batching=batching,
         strategy=strategy,
         precision=precision,
@@ -181,6 +192,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         progress=progress,
         stopping=build_stopping(world),
         identity=identity,
+        notes=tuple(notes),
     )
 
 
@@ -247,7 +259,8 @@ def _find_checkpoint(config: TrainConfig, world: World) -> Path | None:
     found = None
     if world.is_main and config.run.resume:
         if config.run.resume != "auto":
-            found = checkpoint.locate(Path(config.run.resume))
+            named = Path(config.run.resume)
+            found = named if is_old(named) else checkpoint.locate(named)
         else:
             run = config.run.run_dir or newest_run_path(config)
             found = checkpoint.newest(run / "checkpoints") if run else None
@@ -273,15 +286,7 @@ def _restore(
     try:
         model.load_state_dict(snapshot.model)
         average.load_state_dict(snapshot.average)
-        _load_optimizer(optimizer, snapshot)
+        load_keeping_flags(optimizer, snapshot.optimizer)
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None
-
-
-def _load_optimizer(optimizer: Optimizer, snapshot: Snapshot) -> None:
-    """Restore the optimizer's state, but keep what the flags of this session say, such as the weight decay."""
-    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(dict(snapshot.optimizer))
-    for group, values in zip(optimizer.param_groups, configured, strict=True):
-        group.update(values)
