@@ -50,7 +50,8 @@ def _evaluate(config: TrainConfig, world: World) -> None:
 
     path: Path | str | None = config.run.resume
     if path == "auto":
-        path = world.from_main(newest_run_path(config))
+        newest = config.run.run_dir or newest_run_path(config)
+        path = world.from_main(str(newest) if newest else None)
         if path is None:
             raise ConfigError("--evaluate --resume auto: there is no run of this data and network in runs/; name one")
     figures = evaluate_checkpoint(config, world, Path(str(path)), config.model.arch)
