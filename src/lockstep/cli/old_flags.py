@@ -39,6 +39,11 @@ BARE = {
     "--resume": ("auto", "--resume without a value goes on from the newest run; name an older script's file"),
     "--pretrained": ("default", ""),
 }
+# imagenet_ddp.py and its like take --dist-url, start a process a GPU and divide these by the node's GPUs.
+PER_NODE = frozenset({"--batch-size", "--workers"})
+PER_NODE_NOTE = (
+    "-b and -j are each worker's; a script that divided them by the node's GPUs was given that many times more"
+)
 _PLACE = "the launcher tells each worker its place"
 _HOW_MANY = "say how many workers with -np N (auto: one a GPU), and on which hosts with -H HOST:SLOTS,..."
 _RUN_DIR = "a run writes everything to one folder: --run-dir DIR"
@@ -97,6 +102,7 @@ def translate(words: Sequence[str], command: type) -> Translation:
     flags, rest = flags_of(command), list(words)
     done: list[str] = []
     notes: list[str] = []
+    seen: set[str] = set()
     while rest:
         word = rest.pop(0)
         if word == "--":
@@ -104,7 +110,8 @@ def translate(words: Sequence[str], command: type) -> Translation:
             break
         flag, equals, value = word.partition("=")
         flag = _canonical(flag)
-        full = flags.names.get(flag, flag)
+        full = flags.names.get(RENAMED.get(flag, flag), flag)
+        seen.add(full)
         if flag in REFUSED:
             raise ConfigError(f"{flag} is an older script's flag: {REFUSED[flag]}")
         if flag in FIXED:
@@ -122,6 +129,8 @@ def translate(words: Sequence[str], command: type) -> Translation:
             notes += [note] if note else []
         else:
             done.append(word)
+    if "--dist-url" in seen and seen & PER_NODE:
+        notes.append(PER_NODE_NOTE)
     return Translation(done, notes)
 
 

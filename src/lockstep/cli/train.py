@@ -28,14 +28,21 @@ def main(words: Sequence[str]) -> int:
 
         print(yaml.safe_dump(to_mapping(config), sort_keys=False), end="")
         return 0
-    if translation.notes and Place.from_environment().rank == 0:
-        print("\n".join(f"lockstep train: note: {note}" for note in translation.notes), file=sys.stderr)
+    _tell(translation.notes, command.where.is_by_hand)
     from lockstep.data import catalog
 
     catalog.check(config.data)
     work = partial(_evaluate if config.run.evaluate else _train, config)
     check = partial(check_workers, config)
     return run_workers("train", words, command.workers, config.device, work, check, command.where)
+
+
+def _tell(notes: Sequence[str], by_hand: bool) -> None:
+    """Print what older scripts' words mean here, once: not in the workers that this command starts itself."""
+    place = Place.from_environment()
+    if place.launcher == "none" or (place.rank == 0 and not by_hand):
+        for note in notes:
+            print(f"lockstep train: note: {note}", file=sys.stderr)
 
 
 def _train(config: TrainConfig, world: World) -> None:
