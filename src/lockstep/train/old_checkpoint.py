@@ -103,9 +103,14 @@ def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
     wrong += [f"the model has no {_few(sorted(unknown))}"] if unknown else []
     wrong += [_few(shapes)] if shapes else []
     if wrong:
-        hint = f"it was written for -a {old.arch}" if old.arch else "choose the network it was written for with -a"
-        raise CheckpointError(f"{old.path} does not fit --arch {arch}: {'; '.join(wrong)} ({hint})")
+        raise CheckpointError(f"{old.path} does not fit --arch {arch}: {'; '.join(wrong)} ({_hint(old, arch)})")
     model.load_state_dict(weights, strict=False)  # but for counters, all is there
+
+
+def _hint(old: OldCheckpoint, arch: str) -> str:
+    if old.arch == arch:
+        return f"it names {arch} too, which for images of more than 64 pixels is -a torchvision/{arch}"
+    return f"it was written for -a {old.arch}" if old.arch else "choose the network it was written for with -a"
 
 
 def _load(path: Path) -> Any:

@@ -47,6 +47,8 @@ def take_over(
     lines = [f"weights from {path}: {epochs} epochs finished{best}"]
     if old.epochs is None:
         lines[0] = f"weights from {path}, which does not say how many epochs are finished; --start-epoch N does"
+    if epochs >= config.epochs and config.run.start_epoch is None:
+        lines.append(f"no epoch of --epochs {config.epochs} is left to train: the weights are evaluated as they are")
     lines.append(
         f"the optimizer begins anew: {obstacle}" if obstacle else "the optimizer goes on with the file's state"
     )
@@ -90,6 +92,8 @@ def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optim
         entries = _in_order(state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return f"the file's state is of another form ({error!r})"
+    if not any(entries):
+        return "the file has no state of it"
     ours = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     order = _places(entries, _group_sizes(state), model, optimizer, ours)
     if order is None:

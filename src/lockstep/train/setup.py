@@ -149,7 +149,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     progress, identity = Progress(), identify(config, data, batching)
     steps, notes = train_loader.sharding.steps_per_epoch, list[str]()
     resumed = _find_checkpoint(config, world)
-    if resumed is not None and is_old(resumed):
+    if resumed is not None and world.from_main(is_old(resumed)):
         progress, notes = take_over(resumed, config, model, optimizer, steps)
         average.begin()
         resumed = None  # its run has no folder of ours

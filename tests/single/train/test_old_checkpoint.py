@@ -151,7 +151,10 @@ def test_the_two_groups_of_no_decay_all_take_the_state_of_one(tmp_path: Path) ->
 
 def test_adams_state_goes_on(tmp_path: Path) -> None:
     script = PlainScript(torch.optim.Adam, betas=(0.9, 0.999)).train(FINISHED)
-    torch.save(_imagenet(script), tmp_path / "old.pth")
+    content = _imagenet(script)
+    state = content["optimizer"]["state"]  # whose steps were plain numbers before torch 1.12
+    content["optimizer"]["state"] = {key: {**entry, "step": int(entry["step"])} for key, entry in state.items()}
+    torch.save(content, tmp_path / "old.pth")
     result = _resume(tmp_path / "old.pth", optimizer="adam", weight_decay=0.0)
     _assert_equal(result, script.train(EPOCHS - FINISHED))
 
@@ -188,13 +191,14 @@ def test_a_bare_state_dict_begins_where_start_epoch_says(tmp_path: Path, capsys:
     assert steps == [5]
 
 
-def test_a_file_of_a_finished_run_is_evaluated(tmp_path: Path) -> None:
+def test_a_file_of_a_finished_run_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = PlainScript().train(FINISHED)
     torch.save(_imagenet(script) | {"epoch": EPOCHS}, tmp_path / "old.pth")
     result = _resume(tmp_path / "old.pth", ema_decay=0.5)
     pixels, labels = images().tensors
     expected = (script.net.eval()(pixels).argmax(1) == labels).double().mean().item()
     assert result.top1 == pytest.approx(expected)
+    assert "no epoch of --epochs 5 is left to train" in capsys.readouterr().out
 
 
 def test_start_epoch_moves_locksteps_own_runs_to_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +295,8 @@ def test_another_networks_weights_are_refused_with_what_is_wrong(tmp_path: Path)
     wider[0] = nn.Conv2d(2, 4, 3, bias=False)
     with pytest.raises(CheckpointError, match=r"\[4, 1, 3, 3\], not \[4, 2, 3, 3\] \(it was written for -a resnet18\)"):
         load_weights(read(path), wider, "mine")
+    with pytest.raises(CheckpointError, match="is -a torchvision/resnet18"):
+        load_weights(read(path), wider, "resnet18")
 
 
 def test_inner_wrappers_and_missing_counters_are_no_obstacle(tmp_path: Path) -> None:
