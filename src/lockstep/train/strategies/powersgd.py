@@ -82,6 +82,7 @@ class PowerSGD(Compression):
     def load_state_dict(self, state: Tensors) -> None:
         if "steps" not in state:
             return  # the run so far did without
+        # Copies: in a file's mapped memory tensors lie on odd addresses, where sums are formed in another order.
         hook, device = self._hook_state, self._world.device
         hook.iter = int(state["steps"])
         errors: dict[int, dict[int, torch.Tensor]] = {}
@@ -92,8 +93,8 @@ class PowerSGD(Compression):
                 errors.setdefault(bucket, {})[rank] = tensor
             elif kind in ("p", "q"):
                 memory = hook.p_memory_dict if kind == "p" else hook.q_memory_dict
-                memory[int(numbers[0])] = tensor.to(device)
+                memory[int(numbers[0])] = tensor.to(device, copy=True)
         for bucket, by_rank in errors.items():
             same_workers = len(by_rank) == self._world.size
             error = by_rank[self._world.rank] if same_workers else torch.stack(list(by_rank.values())).mean(0)
-            hook.error_dict[bucket] = error.to(device)
+            hook.error_dict[bucket] = error.to(device, copy=True)
