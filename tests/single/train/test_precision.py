@@ -133,13 +133,12 @@ def test_o1_is_what_torchs_grad_scaler_does() -> None:
 
 def test_o2_keeps_updates_that_fp16_cannot_add() -> None:
     training = Training(precision="O2")
-    before = {name: weight.detach().clone() for name, weight in training.weights.named_parameters()}
-    halves = [parameter.detach().clone() for parameter in training.model.parameters() if parameter.dtype == HALF]
+    before = training.weights[4].weight.detach().clone()
     training.optimizer.param_groups[0]["lr"] = 1e-5
     training.train(1)
-    assert all(not torch.equal(w, before[name]) for name, w in training.weights.named_parameters() if w.ndim > 1)
-    unchanged = [parameter for parameter in training.model.parameters() if parameter.dtype == HALF]
-    assert all(torch.equal(ours, old) for ours, old in zip(unchanged, halves, strict=True))
+    changed = training.weights[4].weight != before
+    followed = training.model[4].weight != before.half()
+    assert changed.float().mean() > 0.9 > 0.1 > followed.float().mean()
 
 
 def test_o2_starts_from_the_float32_weights_not_from_their_rounded_values() -> None:
