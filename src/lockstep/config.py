@@ -344,6 +344,14 @@ class TrainConfig:
             raise ConfigError("--batch-size (per worker) and --global-batch-size contradict: give one of them")
         if self.seed < 0:
             raise ConfigError(f"--seed must be 0 or more; got {self.seed}")
+        if self.numerics.precision == "O3":
+            adaptive = self.optim.optimizer in ("adam", "adamw", "lamb")
+            if adaptive or self.model.ema_decay:
+                flag = f"--optimizer {self.optim.optimizer}" if adaptive else "--ema-decay"
+                sgd = " or --optimizer sgd" if adaptive else ""
+                raise ConfigError(
+                    f"{flag} keeps sums that fp16 cannot hold, as --precision O3 would have it; use O2{sgd}"
+                )
 
 
 def check_workers(config: TrainConfig, workers: int) -> None:

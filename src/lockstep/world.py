@@ -97,13 +97,17 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> Iterator[World]:
+def connect(
+    place: Place,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    backend: Literal["auto", "gloo", "nccl"] = "auto",
+) -> Iterator[World]:
     """Connect this worker to its peers, and disconnect it after a good end.
 
-    Collectives of CPU tensors go through Gloo, of CUDA tensors through NCCL.
+    Collectives of CPU tensors go through Gloo, of CUDA tensors through NCCL, or with backend "gloo" through Gloo too.
 
     Raises:
-        WorldError: The device is not there, or the peers cannot be reached.
+        WorldError: The device is not there, the backend does not carry its tensors, or the peers cannot be reached.
     """
     import torch
     import torch.distributed as dist
@@ -111,16 +115,18 @@ def connect(place: Place, device: Literal["auto", "cpu", "cuda"] = "auto") -> It
     chosen = _choose_device(place, device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    elif backend == "nccl":
+        raise WorldError("--dist-backend nccl carries CUDA tensors alone, but this worker is on the CPU; use gloo")
     if place.size == 1 or dist.is_initialized():
         yield World(place, chosen)
         return
     import torch._dynamo  # Imported later, as making an optimizer does, it would keep the process group alive for good.
 
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    backends = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and backend != "gloo" else "gloo"
     # Under a name of its own: a later connection must not find the addresses of an earlier one.
     store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, CONNECT_SECONDS))
     try:
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size)
+        dist.init_process_group(backends, store=store, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot connect to its {place.size - 1} peers: "

@@ -34,7 +34,8 @@ def main(words: Sequence[str]) -> int:
     catalog.check(config.data)
     work = partial(_evaluate if config.run.evaluate else _train, config)
     check = partial(check_workers, config)
-    return run_workers("train", words, command.workers, config.device, work, check, command.where)
+    backend = config.parallel.dist_backend
+    return run_workers("train", words, command.workers, config.device, work, check, command.where, backend)
 
 
 def _tell(notes: Sequence[str], by_hand: bool) -> None:

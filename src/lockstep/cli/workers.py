@@ -22,6 +22,7 @@ from lockstep.place import Place
 from lockstep.world import World, connect, disconnect, usable_cores
 
 INTERRUPTED = 130
+Backend = Literal["auto", "gloo", "nccl"]
 
 
 def run_workers(
@@ -32,6 +33,7 @@ def run_workers(
     work: Callable[[World], None],
     check: Callable[[int], None] = lambda size: None,
     where: LaunchOptions | None = None,
+    backend: Backend = "auto",
 ) -> int:
     """Do `work` in every worker of the job, and return this process's exit code.
 
@@ -41,12 +43,13 @@ def run_workers(
     Args:
         workers: How many; None: 1, or as many as an allocation or the hosts have slots.
         check: Called with the number of workers before any is started; raises what should stop the job.
+        backend: What carries the gradients.
         where: The hosts, or what else is said of the launch; None: this machine.
     """
     where = where or LaunchOptions()
     place = Place.from_environment()
     if place.launcher != "none":
-        return _work(place, device, work, workers, place.local_size if where.is_by_hand else place.size)
+        return _work(place, device, backend, work, workers, place.local_size if where.is_by_hand else place.size)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
     again = [where.python or sys.executable, "-m", "lockstep", command, *words]
@@ -55,7 +58,7 @@ def run_workers(
     if not plan.by_hand:
         check(plan.workers)
     if plan.workers == 1 and plan.is_local and not where.dry_run:
-        return _work(place, device, work, workers, 1)
+        return _work(place, device, backend, work, workers, 1)
     return _launch(plan, where)
 
 
@@ -81,6 +84,7 @@ def _launch(plan: JobPlan, where: LaunchOptions) -> int:
 def _work(
     place: Place,
     device: Literal["auto", "cpu", "cuda"],
+    backend: Backend,
     work: Callable[[World], None],
     expected: int | Literal["auto"] | None,
     started: int,
@@ -88,7 +92,7 @@ def _work(
     try:
         if expected not in (None, "auto", started):
             raise ConfigError(f"-np {expected}, but {place.launcher} has started {started} workers; leave -np out")
-        with connect(place, device) as world:
+        with connect(place, device, backend) as world:
             work(world)
     except KeyboardInterrupt:
         if place.launcher == "none":

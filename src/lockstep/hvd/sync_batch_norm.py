@@ -1,19 +1,10 @@
-"""Batch normalisation whose statistics are those of all workers' batches together.
-
-Mean and variance of the workers are combined as T. Chan et al., "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances", 1979, which loses no digits where the mean is large; the gradient is that of S. Ioffe and
-C. Szegedy, "Batch Normalization", arXiv 1502.03167, section 3, with sums over all workers.
-"""
+"""hvd.SyncBatchNorm: batch normalisation over the batches of all workers, by Horovod's collectives."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import batch_norm
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from lockstep.global_batch_norm import GlobalBatchNorm, Peers
 from lockstep.hvd import basics
 from lockstep.hvd.allgather import allgather
 from lockstep.hvd.allreduce import allreduce
@@ -22,7 +13,19 @@ from lockstep.hvd.reduction import SUM
 Tensor = torch.Tensor
 
 
-class SyncBatchNorm(_BatchNorm):
+class HorovodPeers:
+    """All workers of the job."""
+
+    def gather(self, row: Tensor) -> Tensor:
+        """[F] of each worker to [workers, F]."""
+        return allgather(row[None])
+
+    def sum(self, row: Tensor) -> Tensor:
+        """[F] of each worker, added up."""
+        return allreduce(row, op=SUM)
+
+
+class SyncBatchNorm(GlobalBatchNorm):
     """Like torch.nn.BatchNorm1d, 2d and 3d, over the global batch.
 
     Takes [batch, features, ...] on a CUDA device, with any number of samples on each worker. In evaluation, and where
@@ -32,96 +35,12 @@ class SyncBatchNorm(_BatchNorm):
         ValueError: The input is on the CPU, as Horovod has it, or has fewer than two dimensions.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
-
     def forward(self, input: Tensor) -> Tensor:
         if not input.is_cuda:
             raise ValueError("SyncBatchNorm expected input tensor to be on GPU")
-        self._check_input_dim(input)
-        return self._normalise(input)
+        return self.normalise(input)
 
-    def _normalise(self, input: Tensor) -> Tensor:
-        uses_batch = self.training or self.running_mean is None
-        factor = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                factor = 1.0 / float(self.num_batches_tracked)
-        mean, variance = (self.running_mean, self.running_var) if self._updates or not uses_batch else (None, None)
-        if not uses_batch or not self.training or basics.size() == 1:
-            return batch_norm(input, mean, variance, self.weight, self.bias, uses_batch, factor, self.eps)
-        output: Tensor = _SyncBatchNorm.apply(input, self.weight, self.bias, mean, variance, self.eps, factor)
-        return output
-
-    @property
-    def _updates(self) -> bool:
-        return not self.training or self.track_running_stats
-
-
-def _shaped(feature: Tensor, like: Tensor) -> Tensor:
-    """[features] as [1, features, 1, ...]."""
-    return feature.view(1, -1, *[1] * (like.dim() - 2))
-
-
-class _SyncBatchNorm(torch.autograd.Function):
-    """Normalise by the statistics of the global batch, and update the running ones in place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_variance: Tensor | None,
-        eps: float,
-        momentum: float,
-    ) -> Tensor:
-        values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        dimensions = [0, *range(2, input.dim())]
-        features = input.shape[1]
-        count = input.numel() // max(1, features)
-        local_mean = values.mean(dimensions) if count else values.new_zeros(features)
-        deviations = (values - _shaped(local_mean, values)).square().sum(dimensions)
-        row = torch.cat([local_mean, deviations, local_mean.new_tensor([count])])
-        means, squares, counts = allgather(row[None]).split([features, features, 1], 1)
-        total = counts.sum()
-        mean = (means * counts).sum(0) / total
-        square = squares.sum(0) + ((means - mean).square() * counts).sum(0)
-        variance = square / total
-        if running_mean is not None and running_variance is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            unbiased = square / (total - 1).clamp(min=1)
-            running_variance.lerp_(unbiased.to(running_variance.dtype), momentum)
-        inverse = (variance + eps).rsqrt()
-        normalised = (values - _shaped(mean, values)) * _shaped(inverse, values)
-        ctx.save_for_backward(normalised, weight, inverse, total)
-        output = normalised if weight is None else normalised * _shaped(weight, values)
-        return (output if bias is None else output + _shaped(bias, values)).to(input.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        normalised, weight, inverse, total = ctx.saved_tensors
-        gradient = gradients[0].to(normalised.dtype)
-        dimensions = [0, *range(2, gradient.dim())]
-        bias_gradient = gradient.sum(dimensions)
-        weight_gradient = (gradient * normalised).sum(dimensions)
-        sums = allreduce(torch.cat([bias_gradient, weight_gradient]), op=SUM)
-        mean_gradient, mean_product = (sums / total).chunk(2)
-        scale = inverse if weight is None else inverse * weight
-        input_gradient = _shaped(scale, gradient) * (
-            gradient - _shaped(mean_gradient, gradient) - normalised * _shaped(mean_product, gradient)
-        )
-        needs = ctx.needs_input_grad
-        return (
-            input_gradient.to(gradients[0].dtype),
-            weight_gradient.to(weight.dtype) if needs[1] else None,
-            bias_gradient if needs[2] else None,
-            None,
-            None,
-            None,
-            None,
-        )
+    def normalise(self, input: Tensor) -> Tensor:
+        """`forward` on any device."""
+        self.peers: Peers | None = HorovodPeers() if basics.size() > 1 else None
+        return super().forward(input)

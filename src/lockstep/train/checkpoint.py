@@ -4,8 +4,9 @@
 
 - `model.safetensors`: the weights, with architecture, class names and input in its metadata;
 - `average.safetensors`: the moving average of the weights, where one is kept;
+- `strategy.safetensors`: what gradient compression keeps from step to step, of all workers, where it keeps anything;
 - `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME;
-- `state.json`: everything that is no tensor (progress, the optimizer's other values, what the job was);
+- `state.json`: everything that is no tensor (progress, loss scale, the optimizer's other values, what the job was);
 - `manifest.json`: size and SHA-256 of each of these.
 
 It is written under another name, synced and renamed. `checkpoints/best` is a link to the best by top-1.
@@ -35,6 +36,8 @@ METADATA_KEY = "lockstep"
 MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+STRATEGY_FILE = "strategy.safetensors"
+OPTIONAL = (AVERAGE_FILE, STRATEGY_FILE)
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 
@@ -52,6 +55,8 @@ class Snapshot:
     about: Mapping[str, Any]
     job: Mapping[str, Any] = field(default_factory=dict)
     average: Tensors = field(default_factory=dict)
+    strategy: Tensors = field(default_factory=dict)
+    precision: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -187,9 +192,9 @@ def load(path: Path) -> Snapshot:
     manifest = _read_json(path / MANIFEST_FILE)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
-    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, AVERAGE_FILE):
+    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL):
         expected = manifest.get("files", {}).get(name)
-        if expected is None and name == AVERAGE_FILE:
+        if expected is None and name in OPTIONAL:
             continue
         if expected is None or _describe_file(path / name) != expected:
             raise CheckpointError(
@@ -198,7 +203,7 @@ def load(path: Path) -> Snapshot:
             )
     state = _read_json(path / STATE_FILE)
     try:
-        average = _read_tensors(path / AVERAGE_FILE) if AVERAGE_FILE in manifest["files"] else {}
+        average, strategy = (_read_tensors(path / name) if name in manifest["files"] else {} for name in OPTIONAL)
         return Snapshot(
             step=int(state["step"]),
             model=_read_tensors(path / MODEL_FILE),
@@ -207,6 +212,8 @@ def load(path: Path) -> Snapshot:
             about=state["about"],
             job=state["job"],
             average=average,
+            strategy=strategy,
+            precision=state.get("precision", {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
@@ -252,14 +259,16 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
     scalars, tensors = _split_optimizer(snapshot.optimizer)
     save_file(snapshot.model, folder / MODEL_FILE, metadata={METADATA_KEY: json.dumps(snapshot.about)})
     save_file(tensors, folder / OPTIMIZER_FILE)
-    if snapshot.average:
-        save_file(snapshot.average, folder / AVERAGE_FILE)
+    for name, extra in ((AVERAGE_FILE, snapshot.average), (STRATEGY_FILE, snapshot.strategy)):
+        if extra:
+            save_file(extra, folder / name)
     state = {
         "format": FORMAT,
         "step": snapshot.step,
         "progress": snapshot.progress,
         "job": snapshot.job,
         "about": snapshot.about,
+        "precision": snapshot.precision,
         "optimizer": scalars,
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")

@@ -29,9 +29,9 @@ class NoAverage:
 class MovingAverage(NoAverage):
     """Exponential moving average with torch's AveragedModel; `model` is the averaged copy."""
 
-    def __init__(self, model: nn.Module, decay: float):
-        self._source = model
-        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    def __init__(self, weights: nn.Module, decay: float):
+        self._source = weights
+        self._averaged = AveragedModel(weights, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
         super().__init__(self._averaged.module)
 
     def begin(self) -> None:
@@ -47,6 +47,6 @@ class MovingAverage(NoAverage):
         self._averaged.load_state_dict(state)
 
 
-def build_average(model: nn.Module, decay: float) -> NoAverage:
-    """The average that `decay` asks for; 0 keeps none."""
-    return MovingAverage(model, decay) if decay else NoAverage(model)
+def build_average(model: nn.Module, weights: nn.Module, decay: float) -> NoAverage:
+    """The average of `weights` that `decay` asks for; 0 keeps none, and the model itself is evaluated."""
+    return MovingAverage(weights, decay) if decay else NoAverage(model)

@@ -20,6 +20,6 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision, m
         for images, labels, weights in batches:
             with precision.autocast():
                 logits = model(images)
-            losses = F.cross_entropy(logits.to(images.dtype), labels, reduction="none")
+            losses = F.cross_entropy(logits.to(precision.loss_dtype), labels, reduction="none")
             meter.add(losses, logits, labels, weights)
     return meter.reduce_passes()

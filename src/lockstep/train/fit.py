@@ -65,7 +65,7 @@ def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Resu
         data=dataclasses.replace(config.data, data=_name_of(train_set)),
     )
     data = describe(type(train_set).__name__, train_set, val_set)
-    with connect(Place.from_environment(), config.device) as world:
+    with connect(Place.from_environment(), config.device, config.parallel.dist_backend) as world:
         return run_with(config, world, data, model)
 
 

@@ -130,7 +130,7 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
         if shape != expected:
             raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
     data = replace(data, input=network.input)
-    precision = build_precision(config, world.device.type)
+    precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)
     val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))
     try:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError, StoppedError
@@ -23,8 +22,16 @@ from lockstep.seeding import seed_all
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
-from lockstep.train.optim import set_rate
-from lockstep.train.reporting import Interval, advice, report_evaluation, report_steps, report_stop, report_training
+from lockstep.train.optim import clip_gradients, set_rate
+from lockstep.train.reporting import (
+    Interval,
+    advice,
+    report_evaluation,
+    report_overflow,
+    report_steps,
+    report_stop,
+    report_training,
+)
 from lockstep.train.setup import Job
 
 
@@ -104,7 +111,7 @@ def train_epoch(job: Job) -> None:
 
 def _take_step(job: Job, batch: Batch, global_count: int) -> None:
     """One optimizer step on this worker's share of `global_count` samples."""
-    set_rate(job.optimizer, job.schedule.rate(job.progress.step))
+    set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
     passes = _split(batch, job.batching.accumulate)
     # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
     scale = job.strategy.workers_averaged / global_count
@@ -112,19 +119,22 @@ def _take_step(job: Job, batch: Batch, global_count: int) -> None:
         with job.strategy.accumulating(is_last=number == len(passes)):
             with job.precision.autocast():
                 logits = job.replica(images)
-                losses = job.criterion(logits, labels)
+                losses = job.criterion(logits.to(job.precision.loss_dtype), labels)
                 loss = (losses if weights is None else losses * weights).sum() * scale
             job.precision.backward(loss)
         job.meter.add(losses, logits, labels, weights)
     job.meter.end_step()
-    job.strategy.finish_gradients(job.optimizer)
+    job.strategy.finish_gradients()
     job.precision.unscale(job.optimizer)
     if job.config.optim.clip_norm:
-        nn.utils.clip_grad_norm_(job.model.parameters(), job.config.optim.clip_norm)
-    with job.strategy.stepping(job.optimizer):
-        job.precision.step(job.optimizer)
-    job.optimizer.zero_grad()
-    job.average.update()
+        clip_gradients(job.optimizer, job.config.optim.clip_norm)
+    if job.precision.step(job.optimizer):
+        job.progress.skipped_in_a_row = 0
+        job.average.update()
+    else:
+        job.strategy.forget_gradients()
+        report_overflow(job)
+    job.model.zero_grad()
 
 
 def _split(batch: Batch, passes: int) -> list[Batch]:
@@ -187,20 +197,23 @@ def _divides(every: int, count: int) -> bool:
 
 def _save(job: Job, is_best: bool = False) -> None:
     """Write a checkpoint, unless the weights are not numbers any more; then all workers, being equal, stop."""
-    if not all(bool(parameter.isfinite().all()) for parameter in job.model.parameters()):
+    if not all(bool(parameter.isfinite().all()) for parameter in job.weights.parameters()):
         raise NonFiniteLossError(
             f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
             f"{advice(job)}"
         )
+    job.strategy.gather_state(job.optimizer)
     job.checkpoints.save(partial(_take_snapshot, job), is_best)
 
 
 def _take_snapshot(job: Job) -> Snapshot:
     return Snapshot(
         step=job.progress.step,
-        model=_copy(job.model.state_dict()),
+        model=_copy(job.weights.state_dict()),
         average=_copy(job.average.state_dict()),
         optimizer=job.optimizer.state_dict(),
+        strategy=job.strategy.state_dict(),
+        precision={"name": job.precision.name, **job.precision.state_dict()},
         progress=job.progress.to_mapping(),
         about=job.about(),
         job=job.identity,

@@ -85,7 +85,7 @@ def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optim
     """
     if state is None:
         return "the file has no state of it"
-    remembered = next((names for kind, names in REMEMBERED.items() if type(optimizer) is kind), None)
+    remembered = next((names for kind, names in REMEMBERED.items() if isinstance(optimizer, kind)), None)
     if remembered is None:
         return f"no older script's state fits {type(optimizer).__name__}"
     try:

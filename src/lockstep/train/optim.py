@@ -1,17 +1,22 @@
-"""The optimizer of a configuration."""
+"""The optimizer of a configuration, its rate, and the clipping of what it follows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn, optim
+from torch.optim import Optimizer
 
 from lockstep.config import OptimConfig
+from lockstep.train.lamb import LAMB
+from lockstep.train.lars import LARS
+from lockstep.train.strategies import Strategy
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> optim.Optimizer:
-    """SGD, Adam or AdamW over the parameters that want gradients, in two groups where norms and biases are spared."""
+def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -> Optimizer:
+    """An optimizer over the parameters that want gradients, in two groups where norms and biases are spared."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Norms' weights and all biases are vectors; what a layer multiplies with has two dimensions or more.
     spared = [parameter for parameter in parameters if parameter.ndim < 2 and not config.decay_all]
@@ -20,23 +25,40 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> optim.Optimizer:
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": spared, "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    if config.optimizer == "sgd":
-        nesterov = config.nesterov and config.momentum > 0
-        return optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov)
-    kind = optim.AdamW if config.optimizer == "adamw" else optim.Adam
-    return kind(groups, lr=config.lr, betas=(config.momentum, 0.999))
+    kind, settings = _kind(config)
+    return strategy.build_optimizer(kind, [group for group in groups if group["params"]], settings)
 
 
-def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
+def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class of an optimizer, and its settings."""
+    betas = (config.momentum, 0.999)
+    kinds: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+        "sgd": (optim.SGD, {"momentum": config.momentum, "nesterov": config.nesterov and config.momentum > 0}),
+        "adam": (optim.Adam, {"betas": betas}),
+        "adamw": (optim.AdamW, {"betas": betas}),
+        "lars": (LARS, {"momentum": config.momentum}),
+        "lamb": (LAMB, {"betas": betas}),
+    }
+    kind, settings = kinds[config.optimizer]
+    return kind, {"lr": config.lr, **settings}
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Give every parameter group the learning rate of the coming step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def load_keeping_flags(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
+def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay."""
     configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
+
+
+def clip_gradients(optimizer: Optimizer, largest_norm: float) -> None:
+    """Scale the gradient of all the optimizer's parameters together down to a norm, which is summed in float32."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    wide = [p.grad.float() if p.grad.dtype == torch.float16 else p.grad for p in parameters]
+    nn.utils.clip_grads_with_norm_(parameters, largest_norm, nn.utils.get_total_norm(wide))

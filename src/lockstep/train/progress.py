@@ -13,16 +13,25 @@ from lockstep.train.metrics import Totals
 class Progress:
     """Counts and sums up to the last finished step.
 
-    `seconds` is training time over all sessions of the run; the `epoch_` fields cover the epoch that runs.
+    `step` counts the global batches that were used; of these, `skipped_steps` changed nothing, because a gradient in
+    fp16 was infinite. `seconds` is training time over all sessions of the run; the `epoch_` fields cover the epoch that
+    runs.
     """
 
     step: int = 0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     seconds: float = 0.0
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0
     epoch_wait_seconds: float = 0.0
     best_top1: float = -1.0
     best_step: int = 0
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps that the optimizer took, which is what the schedule of the learning rate goes by."""
+        return self.step - self.skipped_steps
 
     def add_interval(self, steps: Sequence[Totals], seconds: float, wait_seconds: float) -> None:
         """Take in the steps since the last call: their sums, their time, and the part of it spent waiting for data.

@@ -13,6 +13,8 @@ from lockstep.train import checkpoint
 from lockstep.train.metrics import Totals
 from lockstep.train.setup import Job
 
+MOST_SKIPPED_IN_A_ROW = 25  # from 65,536, a dynamic loss scale has then come down to 0.002
+
 
 class Interval:
     """The time since the last report, and how much of it was spent waiting for data."""
@@ -48,8 +50,10 @@ def report_steps(job: Job, interval: Interval) -> None:
             "kind": "step",
             "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
             **_common(job, totals, seconds),
-            "lr": job.schedule.rate(progress.step - 1),
+            "lr": job.optimizer.param_groups[0]["lr"],
             "data_wait": interval.wait_seconds / seconds,
+            **_loss_scale(job),
+            **_traffic(job),
         }
     )
 
@@ -66,6 +70,23 @@ def report_stop(job: Job, reason: str) -> None:
             "reason": reason,
         }
     )
+
+
+def report_overflow(job: Job) -> None:
+    """Say that the step which is being taken was skipped, because a gradient was infinite or not a number.
+
+    Raises:
+        NonFiniteLossError: So many were skipped in a row that no loss scale will help; raised on all workers.
+    """
+    progress, scale = job.progress, job.precision.loss_scale
+    progress.skipped_steps += 1
+    progress.skipped_in_a_row += 1
+    job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale now {scale:g}")
+    if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
+        raise NonFiniteLossError(
+            f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
+            f"{progress.step + 1}, now at loss scale {scale:g}. {advice(job)}, or use --precision bf16"
+        )
 
 
 def report_training(job: Job) -> None:
@@ -114,6 +135,20 @@ def _check_finite(job: Job, steps: list[Totals]) -> None:
                 f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}). "
                 f"{advice(job)}"
             )
+
+
+def _loss_scale(job: Job) -> dict[str, Any]:
+    """In fp16: the loss scale, and the steps that an overflow has skipped so far."""
+    scaled = bool(job.precision.state_dict())
+    return {"loss_scale": job.precision.loss_scale, "skipped_steps": job.progress.skipped_steps} if scaled else {}
+
+
+def _traffic(job: Job) -> dict[str, Any]:
+    """With compression: bytes of gradients before and after it, on this worker, since the last record."""
+    traffic = job.strategy.traffic.take()
+    if not traffic.plain_bytes:
+        return {}
+    return {"gradient_bytes": traffic.plain_bytes, "sent_bytes": traffic.sent_bytes}
 
 
 def list_left_out(paths: Sequence[str]) -> list[str]:

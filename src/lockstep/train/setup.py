@@ -48,14 +48,16 @@ MAX_LOADER_PROCESSES = 8
 class Job:
     """All parts of one worker's training run.
 
-    `model` holds the weights; `replica` is what training calls: the same, compiled and wrapped by the strategy.
-    `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N].
+    `model` computes; `replica` is what training calls: the same, compiled and wrapped by the strategy. `weights` is
+    what the optimizer changes and checkpoints hold: the model, or its float32 copy where it computes in fp16.
+    `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N]. `notes` are lines for people.
     """
 
     config: TrainConfig
     world: World
     data: ImageData
     model: nn.Module
+    weights: nn.Module
     replica: nn.Module
     average: NoAverage
     criterion: Criterion
@@ -73,7 +75,7 @@ class Job:
     progress: Progress
     stopping: Stopping
     identity: dict[str, Any]
-    notes: tuple[str, ...] = ()
+    notes: list[str]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -97,7 +99,7 @@ class Job:
     def close(self) -> None:
         """End what the job started."""
         with ExitStack() as stack:  # each, even if another's fails
-            for closing in (self.train_loader.reader, self.val_loader.reader, self.tracker):
+            for closing in (self.strategy, self.train_loader.reader, self.val_loader.reader, self.tracker):
                 stack.callback(closing.close)
 
 
@@ -133,29 +135,34 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         ConfigError: The configuration contradicts the world or the data.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job.
     """
-    strategy = build_strategy(config, world)
-    precision = build_precision(config, world.device.type)
+    precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
+    train_loader = build_train_loader(config, world, data, precision, batching)
+    val_loader = build_val_loader(config, world, data, precision, batching)
+    steps_per_epoch = train_loader.sharding.steps_per_epoch
+    strategy = build_strategy(config, world, config.epochs * steps_per_epoch)
+    if config.parallel.sync_bn:
+        model = strategy.synchronize_batch_norm(model)
     model = place_model(model, config, precision, world)
+    weights = precision.weights_of(model)
     # Inside the strategy: DistributedDataParallel's own forward is nothing that torch.compile takes in.
     compiled = cast(nn.Module, torch.compile(model)) if config.model.compile else model
     replica = strategy.wrap(compiled)
-    average = build_average(model, config.model.ema_decay)
-    optimizer = build_optimizer(model, config.optim)
-    train_loader = build_train_loader(config, world, data, precision, batching)
-    val_loader = build_val_loader(config, world, data, precision, batching)
+    average = build_average(model, weights, config.model.ema_decay)
+    optimizer = build_optimizer(weights, config.optim, strategy)
     peak, _ = peak_rate(config.optim, batching.global_batch)
 
     progress, identity = Progress(), identify(config, data, batching)
-    steps, notes = train_loader.sharding.steps_per_epoch, list[str]()
+    notes: list[str] = []
     resumed = _find_checkpoint(config, world)
     if resumed is not None and world.from_main(is_old(resumed)):
-        progress, notes = take_over(resumed, config, model, optimizer, steps)
+        progress, notes = take_over(resumed, config, weights, optimizer, steps_per_epoch)
+        precision.refresh()
         average.begin()
         resumed = None  # its run has no folder of ours
     elif resumed is not None:
-        progress = _restore(resumed, identity, model, average, optimizer)
-    begun = begin_at(progress, config, steps)
+        progress = _restore(resumed, identity, weights, average, optimizer, strategy, precision)
+    begun = begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, resumed = begun, None
     folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
@@ -175,11 +182,12 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         world=world,
         data=data,
         model=model,
+        weights=weights,
         replica=replica,
         average=average,
         criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
         optimizer=optimizer,
-        schedule=build_schedule(config.optim, peak, config.epochs, steps),
+        schedule=build_schedule(config.optim, peak, config.epochs, steps_per_epoch),
         batching=batching,
         strategy=strategy,
         precision=precision,
@@ -192,7 +200,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         progress=progress,
         stopping=build_stopping(world),
         identity=identity,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -275,7 +283,13 @@ def _choose_run_path(config: TrainConfig, resumed: Path | None) -> Path:
 
 
 def _restore(
-    path: Path, identity: dict[str, Any], model: nn.Module, average: NoAverage, optimizer: Optimizer
+    path: Path,
+    identity: dict[str, Any],
+    weights: nn.Module,
+    average: NoAverage,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    precision: Precision,
 ) -> Progress:
     """Put a checkpoint's state into the parts of a run, and return how far it had come."""
     snapshot = checkpoint.load(path)
@@ -284,9 +298,13 @@ def _restore(
     if wrong:
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
     try:
-        model.load_state_dict(snapshot.model)
+        weights.load_state_dict(snapshot.model)
+        precision.refresh()
         average.load_state_dict(snapshot.average)
         load_keeping_flags(optimizer, snapshot.optimizer)
+        strategy.load_state_dict(snapshot.strategy)
+        if snapshot.precision.get("name") == precision.name:
+            precision.load_state_dict(snapshot.precision)
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None

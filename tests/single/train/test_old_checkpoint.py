@@ -159,6 +159,19 @@ def test_adams_state_goes_on(tmp_path: Path) -> None:
     _assert_equal(result, script.train(EPOCHS - FINISHED))
 
 
+@pytest.mark.parametrize("precision", ["O2", "fp64", "bf16"])
+def test_weights_reach_every_copy_of_them(tmp_path: Path, precision: str) -> None:
+    script = PlainScript().train(FINISHED)
+    torch.save(_imagenet(script) | {"epoch": EPOCHS}, tmp_path / "old.pth")
+    result = _resume(tmp_path / "old.pth", precision=precision)  # evaluates what computes; saves what is trained
+    pixels, labels = images().tensors
+    expected = F.cross_entropy(script.net.eval()(pixels), labels).item()
+    assert result.loss == pytest.approx(expected, rel=0.02)
+    newest = max((result.run_dir / "checkpoints").glob("step-*"))
+    saved = load_file(newest / "model.safetensors")["4.weight"]
+    torch.testing.assert_close(saved.float(), script.net[4].weight.detach())
+
+
 def test_addresses_as_parameters_names_are_read_by_their_order(tmp_path: Path) -> None:
     script = PlainScript().train(FINISHED)
     content = _imagenet(script)

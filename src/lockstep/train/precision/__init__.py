@@ -1,21 +1,34 @@
-"""In which number format a step computes: one precision a file; `base.py` is single precision."""
+"""In which number format a step computes: one precision a file; `base.py` is single precision (also named O0)."""
 
 from __future__ import annotations
 
-from lockstep.config import TrainConfig
+from lockstep.config import NumericsConfig
 from lockstep.train.precision.base import Precision
 
 __all__ = ["Precision", "build_precision"]
 
 
-def build_precision(config: TrainConfig, device_type: str) -> Precision:
+def build_precision(config: NumericsConfig, device_type: str) -> Precision:
     """The precision that a configuration names, on "cpu" or "cuda"."""
-    if config.numerics.precision == "bf16":
+    name, keep = config.precision, config.keep_batchnorm_fp32
+    if name == "bf16":
         from lockstep.train.precision.bf16 import Bfloat16
 
         return Bfloat16(device_type)
-    if config.numerics.precision == "fp64":
+    if name == "fp64":
         from lockstep.train.precision.fp64 import Double
 
         return Double()
+    if name == "O1":
+        from lockstep.train.precision.o1 import AutocastHalf
+
+        return AutocastHalf(device_type, config.loss_scale or "dynamic")
+    if name == "O2":
+        from lockstep.train.precision.o2 import MasterWeights
+
+        return MasterWeights(config.loss_scale or "dynamic", keep_batchnorm_fp32=keep is not False)
+    if name == "O3":
+        from lockstep.train.precision.o3 import Half
+
+        return Half(config.loss_scale or 1.0, keep_batchnorm_fp32=bool(keep))
     return Precision()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +16,20 @@ class Precision:
 
     name = "fp32"
     input_dtype = torch.float32
+    loss_dtype = torch.float32
+    """Logits are converted to it before the loss, which is summed in it."""
+    loss_scale = 1.0
+    """What the loss is multiplied with at present."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model with its parameters in this precision."""
+        return model
+
+    def weights_of(self, model: nn.Module) -> nn.Module:
+        """The module whose parameters the optimizer changes and checkpoints hold: the model, or its copy in float32.
+
+        `model` is prepared and on its device.
+        """
         return model
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -28,8 +41,19 @@ class Precision:
         loss.backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Make the gradients true to size, for clipping."""
+        """Give the optimizer's parameters their gradients, true to size."""
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Take the optimizer's step."""
+    def step(self, optimizer: Optimizer) -> bool:
+        """Take the optimizer's step; False if it was skipped because a gradient is infinite or not a number."""
         optimizer.step()
+        return True
+
+    def refresh(self) -> None:
+        """After weights were loaded: make the model follow them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must remember, as JSON holds it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same precision."""

@@ -13,6 +13,7 @@ class Double(Precision):
 
     name = "fp64"
     input_dtype = torch.float64
+    loss_dtype = torch.float64
 
     def prepare(self, model: nn.Module) -> nn.Module:
         return model.double()

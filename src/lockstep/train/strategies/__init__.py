@@ -9,13 +9,33 @@ from lockstep.world import World
 __all__ = ["Strategy", "build_strategy"]
 
 
-def build_strategy(config: TrainConfig, world: World) -> Strategy:
-    """The strategy that a configuration names; `lockstep.config.check_workers` has passed it."""
-    name = config.parallel.strategy
+def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strategy:
+    """The strategy that a configuration names; `lockstep.config.check_workers` has passed it.
+
+    Args:
+        total_steps: Optimizer steps of the whole run.
+    """
+    parallel, name = config.parallel, config.parallel.strategy
     if name == "auto":
         name = "ddp" if world.size > 1 else "single"
+    if name == "dp":
+        from lockstep.train.strategies.dp import DataParallelStrategy
+
+        return DataParallelStrategy()
+    if name == "horovod":
+        from lockstep.train.strategies.horovod import HorovodStrategy
+
+        return HorovodStrategy(world, parallel.compress)
     if name == "ddp":
+        from lockstep.train.strategies.compression import HALF_HOOKS, Compression, HalfCompression
         from lockstep.train.strategies.ddp import DistributedStrategy
 
-        return DistributedStrategy(world, config.parallel.find_unused_parameters)
+        compression = Compression()
+        if parallel.compress == "powersgd":
+            from lockstep.train.strategies.powersgd import PowerSGD
+
+            compression = PowerSGD(world, parallel.powersgd_rank, total_steps, config.seed)
+        elif parallel.compress in HALF_HOOKS:
+            compression = HalfCompression(parallel.compress)
+        return DistributedStrategy(world, compression, parallel.find_unused_parameters, parallel.shard_optimizer)
     return Strategy()

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from lockstep.train.strategies.base import Strategy
+from lockstep.train.strategies.base import Strategy, Tensors
+from lockstep.train.strategies.batch_norm import convert_batch_norm
+from lockstep.train.strategies.compression import Compression
 from lockstep.world import World
 
 
 class DistributedStrategy(Strategy):
-    """torch's DistributedDataParallel, with buckets whose layout depends on the parameters' order alone."""
+    """torch's DistributedDataParallel, with buckets whose layout depends on the parameters' order alone.
+
+    Args:
+        compression: How the buckets travel.
+        shard_optimizer: Keep a share of the optimizer's state on each worker (S. Rajbhandari et al., "ZeRO", arXiv
+            1910.02054, stage 1; torch's ZeroRedundancyOptimizer).
+    """
 
     name = "ddp"
 
-    def __init__(self, world: World, find_unused_parameters: bool = False):
+    def __init__(self, world: World, compression: Compression, find_unused_parameters: bool, shard_optimizer: bool):
+        super().__init__()
         self._world = world
+        self._compression = compression
+        self.traffic = compression.traffic
         self._find_unused = find_unused_parameters
+        self._shards = shard_optimizer and world.size > 1
         self.workers_averaged = world.size
         self._ddp: DistributedDataParallel | None = None
+
+    def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+        if self._world.device.type == "cuda":
+            converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            return converted
+        return convert_batch_norm(model, GroupPeers()) if self._world.size > 1 else model
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
@@ -35,7 +56,15 @@ class DistributedStrategy(Strategy):
             gradient_as_bucket_view=True,
         )
         settle_buckets(self._ddp)
+        self._compression.attach(self._ddp)
         return self._ddp
+
+    def build_optimizer(
+        self, kind: type[Optimizer], groups: Sequence[dict[str, Any]], settings: Mapping[str, Any]
+    ) -> Optimizer:
+        if not self._shards:
+            return super().build_optimizer(kind, groups, settings)
+        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **settings)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._without_reduction(self._ddp)
@@ -45,10 +74,39 @@ class DistributedStrategy(Strategy):
         with ddp.no_sync():
             yield
 
+    def forget_gradients(self) -> None:
+        self._compression.forget()
+
     def sync_buffers(self, model: nn.Module) -> None:
         if self._world.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def gather_state(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            optimizer.consolidate_state_dict(to=0)
+        self._compression.gather_state()
+
+    def state_dict(self) -> Tensors:
+        return self._compression.state_dict()
+
+    def load_state_dict(self, state: Tensors) -> None:
+        self._compression.load_state_dict(state)
+
+
+class GroupPeers:
+    """The workers whose statistics a batch norm combines, by torch.distributed's collectives."""
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """[F] of each worker to [workers, F]."""
+        rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, row)
+        return torch.stack(rows)
+
+    def sum(self, row: torch.Tensor) -> torch.Tensor:
+        """[F] of each worker, added up."""
+        dist.all_reduce(row)
+        return row
 
 
 def settle_buckets(ddp: DistributedDataParallel) -> None:
@@ -65,7 +123,7 @@ def settle_buckets(ddp: DistributedDataParallel) -> None:
 
     def touch_parameters() -> torch.Tensor:
         # The engine runs the youngest branch first, and so the last parameter's gradient arrives first.
-        return torch.stack([parameter.sum() * 0 for parameter in parameters]).sum()
+        return torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
 
     own_forward = vars(module).get("forward")
     module.forward = touch_parameters

@@ -1,0 +1,58 @@
+"""LAMB: Adam whose step is scaled for each layer to the length of its weights.
+
+Y. You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv 1904.00962, algorithm 2
+with the identity for phi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from lockstep.train.layerwise import LayerwiseOptimizer, Tensors, adapted
+
+
+class LAMB(LayerwiseOptimizer):
+    """Layer-wise adaptive moments.
+
+    A weight w moves by rate * |w| / |u| * u, where u is Adam's step (with bias correction) plus weight decay times w.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def step_group(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
+        states = [self._state_of(weight) for weight in weights]
+        for state in states:
+            state["step"] += 1
+        first_beta, second_beta = group["betas"]
+        means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_lerp_(means, gradients, 1 - first_beta)
+        torch._foreach_mul_(squares, second_beta)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second_beta)
+        steps = [float(state["step"]) for state in states]  # kept on the CPU, so no device is waited for
+        updates = torch._foreach_div(means, [1 - first_beta**step for step in steps])
+        denominators = torch._foreach_div(squares, [1 - second_beta**step for step in steps])
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, group["eps"])
+        torch._foreach_div_(updates, denominators)
+        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        norms = zip(weights, torch._foreach_norm(weights), torch._foreach_norm(updates), strict=True)
+        torch._foreach_mul_(updates, [adapted(w, length / step) * group["lr"] for w, length, step in norms])
+        torch._foreach_sub_(weights, updates)
+
+    def _state_of(self, weight: torch.Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        return state

@@ -1,0 +1,76 @@
+"""O2: an fp16 model that follows float32 master weights.
+
+Forward and backward compute in fp16. The optimizer works on a copy of the model in float32, whose updates may be far
+smaller than what fp16 can add to a weight (P. Micikevicius et al., arXiv 1710.03740, section 3.1). Checkpoints hold the
+copy, so they are the same as those of any other precision.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lockstep.train.precision.o3 import halve
+from lockstep.train.precision.scaling import ScaledPrecision
+
+
+class MasterWeights(ScaledPrecision):
+    """A float16 model, with batch norm in float32 unless told otherwise, and float32 weights behind it."""
+
+    name = "O2"
+    input_dtype = torch.float16
+
+    def __init__(self, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
+        super().__init__(loss_scale)
+        self._keep_batchnorm = keep_batchnorm_fp32
+        self._exact: dict[str, torch.Tensor] = {}
+        self._parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        self._exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        return halve(model, self._keep_batchnorm)
+
+    def weights_of(self, model: nn.Module) -> nn.Module:
+        full = copy.deepcopy(model).float()
+        with torch.no_grad():
+            for name, parameter in full.named_parameters():
+                parameter.copy_(self._exact[name])  # not what rounding to fp16 has left of it
+        self._exact = {}
+        full.register_forward_pre_hook(_in_float)
+        self._parameters = list(zip(model.parameters(), full.parameters(), strict=True))
+        self._buffers = list(zip(model.buffers(), full.buffers(), strict=True))
+        return full
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        for half, full in self._parameters:
+            full.grad = None if half.grad is None else half.grad.to(full.dtype, copy=True)
+        super().unscale(optimizer)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        taken = super().step(optimizer)
+        if taken:
+            self._copy_weights()
+        with torch.no_grad():
+            for half, full in self._buffers:
+                full.copy_(half)
+        return taken
+
+    def refresh(self) -> None:
+        self._copy_weights()
+        with torch.no_grad():
+            for half, full in self._buffers:
+                half.copy_(full)
+
+    def _copy_weights(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_([half for half, _ in self._parameters], [full for _, full in self._parameters])
+
+
+def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The float32 weights, or an average of them, are evaluated on images that come in half precision."""
+    return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)

@@ -1,0 +1,34 @@
+"""Putting batch norm over all workers' samples into a model, in place of batch norm over one worker's."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lockstep.global_batch_norm import GlobalBatchNorm, Peers
+
+
+def convert_batch_norm(model: nn.Module, peers: Peers) -> nn.Module:
+    """The model with each batch norm replaced by a `GlobalBatchNorm` of the same parameters, buffers and names.
+
+    torch's own nn.SyncBatchNorm does this on GPUs, and refuses tensors on the CPU.
+    """
+    if isinstance(model, _BatchNorm):
+        return _over_peers(model, peers)
+    for name, child in model.named_children():
+        converted = convert_batch_norm(child, peers)
+        if converted is not child:
+            setattr(model, name, converted)
+    return model
+
+
+def _over_peers(norm: _BatchNorm, peers: Peers) -> GlobalBatchNorm:
+    converted = GlobalBatchNorm(
+        norm.num_features, norm.eps, norm.momentum, affine=norm.affine, track_running_stats=norm.track_running_stats
+    )
+    converted.weight, converted.bias = norm.weight, norm.bias
+    converted.running_mean, converted.running_var = norm.running_mean, norm.running_var
+    converted.num_batches_tracked = norm.num_batches_tracked
+    converted.training = norm.training
+    converted.peers = peers
+    return converted

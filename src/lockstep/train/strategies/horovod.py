@@ -1,0 +1,92 @@
+"""Horovod-style: gradients are reduced by name, by Lockstep's implementation of `horovod.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+import lockstep.hvd as hvd
+from lockstep.hvd.compression import Compressor
+from lockstep.hvd.sync_batch_norm import HorovodPeers
+from lockstep.train.strategies.base import Strategy, Traffic
+from lockstep.train.strategies.batch_norm import convert_batch_norm
+from lockstep.train.strategies.compression import HALF_BYTES
+from lockstep.world import World
+
+HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+NEVER = 1 << 30  # backward passes after which gradients would be reduced, where that is to wait for another pass
+
+
+class HorovodStrategy(Strategy):
+    """hvd.DistributedOptimizer's reduction, with its fused buckets that travel while backward goes on.
+
+    The distributed optimizer stands in front of one that never steps: the gradients that travel are the model's, and
+    with master weights (O2) the optimizer that steps changes others.
+    """
+
+    name = "horovod"
+
+    def __init__(self, world: World, compress: str):
+        super().__init__()
+        self._world = world
+        self._compress = compress
+        self.workers_averaged = world.size
+        self._reducer: Any = None
+        hvd.init()
+
+    def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+        return convert_batch_norm(model, HorovodPeers()) if self._world.size > 1 else model
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if trained:
+            self._reducer = hvd.DistributedOptimizer(
+                optim.SGD([parameter for _, parameter in trained], lr=0.0), trained, self._compressor()
+            )
+        return model
+
+    def _compressor(self) -> type[Compressor]:
+        if self._compress == "none":
+            return hvd.Compression.none
+        return counting_compressor(HALF_DTYPES[self._compress], self.traffic)
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
+        return self._reducing_after_this(is_last)
+
+    @contextmanager
+    def _reducing_after_this(self, is_last: bool) -> Iterator[None]:
+        if self._reducer is not None:
+            self._reducer.set_backward_passes_per_step(1 if is_last else NEVER)
+        yield
+
+    def finish_gradients(self) -> None:
+        if self._reducer is not None:
+            self._reducer.synchronize()
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)
+
+    def close(self) -> None:
+        hvd.shutdown()
+
+
+def counting_compressor(dtype: torch.dtype, traffic: Traffic) -> type[Compressor]:
+    """A compression to a half-precision dtype that counts what it saves."""
+
+    class HalfCompressor(Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            traffic.plain_bytes += tensor.nbytes
+            traffic.sent_bytes += tensor.numel() * HALF_BYTES
+            return tensor.to(dtype), tensor.dtype
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+            return tensor.to(ctx)
+
+    return HalfCompressor

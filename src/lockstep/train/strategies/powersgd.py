@@ -1,0 +1,100 @@
+"""PowerSGD: gradients travel as factors of low rank, and what that leaves out is added to the next step's.
+
+T. Vogels, S. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
+arXiv 1905.13727, as torch's hook for DistributedDataParallel implements it.
+"""
+
+# No "from __future__ import annotations": torch looks at a hook's annotations, and wants the types themselves.
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.train.strategies.base import Tensors
+from lockstep.train.strategies.compression import Compression, Future
+from lockstep.world import World
+
+EARLIEST_START = 2  # torch's hook wants two plain steps
+LATEST_START = 1000
+SHARE_BEFORE_START = 0.1  # of the run; its authors' recipes begin after the first epochs
+
+
+def start_step(total_steps: int) -> int:
+    """Steps whose gradients travel whole: a tenth of the run, at least 2 and at most 1,000."""
+    return max(EARLIEST_START, min(LATEST_START, round(SHARE_BEFORE_START * total_steps)))
+
+
+class PowerSGD(Compression):
+    """Factors of rank `rank` from `start_step(total_steps)` on.
+
+    The error that a worker feeds back is its own, so a checkpoint holds those of all workers; on another number of
+    workers each goes on with their mean, which leaves the mean of the gradients as it was.
+    """
+
+    def __init__(self, world: World, rank: int, total_steps: int, seed: int):
+        super().__init__()
+        self._world = world
+        self._seed = seed
+        self._hook_state = PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=start_step(total_steps),
+            random_seed=seed,
+        )
+        self._errors_of_all: Tensors = {}
+
+    def attach(self, ddp: DistributedDataParallel) -> None:
+        ddp.register_comm_hook(self._hook_state, self._reduce)
+
+    def _reduce(self, state: PowerSGDState, bucket: dist.GradBucket) -> Future:
+        buffer = bucket.buffer()
+        before = state.total_numel_after_compression
+        future: Future = powerSGD_hook(state, bucket)
+        numel = state.total_numel_after_compression - before or buffer.numel()  # nothing counted: sent whole
+        self.traffic.plain_bytes += buffer.nbytes
+        self.traffic.sent_bytes += numel * buffer.element_size()
+        return future
+
+    def forget(self) -> None:
+        state = self._hook_state
+        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            memory.clear()
+        state.rng = np.random.RandomState((self._seed + state.iter) % 2**32)
+
+    def gather_state(self) -> None:
+        self._errors_of_all = {}
+        for bucket, error in sorted(self._hook_state.error_dict.items()):
+            mine = error.detach().cpu()
+            rows = [torch.empty_like(mine) for _ in range(self._world.size)] if self._world.is_main else None
+            dist.gather(mine, rows, dst=0)
+            self._errors_of_all |= {f"error.{bucket}.{rank}": row for rank, row in enumerate(rows or [])}
+
+    def state_dict(self) -> Tensors:
+        state = self._hook_state
+        tensors = {"steps": torch.tensor(state.iter)} | self._errors_of_all
+        self._errors_of_all = {}
+        for name, memory in (("p", state.p_memory_dict), ("q", state.q_memory_dict)):
+            tensors |= {f"{name}.{bucket}": tensor.detach().cpu() for bucket, tensor in memory.items()}
+        return tensors
+
+    def load_state_dict(self, state: Tensors) -> None:
+        if "steps" not in state:
+            return  # the run so far did without
+        # Copies: in a file's mapped memory tensors lie on odd addresses, where sums are formed in another order.
+        hook, device = self._hook_state, self._world.device
+        hook.iter = int(state["steps"])
+        errors: dict[int, dict[int, torch.Tensor]] = {}
+        for key, tensor in state.items():
+            kind, *numbers = key.split(".")
+            if kind == "error":
+                bucket, rank = map(int, numbers)
+                errors.setdefault(bucket, {})[rank] = tensor
+            elif kind in ("p", "q"):
+                memory = hook.p_memory_dict if kind == "p" else hook.q_memory_dict
+                memory[int(numbers[0])] = tensor.to(device, copy=True)
+        for bucket, by_rank in errors.items():
+            same_workers = len(by_rank) == self._world.size
+            error = by_rank[self._world.rank] if same_workers else torch.stack(list(by_rank.values())).mean(0)
+            hook.error_dict[bucket] = error.to(device, copy=True)

@@ -1,0 +1,115 @@
+"""Strategies: the same training by other ways of keeping replicas equal, and what each adds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import losses, train_digits, weights_of
+from processes import run_in_workers
+
+from lockstep.records import read_records
+
+COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
+
+
+def _train(path: Path, size: int, net: str = "plain", **settings: Any) -> dict[str, torch.Tensor]:
+    """The weights after 20 steps on `size` workers."""
+    run_in_workers(size, train_digits, net, None, 100, {**COMMON, "run_dir": path, **settings})
+    return weights_of(path)
+
+
+def _distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("net", "precision", "tolerance", "extra"),
+    [
+        ("plain", "fp64", 1e-10, {}),
+        ("plain", "fp32", 2e-5, {"accumulate": 3, "clip_norm": 0.5}),
+        ("normed", "fp64", 1e-10, {"sync_bn": True}),
+    ],
+)
+def test_all_strategies_give_the_same_weights_after_20_steps(
+    tmp_path: Path, net: str, precision: str, tolerance: float, extra: dict[str, Any]
+) -> None:
+    common = {"precision": precision, **extra}
+    alone = {key: value for key, value in common.items() if key != "sync_bn"}
+    single = _train(tmp_path / "single", 1, net, strategy="single", **alone)
+    others = {
+        "dp": _train(tmp_path / "dp", 1, net, strategy="dp", **alone),
+        "ddp": _train(tmp_path / "ddp", 2, net, strategy="ddp", **common),
+        "horovod": _train(tmp_path / "horovod", 2, net, strategy="horovod", **common),
+        "horovod on 3": _train(tmp_path / "horovod3", 3, net, strategy="horovod", **common),
+        "ddp, sharded": _train(tmp_path / "zero", 2, net, strategy="ddp", shard_optimizer=True, **common),
+    }
+    start, *_, end = losses(tmp_path / "single")
+    assert end < 0.9 * start
+    assert {name: _distance(weights, single) for name, weights in others.items()} == pytest.approx(
+        dict.fromkeys(others, 0.0), abs=tolerance
+    )
+
+
+def test_without_sync_bn_the_workers_statistics_differ_from_the_whole_batch_s(tmp_path: Path) -> None:
+    single = _train(tmp_path / "single", 1, "normed", precision="fp64")
+    assert _distance(_train(tmp_path / "ddp", 2, "normed", precision="fp64"), single) > 1e-4
+
+
+def _bytes(path: Path) -> list[tuple[int, int]]:
+    steps = [record for record in read_records(path / "metrics.jsonl") if record["kind"] == "step"]
+    return [(record["gradient_bytes"], record["sent_bytes"]) for record in steps]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "compress", "tolerance"),
+    [("ddp", "fp16", 2e-3), ("ddp", "bf16", 2e-2), ("horovod", "fp16", 2e-3), ("horovod", "bf16", 2e-2)],
+)
+def test_gradients_in_half_precision_travel_in_half_the_bytes_and_change_little(
+    tmp_path: Path, strategy: str, compress: str, tolerance: float
+) -> None:
+    plain = _train(tmp_path / "plain", 2, strategy=strategy)
+    half = _train(tmp_path / "half", 2, strategy=strategy, compress=compress)
+    assert 0 < _distance(half, plain) < tolerance
+    parameters = sum(tensor.numel() for tensor in plain.values())
+    assert _bytes(tmp_path / "half") == [(4 * parameters, 2 * parameters)] * 20
+    with pytest.raises(KeyError):
+        _bytes(tmp_path / "plain")
+
+
+def test_powersgd_starts_within_the_run_saves_bytes_and_learns(tmp_path: Path) -> None:
+    _train(tmp_path / "run", 2, compress="powersgd", powersgd_rank=2, epochs=2)
+    whole, rest = _bytes(tmp_path / "run")[:3], _bytes(tmp_path / "run")[3:]
+    assert all(plain == sent for plain, sent in whole)  # a tenth of 30 steps
+    assert len(rest) == 17
+    assert all(sent < plain / 8 for plain, sent in rest)
+    start, *_, end = losses(tmp_path / "run")
+    assert end < 0.9 * start
+
+
+def _stop_and_resume(tmp_path: Path, first: int, then: int, **settings: Any) -> dict[str, torch.Tensor]:
+    run = {**COMMON, "run_dir": tmp_path / f"{first}-{then}", **settings}
+    run_in_workers(first, train_digits, "plain", None, 100, {**run, "max_steps": 9})
+    run_in_workers(then, train_digits, "plain", None, 100, {**run, "resume": "auto"})
+    return weights_of(tmp_path / f"{first}-{then}")
+
+
+def test_powersgd_resumes_to_the_bit_with_every_workers_error(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"compress": "powersgd", "powersgd_rank": 1}
+    whole = _train(tmp_path / "whole", 2, **settings)
+    assert _distance(_stop_and_resume(tmp_path, 2, 2, **settings), whole) == 0.0
+    fewer = _stop_and_resume(tmp_path, 2, 1, **settings)  # one worker has nothing to compress
+    assert 0 < _distance(fewer, whole) < 0.1
+    assert _distance(_stop_and_resume(tmp_path, 2, 3, **settings), whole) < 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+def test_a_sharded_optimizers_checkpoint_resumes_on_any_number_of_workers(tmp_path: Path, optimizer: str) -> None:
+    settings: dict[str, Any] = {"precision": "fp64", "optimizer": optimizer, "lr": 0.01, "decay_all": False}
+    whole = _train(tmp_path / "whole", 1, **settings)
+    for first, then in ((2, 3), (3, 1), (1, 2)):
+        resumed = _stop_and_resume(tmp_path, first, then, strategy="ddp", shard_optimizer=True, **settings)
+        assert _distance(resumed, whole) < 1e-10, (first, then)
