@@ -86,7 +86,7 @@ def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar],
             row["bar"] = bar.verdict(row[f"{bar.clock}_ratio"][1])
         cells = f"{_show(row['wall']):34}{_show(row['wall_ratio']):32}{_show(row['cpu_ratio']):32}"
         print(f"  {contestant:24}{cells}{row.get('bar', '')}".rstrip())
-    _append({"name": name, "unit": unit.label, "contestants": rows})
+    append_record({"name": name, "unit": unit.label, "contestants": rows})
 
 
 def _take(work: Work) -> Turn:
@@ -115,7 +115,7 @@ def _show(spread: Sequence[float]) -> str:
     return f"{median} ({low} to {high})"
 
 
-def _append(record: Mapping[str, Any]) -> None:
+def append_record(record: Mapping[str, Any]) -> None:
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     commit = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty"]
     facts = describe_environment(World(Place(), torch.device("cpu")))

@@ -64,7 +64,7 @@ def test_a_gradient_that_no_scale_helps_stops_all_workers(tmp_path: Path) -> Non
 def test_the_loss_scale_goes_over_a_resume_to_the_bit(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"precision": "O2", "net": "normed", "ema_decay": 0.9}
     _train(tmp_path / "whole", 2, **settings)
-    _train(tmp_path / "parts", 2, **settings, **{"max_steps": 3})
+    _train(tmp_path / "parts", 2, **settings, max_steps=3)
     _train(tmp_path / "parts", 2, **settings, resume="auto")
     whole, parts = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
     assert all(weight.equal(parts[name]) for name, weight in whole.items())

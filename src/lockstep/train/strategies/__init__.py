@@ -34,7 +34,8 @@ def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strat
         if parallel.compress == "powersgd":
             from lockstep.train.strategies.powersgd import PowerSGD
 
-            compression = PowerSGD(world, parallel.powersgd_rank, total_steps, config.seed)
+            by_gloo = world.device.type == "cpu" or parallel.dist_backend == "gloo"
+            compression = PowerSGD(world, parallel.powersgd_rank, total_steps, config.seed, one_at_a_time=by_gloo)
         elif parallel.compress in HALF_HOOKS:
             compression = HalfCompression(parallel.compress)
         return DistributedStrategy(world, compression, parallel.find_unused_parameters, parallel.shard_optimizer)

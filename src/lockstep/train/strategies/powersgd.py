@@ -29,12 +29,17 @@ def start_step(total_steps: int) -> int:
 class PowerSGD(Compression):
     """Factors of rank `rank` from `start_step(total_steps)` on.
 
+    A bucket takes three all-reduces, each begun when the one before is done. Gloo ends them on threads of its own, so
+    with several buckets in flight their order would differ from worker to worker, and Gloo matches by order: there a
+    bucket is finished before the next begins. NCCL keeps the order in which they are enqueued.
+
     The error that a worker feeds back is its own, so a checkpoint holds those of all workers; on another number of
     workers each goes on with their mean, which leaves the mean of the gradients as it was.
     """
 
-    def __init__(self, world: World, rank: int, total_steps: int, seed: int):
+    def __init__(self, world: World, rank: int, total_steps: int, seed: int, one_at_a_time: bool):
         super().__init__()
+        self._one_at_a_time = one_at_a_time
         self._world = world
         self._seed = seed
         self._hook_state = PowerSGDState(
@@ -55,6 +60,8 @@ class PowerSGD(Compression):
         numel = state.total_numel_after_compression - before or buffer.numel()  # nothing counted: sent whole
         self.traffic.plain_bytes += buffer.nbytes
         self.traffic.sent_bytes += numel * buffer.element_size()
+        if self._one_at_a_time:
+            future.wait()
         return future
 
     def forget(self) -> None:
