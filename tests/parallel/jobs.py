@@ -50,7 +50,12 @@ def normed_net() -> nn.Module:
     )
 
 
-NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net}
+def wide_net() -> nn.Module:
+    """More weights than DistributedDataParallel puts into its first bucket (1 MiB)."""
+    return nn.Sequential(nn.Flatten(), *(nn.Linear(*shape) for shape in ((64, 600), (600, 600), (600, 10))))
+
+
+NETS = {"plain": plain_net, "lively": lively_net, "normed": normed_net, "wide": wide_net}
 
 
 def small_digits(train: int | None = None, val: int | None = None) -> ImageData:

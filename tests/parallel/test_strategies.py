@@ -90,6 +90,13 @@ def test_powersgd_starts_within_the_run_saves_bytes_and_learns(tmp_path: Path) -
     assert end < 0.9 * start
 
 
+def test_powersgd_keeps_one_order_over_several_buckets(tmp_path: Path) -> None:
+    _train(tmp_path / "run", 3, "wide", compress="powersgd", lr=0.02)
+    course = losses(tmp_path / "run")
+    assert len(course) == 20
+    assert course[-1] < 0.9 * course[0]
+
+
 def _stop_and_resume(tmp_path: Path, first: int, then: int, **settings: Any) -> dict[str, torch.Tensor]:
     run = {**COMMON, "run_dir": tmp_path / f"{first}-{then}", **settings}
     run_in_workers(first, train_digits, "plain", None, 100, {**run, "max_steps": 9})

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from lockstep import __version__
 from lockstep.world import World, usable_cores
 
 
@@ -25,7 +26,10 @@ def describe_environment(world: World) -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("lockstep-torch", "torch", "torchvision", "numpy", "pillow")},
+        "packages": {
+            "lockstep-torch": __version__,  # also where it runs from its sources, without being installed
+            **{name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")},
+        },
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
