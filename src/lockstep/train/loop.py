@@ -25,7 +25,7 @@ from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
 from lockstep.train.optim import set_rate
 from lockstep.train.reporting import Interval, advice, report_evaluation, report_steps, report_stop, report_training
-from lockstep.train.setup import Job
+from lockstep.train.setup import Criterion, Job
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ def _take_step(job: Job, batch: Batch, global_count: int) -> None:
     passes = _split(batch, job.batching.accumulate)
     # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
     scale = job.strategy.workers_averaged / global_count
-    for number, (images, labels, weights) in enumerate(passes, start=1):
+    for number, part in enumerate(passes, start=1):
         with job.strategy.accumulating(is_last=number == len(passes)):
             with job.precision.autocast():
-                logits = job.replica(images)
-                losses = job.criterion(logits, labels)
-                loss = (losses if weights is None else losses * weights).sum() * scale
+                logits = job.replica(part.images)
+                losses = _losses(job.criterion, logits, part)
+                loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             job.precision.backward(loss)
-        job.meter.add(losses, logits, labels, weights)
+        job.meter.add(losses, logits, part.labels, part.weights)
     job.meter.end_step()
     job.strategy.finish_gradients(job.optimizer)
     job.precision.unscale(job.optimizer)
@@ -127,14 +127,21 @@ def _take_step(job: Job, batch: Batch, global_count: int) -> None:
     job.average.update()
 
 
+def _losses(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The loss of each sample, [N]; of a mixed image, both labels' losses by their shares."""
+    losses = criterion(logits, batch.labels)
+    if batch.others is None or batch.shares is None:
+        return losses
+    return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))
+
+
 def _split(batch: Batch, passes: int) -> list[Batch]:
     """A batch in up to `passes` nearly equal parts, none of them empty."""
     if passes == 1:
         return [batch]
     parts = min(passes, len(batch.labels))
-    weights = batch.weights.tensor_split(parts) if batch.weights is not None else [None] * parts
-    pieces = zip(batch.images.tensor_split(parts), batch.labels.tensor_split(parts), weights, strict=True)
-    return [Batch(*piece) for piece in pieces]
+    pieces = [[None] * parts if tensor is None else tensor.tensor_split(parts) for tensor in batch]
+    return [Batch(*piece) for piece in zip(*pieces, strict=True)]
 
 
 def _end_epoch(job: Job) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from lockstep.config import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
+from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
@@ -202,10 +203,12 @@ def build_train_loader(
     config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
 ) -> TrainLoader:
     """This worker's share of each training step."""
+    together = 2 if mixes(config.augment) else 1
     sharding = Sharding(
-        len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last
+        len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last, together
     )
-    return TrainLoader(_build_reader(config, world, data, data.train, precision), sharding, world.device)
+    reader = _build_reader(config, world, data, data.train, precision)
+    return TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
 
 
 def build_val_loader(
@@ -226,6 +229,7 @@ def _build_reader(config: TrainConfig, world: World, data: ImageData, split: Spl
         seed=config.seed,
         processes=_loader_processes(config, world, split),
         skip_corrupt=config.data.skip_corrupt,
+        sizes=config.data.sizes_by_epoch,
     )
 
 
