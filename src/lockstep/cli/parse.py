@@ -52,10 +52,19 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     flags = parse(TrainCommand, "train", words)
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
-    if flags.job.batch_size is not None:
+    command = parse(TrainCommand, "train", words, TrainCommand(job=_give_way(recipe, flags.job)))
+    for_arch = recipes.load(name, command.job.model.arch)
+    if for_arch == recipe:
+        return command
+    return parse(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
+
+
+def _give_way(recipe: TrainConfig, flags: TrainConfig) -> TrainConfig:
+    """The recipe without what contradicts the flags that were given."""
+    if flags.batch_size is not None:
         recipe = replace(recipe, global_batch_size=None)
-    if flags.job.global_batch_size is not None:
+    if flags.global_batch_size is not None:
         recipe = replace(recipe, batch_size=None)
-    if flags.job.data.dataset or flags.job.data.data or flags.job.run.evaluate:  # -e: the checkpoint's own set
+    if flags.data.dataset or flags.data.data or flags.run.evaluate:  # -e: the checkpoint's own set
         recipe = replace(recipe, data=replace(recipe.data, dataset="", data=None))
-    return parse(TrainCommand, "train", words, TrainCommand(job=recipe))
+    return recipe
