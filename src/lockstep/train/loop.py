@@ -6,6 +6,7 @@ so the loop asks neither for ranks nor for strategies.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from torch import nn
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError, StoppedError
 from lockstep.seeding import seed_all
+from lockstep.train import goal
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
@@ -43,7 +45,7 @@ class Result:
 
 
 def train(job: Job) -> Result:
-    """Train to the job's last step.
+    """Train to the job's last step, or to the accuracy that is desired.
 
     Raises:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
@@ -55,10 +57,10 @@ def train(job: Job) -> Result:
     figures: dict[str, Any] = {}
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
-    while progress.step < job.last_step:
+    while progress.step < job.last_step and not goal.is_reached(job):
         train_epoch(job)
         figures = _end_epoch(job)
-    if not figures:  # the resumed run was already complete
+    if not figures:  # the resumed run was already complete, or as accurate as desired
         figures = _end_epoch(job)
     job.checkpoints.export_best(job.folder.model)
     return Result(
@@ -159,11 +161,14 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     if rest == 0:
         progress.end_epoch()
     due = _divides(run.checkpoint_epochs, epoch) or _divides(run.checkpoint_steps, progress.step)
-    if due or progress.step == job.last_step:
+    reached = figures["top1"] >= (run.desired_acc or math.inf)
+    if due or reached or progress.step == job.last_step:
         is_best = figures["top1"] > progress.best_top1
         if is_best:
             progress.best_top1, progress.best_step = figures["top1"], progress.step
         _save(job, is_best)
+        if reached and is_best:  # and not in an evaluation before
+            goal.report_reached(job)
     return figures
 
 

@@ -14,6 +14,7 @@ from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError
+from lockstep.train import goal
 from lockstep.train.loop import Result, train
 from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
@@ -113,5 +114,6 @@ def _conclude(job: Job, result: Result) -> list[str]:
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
         f"{result.seconds:.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
+        *goal.describe(job),
         *list_left_out(left_out),
     ]
