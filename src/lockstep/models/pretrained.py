@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch import nn
 from lockstep.errors import CheckpointError, ConfigError, first_line
 from lockstep.models import registry
 
-Tensors = dict[str, torch.Tensor]
+Tensors = OrderedDict[str, torch.Tensor]  # as torch has them: `_metadata`, if there, has the versions of the modules
 # Where training scripts keep the weights within what they save.
 NESTED = ("state_dict", "model_state_dict", "model", "net")
 # The weights of these two are published with auxiliary classifiers, which Lockstep leaves out.
@@ -50,7 +52,11 @@ def load_published(arch: str, model: nn.Module) -> str:
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
     if not path.exists():
         _fetch(weights.url, path)
-    tensors = {_modern(key): tensor for key, tensor in read_tensors(path).items() if not key.startswith(AUXILIARY)}
+    tensors = read_tensors(path)
+    for key in list(tensors):
+        tensor = tensors.pop(key)
+        if not key.startswith(AUXILIARY):
+            tensors[_modern(key)] = tensor
     return f"starting from torchvision's {weights}{fit_tensors(model, tensors, path)}"
 
 
@@ -91,7 +97,10 @@ def read_tensors(path: Path) -> Tensors:
     odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
     if odd:
         raise CheckpointError(f"--pretrained {path}: {_few(odd)} are no tensors")
-    return {str(key).removeprefix("module."): value for key, value in content.items()}
+    tensors = OrderedDict((_bare(key), value) for key, value in content.items())
+    if hasattr(content, "_metadata"):  # as state_dict() has it
+        tensors._metadata = {_bare(key): value for key, value in content._metadata.items()}  # type: ignore[attr-defined]
+    return tensors
 
 
 def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
@@ -103,25 +112,23 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
     Raises:
         CheckpointError: Names or shapes differ elsewhere; the message names them. The model may be half loaded.
     """
-    expected = model.state_dict()
-    last = _last_layer(model)
-    other_shape = {
-        key for key, value in tensors.items() if key in expected and value.shape != expected[key].shape
+    expected, last = model.state_dict(), _last_layer(model)
+    differ = {key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape}
+    spared = {  # whose number of classes differs, and nothing else
+        key for key in differ if key.rpartition(".")[0] == last and tensors[key].shape[1:] == expected[key].shape[1:]
     }
-    spared = {key for key in other_shape if key.rpartition(".")[0] == last and _differs_in_classes(key, tensors, model)}
-    # Counters that old files lack; batch norm starts them at 0.
-    missing = {key for key in expected.keys() - tensors.keys() if not key.endswith("num_batches_tracked")}
+    fitting = OrderedDict((key, tensor) for key, tensor in tensors.items() if key not in differ)
+    # The versions of its modules, by which they rename what older files have.
+    fitting._metadata = getattr(tensors, "_metadata", expected._metadata)  # type: ignore[attr-defined]
+    missing, unknown = model.load_state_dict(fitting, strict=False)
     problems = [
-        *(f"{key} is missing" for key in sorted(missing)),
-        *(f"{key} is unknown" for key in sorted(tensors.keys() - expected.keys())),
-        *(
-            f"{key} is {tuple(tensors[key].shape)}, not {tuple(expected[key].shape)}"
-            for key in sorted(other_shape - spared)
-        ),
+        *(f"{key} is {tuple(tensors[key].shape)}, not {tuple(expected[key].shape)}" for key in sorted(differ - spared)),
+        # Batch norm's counters, which old files lack, start at 0.
+        *(f"{key} is missing" for key in missing if key not in differ and not key.endswith("num_batches_tracked")),
+        *(f"{key} is unknown" for key in unknown),
     ]
     if problems:
         raise CheckpointError(f"--pretrained {path}: does not fit the model: {_few(problems)}")
-    model.load_state_dict({key: value for key, value in tensors.items() if key not in spared}, strict=False)
     if not spared:
         return ""
     classes, others = (len(parts[min(spared)]) for parts in (expected, tensors))
@@ -130,21 +137,21 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
 
 def _last_layer(model: nn.Module) -> str:
     """The name of the layer that gives the logits: the last one, as every network of torchvision's has it."""
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1:][0]
-
-
-def _differs_in_classes(key: str, tensors: Tensors, model: nn.Module) -> bool:
-    """Whether a tensor of the last layer has another number of classes and is else the same."""
-    return tensors[key].shape[1:] == model.state_dict()[key].shape[1:]
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    return layers[-1] if layers else ""
 
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of a pickle that is refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        if not wanted:
+            raise CheckpointError(f"--pretrained {path}: cannot be read; it is no file that torch.save wrote") from None
         raise CheckpointError(
-            f"--pretrained {path}: refused, for it holds more than tensors, which reading would run, or is no file of "
-            f"torch ({first_line(error)}); save the model's state_dict() alone, best with safetensors"
+            f"--pretrained {path}: refused, for reading it would run {wanted[1]}; if you trust it, load it yourself "
+            f"and save the state_dict() alone"
         ) from None
 
 
@@ -158,6 +165,11 @@ def _fetch(url: str, path: Path) -> None:
             f"--pretrained default: {url} cannot be fetched ({first_line(error)}); fetch it where there is a network "
             f"and put it at {path}, or name a file: --pretrained FILE"
         ) from None
+
+
+def _bare(name: str) -> str:
+    """A parameter's or module's name without DistributedDataParallel's prefix."""
+    return "" if name == "module" else str(name).removeprefix("module.")
 
 
 def _modern(key: str) -> str:

@@ -85,7 +85,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
         f"run folder {job.folder.path}",
     ]
-    lines += list_left_out(job.data.left_out)
+    lines += [*_describe_sizes(job), *job.notes, *list_left_out(job.data.left_out)]
     if progress.step:
         lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
     job.tracker.record(
@@ -104,6 +104,15 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         }
     )
     return lines
+
+
+def _describe_sizes(job: Job) -> list[str]:
+    """The sides of training images by epoch, in one line, if they change."""
+    sizes, spec = job.config.data.sizes_by_epoch, job.data.input
+    if not sizes:
+        return []
+    sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
+    return [f"training images have {sides}; evaluation's have {min(spec.height, spec.width)}"]
 
 
 def _conclude(job: Job, result: Result) -> list[str]:

@@ -22,7 +22,7 @@ from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
 from lockstep.errors import CheckpointError, ConfigError, DataError
-from lockstep.models import registry
+from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
@@ -48,7 +48,7 @@ class Job:
     """All parts of one worker's training run.
 
     `model` holds the weights; `replica` is what training calls: the same, compiled and wrapped by the strategy.
-    `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N].
+    `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N]. `notes` are lines for people.
     """
 
     config: TrainConfig
@@ -72,6 +72,7 @@ class Job:
     progress: Progress
     stopping: Stopping
     identity: dict[str, Any]
+    notes: list[str]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -129,8 +130,10 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
 
     Raises:
         ConfigError: The configuration contradicts the world or the data.
-        CheckpointError: The checkpoint to resume is damaged or belongs to another job.
+        CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
+    resumed = _find_checkpoint(config, world)
+    notes = _start_from_pretrained(model, config, world) if resumed is None else []
     strategy = build_strategy(config, world)
     precision = build_precision(config, world.device.type)
     batching = plan_batches(config, world.size)
@@ -145,7 +148,6 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     peak, _ = peak_rate(config.optim, batching.global_batch)
 
     progress, identity = Progress(), identify(config, data, batching)
-    resumed = _find_checkpoint(config, world)
     if resumed is not None:
         progress = _restore(resumed, identity, model, average, optimizer)
     folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
@@ -182,6 +184,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         progress=progress,
         stopping=build_stopping(world),
         identity=identity,
+        notes=notes,
     )
 
 
@@ -281,6 +284,21 @@ def _restore(
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None
+
+
+def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
+    """Load the weights that --pretrained names, and return what to say of that; one worker a node fetches them."""
+    source, said = config.model.pretrained, ""
+    if source is None:
+        return []
+    if source == "default":
+        load = partial(pretrained.load_published, config.model.arch, model)
+    else:
+        load = partial(pretrained.load_own, Path(source), model)
+    if world.place.local_rank == 0:
+        said = load()
+    world.barrier()
+    return [said or load()]
 
 
 def _load_optimizer(optimizer: Optimizer, snapshot: Snapshot) -> None:
