@@ -102,6 +102,18 @@ def test_the_outcome_for_a_network_can_be_written_and_read_back(tmp_path: Path) 
     assert parse_train(["--config", str(path), "-a", "resnet50"]).job.optim.lr == 0.01  # a file's rate is its own
 
 
+def test_a_flag_may_need_another_that_the_recipe_sets(tmp_path: Path) -> None:
+    assert parse_train(["imagenet", "--flip-alternate"]).job.augment.flip_alternate
+    path = tmp_path / "mine.yaml"
+    path.write_text("numerics: {precision: O2}\nbatch_size: 8\ndata: {dataset: mnist}\n")
+    for words in (["--config", str(path)], [f"--config={path}"]):
+        job = parse_train([*words, "--loss-scale", "64"]).job
+        assert (job.numerics.loss_scale, job.batch_size, job.data.source) == (64.0, 8, "mnist")
+        assert parse_train([*words, "--global-batch-size", "64"]).job.batch_size is None
+    with pytest.raises(SystemExit):
+        parse_train(["digits", "--flip-alternate"])  # whose recipe has no --flip
+
+
 def test_a_files_own_network_may_have_fields_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     text = "model: {arch: a}\noptim: {lr: 0.5, momentum: 0.8}\nfor_arch:\n  a: {optim: {lr: 0.25}}\n  b: {epochs: 3}\n"
