@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import nn
+
+from lockstep.data.sets import InputSpec
+from lockstep.errors import ConfigError, first_line
 
 Sizes = Mapping[int, int]  # from an epoch (0 is the first) on: the side in pixels, as DataConfig.sizes_by_epoch has it
 
@@ -24,3 +28,27 @@ def resize(images: torch.Tensor, side: int | None) -> torch.Tensor:
 
     resized: torch.Tensor = F.resize(images, [side], antialias=True)
     return resized
+
+
+def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
+    """Refuse sizes that a model cannot take, by a forward pass of one blank image of each, before training begins.
+
+    Raises:
+        ConfigError: There is such a size.
+    """
+    if not sizes:
+        return
+    parameter = next(model.parameters())
+    blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8)
+    was_training = model.training
+    model.eval()
+    for side in sorted(set(sizes.values())):
+        try:
+            with torch.inference_mode():
+                model(resize(blank, side).to(parameter.device, parameter.dtype))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--progressive-sizes: this model cannot take images of {side} pixels ({first_line(error)}); choose a "
+                f"larger size, or a model that takes any"
+            ) from None
+    model.train(was_training)

@@ -18,6 +18,7 @@ from lockstep.config import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.mixing import Mixing, mixes
+from lockstep.data.progressive import check_sizes
 from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
@@ -133,6 +134,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
     resumed = _find_checkpoint(config, world)
+    check_sizes(model, config.data.sizes_by_epoch, data.input)
     notes = _start_from_pretrained(model, config, world) if resumed is None else []
     strategy = build_strategy(config, world)
     precision = build_precision(config, world.device.type)
