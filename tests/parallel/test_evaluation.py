@@ -20,3 +20,11 @@ def test_counts_are_exact_for_1_2_and_3_workers(tmp_path: Path, images: int) -> 
     assert len({result.top1 for result in results}) == 1
     assert len({result.top5 for result in results}) == 1
     assert [result.loss for result in results] == pytest.approx([results[0].loss] * 6, abs=1e-9, rel=0)
+
+
+def test_all_workers_end_with_the_evaluation_that_reaches_the_desired_accuracy(tmp_path: Path) -> None:
+    settings = {"epochs": 20, "global_batch_size": 60, "lr": 0.2, "desired_acc": 0.7, "run_dir": tmp_path}
+    results = run_in_workers(2, train_digits, "plain", 600, 101, settings)
+    assert {result.steps for result in results} == {results[0].steps}
+    assert results[0].steps < 200
+    assert all(result.top1 >= 0.7 for result in results)

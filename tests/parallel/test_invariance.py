@@ -23,7 +23,15 @@ def _losses_of(size: int, path: Path, **settings: object) -> list[float]:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-5)])
-@pytest.mark.parametrize("extra", [{}, {"accumulate": 3, "clip_norm": 0.5, "shift": 1, "label_smoothing": 0.1}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"accumulate": 3, "clip_norm": 0.5, "shift": 1, "label_smoothing": 0.1},
+        {"accumulate": 3, "mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "flip": True, "flip_alternate": True},
+    ],
+    ids=["plain", "accumulated", "mixed"],
+)
 def test_1_2_and_3_workers_have_the_same_losses(
     tmp_path: Path, precision: str, tolerance: float, extra: dict[str, object]
 ) -> None:
@@ -34,7 +42,8 @@ def test_1_2_and_3_workers_have_the_same_losses(
         assert other == pytest.approx(runs[0], abs=tolerance, rel=0)
 
 
-def test_a_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", [{}, {"mixup": 0.2, "cutmix": 1.0, "rand_augment": 1, "accumulate": 2}])
+def test_a_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Path, mixed: dict[str, object]) -> None:
     runs = []
     for size in (1, 3):
         path = tmp_path / str(size)
@@ -44,6 +53,7 @@ def test_a_worker_without_a_share_of_the_last_step_changes_nothing(tmp_path: Pat
             "global_batch_size": 12,
             "log_every": 1,
             "precision": "fp64",
+            **mixed,
         }
         run_in_workers(size, train_digits, "plain", 25, 7, settings)  # steps of 12, 12 and 1
         runs.append(losses(path))

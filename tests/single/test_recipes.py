@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lockstep import recipes
+from lockstep.cli.parse import parse_train
 from lockstep.config_mapping import from_mapping, to_mapping
 from lockstep.data.catalog import NAMED
 from lockstep.errors import ConfigError
@@ -62,6 +63,81 @@ def test_what_is_wrong_in_a_file_is_said_with_the_files_name(tmp_path: Path, tex
     with pytest.raises(ConfigError) as caught:
         recipes.load(str(path))
     assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+
+
+WITHOUT_NORM = ["alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "squeezenet1_0", "squeezenet1_1"]
+
+
+@pytest.mark.parametrize("arch", [*WITHOUT_NORM, "torchvision/alexnet"])
+@pytest.mark.parametrize("words", [["imagenet"], ["my/photos"], ["my/photos", "--config", "imagenet"]])
+def test_networks_without_batch_norm_have_a_lower_rate_unless_one_is_given(arch: str, words: list[str]) -> None:
+    job = parse_train([*words, "-a", arch]).job
+    assert (job.optim.lr, job.model.arch, job.epochs) == (0.01, arch, 90)
+    assert parse_train([*words, "-a", arch, "--lr", "0.3"]).job.optim.lr == 0.3
+    assert parse_train([*words, "-a", arch, "--lr", "0.1"]).job.optim.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    "words", [["imagenet"], ["imagenet", "-a", "vgg16_bn"], ["cifar10", "-a", "vgg16"], ["cifar10", "-a", "alexnet"]]
+)
+def test_others_keep_the_recipes_rate(words: list[str]) -> None:
+    assert parse_train(words).job.optim.lr == 0.1
+
+
+def test_imagenets_recipe_is_the_published_one() -> None:
+    job = parse_train(["imagenet"]).job
+    assert (job.model.arch, job.epochs, job.batch_size, job.data.source) == ("resnet50", 90, 32, "imagenet")
+    optim = job.optim
+    assert (optim.schedule, optim.warmup_epochs, optim.lr_milestones, optim.lr_gamma) == ("step", 5, (30, 60, 80), 0.1)
+    assert (optim.lr, optim.lr_base_batch, optim.lr_scaling) == (0.1, 256, "linear")
+    assert (optim.momentum, optim.nesterov, optim.weight_decay, optim.label_smoothing) == (0.9, False, 1e-4, 0)
+
+
+def test_the_outcome_for_a_network_can_be_written_and_read_back(tmp_path: Path) -> None:
+    outcome = parse_train(["imagenet", "-a", "vgg11"]).job
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(to_mapping(outcome)))
+    assert parse_train(["--config", str(path)]).job == outcome
+    assert parse_train(["--config", str(path), "-a", "resnet50"]).job.optim.lr == 0.01  # a file's rate is its own
+
+
+def test_a_flag_may_need_another_that_the_recipe_sets(tmp_path: Path) -> None:
+    assert parse_train(["imagenet", "--flip-alternate"]).job.augment.flip_alternate
+    path = tmp_path / "mine.yaml"
+    path.write_text("numerics: {precision: O2}\nbatch_size: 8\ndata: {dataset: mnist}\n")
+    for words in (["--config", str(path)], [f"--config={path}"]):
+        job = parse_train([*words, "--loss-scale", "64"]).job
+        assert (job.numerics.loss_scale, job.batch_size, job.data.source) == (64.0, 8, "mnist")
+        assert parse_train([*words, "--global-batch-size", "64"]).job.batch_size is None
+    with pytest.raises(SystemExit):
+        parse_train(["digits", "--flip-alternate"])  # whose recipe has no --flip
+
+
+def test_a_files_own_network_may_have_fields_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = "model: {arch: a}\noptim: {lr: 0.5, momentum: 0.8}\nfor_arch:\n  a: {optim: {lr: 0.25}}\n  b: {epochs: 3}\n"
+    path.write_text(text)
+    own, other, third = (recipes.load(str(path), arch) for arch in (None, "b", "c"))
+    assert (own.optim.lr, own.optim.momentum) == (0.25, 0.8)
+    assert (other.optim.lr, other.epochs) == (0.5, 3)
+    assert (third.optim.lr, third.epochs) == (0.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("for_arch: [alexnet]", "for_arch must be a mapping"),
+        ("for_arch: {alexnet: 3}", "for_arch.alexnet: the file must be a mapping"),
+        ("for_arch: {alexnet: {optim: {lrr: 1}}}", "for_arch.alexnet: unknown field optim.lrr; did you mean optim.lr?"),
+        ("for_arch: {alexnet: {optim: {lr: 0}}}", "--lr must be above 0"),
+    ],
+)
+def test_a_wrong_field_for_a_network_is_named_whatever_network_is_chosen(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        recipes.load(str(path))
     assert words in str(caught.value)
 
 

@@ -49,13 +49,39 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     """
     from lockstep import recipes  # with YAML, which no other command needs
 
-    flags = parse(TrainCommand, "train", words)
+    # Some flags need others, which the recipe may set; so the first look at the flags is over a recipe, too.
+    asks_help = not {"-h", "--help"}.isdisjoint(words)
+    first = TrainConfig() if asks_help else recipes.load(_config_named_in(words) or recipes.for_source(""))
+    flags = parse(TrainCommand, "train", words, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
-    if flags.job.batch_size is not None:
+    command = parse(TrainCommand, "train", words, TrainCommand(job=_give_way(recipe, flags.job)))
+    for_arch = recipes.load(name, command.job.model.arch)
+    if for_arch == recipe:
+        return command
+    return parse(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
+
+
+def _config_named_in(words: Sequence[str]) -> str | None:
+    """The value of --config, before the words are parsed."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == "--config" or word.startswith("--config="):
+            return following if word == "--config" else word.partition("=")[2]
+    return None
+
+
+def _without_choices(recipe: TrainConfig) -> TrainConfig:
+    """The recipe without what flags choose between, so that it shows which of these were given."""
+    data = replace(recipe.data, dataset="", data=None)
+    return replace(recipe, data=data, batch_size=None, global_batch_size=None)
+
+
+def _give_way(recipe: TrainConfig, flags: TrainConfig) -> TrainConfig:
+    """The recipe without what contradicts the flags that were given."""
+    if flags.batch_size is not None:
         recipe = replace(recipe, global_batch_size=None)
-    if flags.job.global_batch_size is not None:
+    if flags.global_batch_size is not None:
         recipe = replace(recipe, batch_size=None)
-    if flags.job.data.dataset or flags.job.data.data or flags.job.run.evaluate:  # -e: the checkpoint's own set
+    if flags.data.dataset or flags.data.data or flags.run.evaluate:  # -e: the checkpoint's own set
         recipe = replace(recipe, data=replace(recipe.data, dataset="", data=None))
-    return parse(TrainCommand, "train", words, TrainCommand(job=recipe))
+    return recipe

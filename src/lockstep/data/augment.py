@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -26,8 +29,7 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
     _, channels, height, width = images.shape
     rows, columns = np.arange(height)[None], np.arange(width)[None]
     if config.flip:
-        mirrored = draws.uniform("flip") < 0.5
-        columns = np.where(mirrored[:, None], columns[:, ::-1], columns)
+        columns = np.where(mirrored(draws, config)[:, None], columns[:, ::-1], columns)
     if config.shift:
         rows = rows + draws.integers("shift rows", -config.shift, config.shift)[:, None]
         columns = columns + draws.integers("shift columns", -config.shift, config.shift)[:, None]
@@ -44,6 +46,18 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
         ]
         picked *= (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
     return picked
+
+
+def mirrored(draws: Draws, config: AugmentConfig) -> npt.NDArray[np.bool_]:
+    """Which samples to mirror, bool [N], with `--flip`.
+
+    With `--flip-alternate` the first epoch decides at random and every further epoch shows the other side, so that any
+    two epochs in a row show both (K. Jordan, arXiv 2404.00498).
+    """
+    if not config.flip_alternate:
+        return draws.uniform("flip") < 0.5
+    at_first = replace(draws, epoch=0).uniform("flip") < 0.5
+    return np.asarray(at_first ^ (draws.epoch % 2 == 1))
 
 
 def _reflect(positions: Indices, length: int) -> Indices:

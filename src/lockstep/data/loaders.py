@@ -14,7 +14,9 @@ import torch
 
 from lockstep.config import AugmentConfig, DataConfig
 from lockstep.data import catalog
+from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.prefetch import prefetch
+from lockstep.data.progressive import Sizes
 from lockstep.data.readers import Batch, MemoryReader, Placement, Reader
 from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
@@ -32,14 +34,28 @@ def reader_for(
     seed: int = 0,
     processes: int = 0,
     skip_corrupt: bool = False,
+    sizes: Sizes | None = None,
 ) -> Reader:
-    """The reader for a kind of split; `processes` counts loader processes, which images in memory do not need."""
+    """The reader for a kind of split.
+
+    Args:
+        processes: Loader processes, which images in memory do not need.
+        sizes: Sides of the training images by epoch; None: as `spec` has them.
+
+    Raises:
+        ConfigError: Augmentation or sizes that this kind of split cannot have.
+    """
     if isinstance(split, MemorySplit):
-        return MemoryReader(split, spec, placement, augment, seed)
+        return MemoryReader(split, spec, placement, augment, seed, sizes)
     _check_augmentation(augment)
-    source: Source
-    source = FileSource(split, spec, augment, seed) if isinstance(split, FileSplit) else UserSource(split, seed)
-    return StreamReader(source, spec, placement, processes, skip_corrupt)
+    if isinstance(split, FileSplit):
+        source: Source = FileSource(split, spec, augment, seed, sizes)
+        return StreamReader(source, spec, placement, processes, skip_corrupt, augment, seed)
+    if sizes:
+        raise ConfigError("--progressive-sizes: your own data set decides how large its images are; resize them there")
+    if augment.rand_augment:
+        raise ConfigError("--rand-augment: your own data set augments its images itself; do it there")
+    return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
 
 
 def _check_augmentation(augment: AugmentConfig) -> None:
@@ -53,10 +69,12 @@ def _check_augmentation(augment: AugmentConfig) -> None:
 class TrainLoader:
     """This worker's share of each step of an epoch."""
 
-    def __init__(self, reader: Reader, sharding: Sharding, device: torch.device):
+    def __init__(self, reader: Reader, sharding: Sharding, device: torch.device, mixing: Mixing | None = None):
+        """`mixing` needs a `sharding` that keeps pairs together."""
         self.reader = reader
         self.sharding = sharding
         self._device = device
+        self._mixing = mixing or Mixing(AugmentConfig())
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """Batches of the steps from `start_step` on.
@@ -66,7 +84,8 @@ class TrainLoader:
         shares = self.sharding.epoch(epoch, start_step)
         filler = np.zeros(1, np.int64)
         plan = [samples if len(samples) else filler for samples in shares]
-        batches = prefetch(self.reader.read(plan, epoch), self._device)
+        read = zip(self.reader.read(plan, epoch), plan, strict=True)
+        batches = prefetch((self._mixing(batch, samples, epoch) for batch, samples in read), self._device)
         for samples, batch in zip(shares, batches, strict=True):
             yield batch if len(samples) else batch._replace(weights=batch.images.new_zeros(1))
 
@@ -102,8 +121,8 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        for images, labels, _ in self._loader.epoch(epoch):
-            yield images, labels
+        for batch in self._loader.epoch(epoch):
+            yield batch.images, batch.labels
 
 
 class EvalBatches:
@@ -116,8 +135,8 @@ class EvalBatches:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for images, labels, _ in self._loader:
-            yield images, labels
+        for batch in self._loader:
+            yield batch.images, batch.labels
 
 
 def loaders(
@@ -148,9 +167,13 @@ def loaders(
         loader shuffles by (seed, epoch) and has `set_epoch`; over all workers the test loader gives each sample once.
 
     Raises:
-        ConfigError: The training set is smaller than one step.
+        ConfigError: The training set is smaller than one step, or `augment` asks for mixup or cutmix.
         DataError: The data set is unknown, missing or malformed.
     """
+    if augment and mixes(augment):
+        raise ConfigError(
+            "mixup and cutmix: a loop of your own gets one label an image; mix in it, or use lockstep.train"
+        )
     if isinstance(data, str):
         content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
     else:

@@ -15,15 +15,22 @@ import torch
 from lockstep.config import AugmentConfig
 from lockstep.data import augment
 from lockstep.data.draws import Draws, Indices
+from lockstep.data.progressive import Sizes, resize, side_at
 from lockstep.data.sets import InputSpec, MemorySplit
 
 
 class Batch(NamedTuple):
-    """Images, floating [N, C, H, W], and labels, int64 [N]; `weights` [N] is None where every sample counts once."""
+    """Images, floating [N, C, H, W], and labels, int64 [N]; `weights` [N] is None where every sample counts once.
+
+    Of mixed images, `labels` are those with the larger share, at least 1/2 each, which `shares` [N] holds; `others` [N]
+    are the labels of the rest. Both are None where images are not mixed.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor | None = None
+    others: torch.Tensor | None = None
+    shares: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -61,26 +68,46 @@ class Normalizer:
         return images.mul_(self._scale).add_(self._shift)
 
 
+def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+    """RandAugment, in place on uint8 [N, C, H, W], where the configuration asks for it."""
+    if not config.rand_augment:
+        return pixels
+    from lockstep.data.rand_augment import rand_augment_  # with torchvision's transforms
+
+    return rand_augment_(pixels, draws, config.rand_augment, config.rand_augment_magnitude)
+
+
 class MemoryReader:
     """Batches from images that lie in the device's memory."""
 
-    def __init__(self, split: MemorySplit, spec: InputSpec, placement: Placement, config: AugmentConfig, seed: int):
+    def __init__(
+        self,
+        split: MemorySplit,
+        spec: InputSpec,
+        placement: Placement,
+        config: AugmentConfig,
+        seed: int,
+        sizes: Sizes | None = None,
+    ):
         self._images = split.images.to(placement.device)
         self._labels = split.labels.to(placement.device)
         self._normalize = Normalizer(spec, placement)
         self._dtype = placement.dtype
         self._config = config
         self._seed = seed
+        self._sizes = sizes or {}
         self.left_out: set[str] = set()
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
         for samples in plan:
             labels = self._labels.index_select(0, torch.from_numpy(samples).to(self._labels.device))
             draws = Draws(self._seed, epoch or 0, samples)
-            yield Batch(self._images_of(draws, AugmentConfig() if epoch is None else self._config), labels)
+            config = AugmentConfig() if epoch is None else self._config
+            yield Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)
 
-    def _images_of(self, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-        pixels = augment.gather(self._images, draws, config)
+    def _images_of(self, draws: Draws, config: AugmentConfig, side: int | None) -> torch.Tensor:
+        pixels = resize(augment.gather(self._images, draws, config), side)
+        pixels = change_at_random(pixels, draws, config)
         if augment.warps(config):
             pixels = augment.warp(pixels.to(self._dtype), draws, config)
         images = self._normalize(pixels)

@@ -27,7 +27,8 @@ def share(count: int, rank: int, size: int) -> slice:
 class Sharding:
     """How epochs of `samples` samples are cut into steps of `global_batch` and shared out.
 
-    With `drop_last` the last, smaller batch of an epoch is left out, unless it is the only one.
+    With `drop_last` the last, smaller batch of an epoch is left out, unless it is the only one. A step is shared out in
+    groups of `together` neighbours (2: the pairs that `mixing.py` mixes).
     """
 
     samples: int
@@ -36,6 +37,7 @@ class Sharding:
     size: int = 1
     seed: int = 0
     drop_last: bool = False
+    together: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -58,7 +60,8 @@ class Sharding:
         for step in range(start_step, self.steps_per_epoch):
             count = self.count(step)
             batch = order[step * self.global_batch :][:count]
-            shares.append(batch[share(count, self.rank, self.size)])
+            groups = share(-(-count // self.together), self.rank, self.size)
+            shares.append(batch[groups.start * self.together : groups.stop * self.together])
         return shares
 
 

@@ -20,10 +20,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config import AugmentConfig
+from lockstep.data.augment import mirrored
 from lockstep.data.crop import RandomCrop
 from lockstep.data.decode import Pixels, evaluation_pixels, open_image, to_pixels
 from lockstep.data.draws import Draws, Indices
-from lockstep.data.readers import Batch, Normalizer, Placement
+from lockstep.data.progressive import Sizes, side_at
+from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
 from lockstep.data.sets import FileSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError, first_line
 from lockstep.seeding import seed_all
@@ -53,32 +55,34 @@ class Source(Protocol):
 class FileSource:
     """Decodes, crops and mirrors image files."""
 
-    def __init__(self, split: FileSplit, spec: InputSpec, config: AugmentConfig, seed: int):
-        self._split, self._spec, self._config, self._seed = split, spec, config, seed
+    def __init__(self, split: FileSplit, spec: InputSpec, config: AugmentConfig, seed: int, sizes: Sizes | None = None):
+        self._split, self._spec, self._config, self._seed, self._sizes = split, spec, config, seed, sizes or {}
 
     def __getitems__(self, request: Request) -> Raw:
         draws = Draws(self._seed, request.epoch or 0, request.samples)
         crop = None if request.epoch is None else RandomCrop(draws, self._config.min_crop)
-        mirrored = (draws.uniform("flip") < 0.5) & (crop is not None and self._config.flip)
-        shape = (len(request.samples), self._spec.height, self._spec.width, self._spec.channels)
+        flipped = mirrored(draws, self._config) & (crop is not None and self._config.flip)
+        side = side_at(self._sizes, request.epoch)
+        height, width = (side, side) if side else (self._spec.height, self._spec.width)
+        shape = (len(request.samples), height, width, self._spec.channels)
         pixels, corrupt = np.zeros(shape, np.uint8), {}
         for position, sample in enumerate(request.samples):
             path = self._split.paths[sample]
             try:
-                image = self._read(path, crop, position)
+                image = self._read(path, crop, position, (width, height))
             except CorruptImageError as error:
                 corrupt[position] = (str(path), str(error))
             else:
-                pixels[position] = image[:, ::-1] if mirrored[position] else image
+                pixels[position] = image[:, ::-1] if flipped[position] else image
         labels = torch.tensor([self._split.labels[sample] for sample in request.samples], dtype=torch.int64)
         return Raw(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, corrupt)
 
-    def _read(self, path: Path, crop: RandomCrop | None, position: int) -> Pixels:
+    def _read(self, path: Path, crop: RandomCrop | None, position: int, size: tuple[int, int]) -> Pixels:
         image = open_image(path, self._spec.channels)
         if crop is None:
             return evaluation_pixels(image, self._spec)
         box = crop.box(position, image.width, image.height)
-        return to_pixels(image, box, (self._spec.width, self._spec.height))
+        return to_pixels(image, box, size)
 
 
 class UserSource:
@@ -113,7 +117,11 @@ class StreamReader:
         placement: Placement,
         processes: int,
         skip_corrupt: bool = False,
+        augment: AugmentConfig | None = None,
+        seed: int = 0,
     ):
+        """`augment`: what is to be done on the device with uint8 training images; the source does the rest."""
+        self._augment, self._seed = augment or AugmentConfig(), seed
         self._requests: list[Request] = []
         self._placement = placement
         self._normalize = Normalizer(spec, placement)
@@ -132,8 +140,8 @@ class StreamReader:
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
         self._requests[:] = [Request(epoch, samples) for samples in plan]
         try:
-            for raw in self._loader:
-                yield self._batch(raw)
+            for request, raw in zip(list(self._requests), self._loader, strict=True):
+                yield self._batch(raw, request)
         except DataError as error:
             if "Original Traceback" not in str(error):  # which torch adds to an error of a loader process
                 raise
@@ -147,10 +155,13 @@ class StreamReader:
                 f"--workers or --batch-size"
             ) from error
 
-    def _batch(self, raw: Raw) -> Batch:
+    def _batch(self, raw: Raw, request: Request) -> Batch:
         device = self._placement.device
         images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, raw.labels))
         if images.dtype == torch.uint8:
+            if request.epoch is not None:
+                draws = Draws(self._seed, request.epoch, request.samples)
+                images = change_at_random(images, draws, self._augment)
             images = self._normalize(images)
         else:
             images = images.to(self._placement.dtype, memory_format=self._placement.memory_format)

@@ -1,12 +1,15 @@
 """Recipes: complete, typed configurations by name, as YAML files beside this one.
 
-A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it.
+A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it. Beside the
+fields of a configuration it may have `for_arch`: the fields that differ for some networks, by their names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,7 +22,6 @@ FOLDER = Path(__file__).parent
 FOR_DATASET = {
     "fashion-mnist": "mnist",
     "cifar100": "cifar10",
-    "imagenet": "imagefolder",
     "synthetic": "imagefolder",
 }
 
@@ -35,15 +37,39 @@ def for_source(source: str) -> str:
     return name if name in names() else "imagefolder"
 
 
-def load(name: str) -> TrainConfig:
+def load(name: str, arch: str | None = None) -> TrainConfig:
     """Read a recipe.
 
     Args:
         name: A recipe's name, or the path of a YAML file.
+        arch: The network that it is to train, whose values in `for_arch` come first; None: the recipe's own.
 
     Raises:
         ConfigError: No such recipe or file, no YAML, or a field that `TrainConfig` does not know.
     """
+    values, origin = _read(name)
+    if not isinstance(values, Mapping) or "for_arch" not in values:
+        return from_mapping(values, origin)
+    common = {key: value for key, value in values.items() if key != "for_arch"}
+    recipe = from_mapping(common, origin)
+    if not isinstance(values["for_arch"], Mapping):
+        raise ConfigError(f"{origin}: for_arch must be a mapping of networks' names to fields")
+    special = {
+        str(each): from_mapping(_merge(common, fields), f"{origin}: for_arch.{each}")
+        for each, fields in values["for_arch"].items()
+    }
+    return special.get((arch or recipe.model.arch).removeprefix("torchvision/"), recipe)
+
+
+def _merge(values: Any, fields: Any) -> Any:
+    """Nested mappings with `fields` over `values`."""
+    if not (isinstance(values, Mapping) and isinstance(fields, Mapping)):
+        return fields
+    return {**values, **{key: _merge(values.get(key), field) for key, field in fields.items()}}
+
+
+def _read(name: str) -> tuple[Any, str]:
+    """What a recipe's YAML holds, and its path for messages."""
     path = FOLDER / f"{name}.yaml" if name in names() else Path(name)
     try:
         text = path.read_text(encoding="utf-8")
@@ -55,4 +81,4 @@ def load(name: str) -> TrainConfig:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    return from_mapping(values, str(path))
+    return values, str(path)

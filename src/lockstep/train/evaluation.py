@@ -17,9 +17,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision, m
     """Cross-entropy and right answers of a model over all workers' batches, the same totals on each worker."""
     model.eval()
     with torch.inference_mode():
-        for images, labels, weights in batches:
+        for batch in batches:
             with precision.autocast():
-                logits = model(images)
-            losses = F.cross_entropy(logits.to(precision.loss_dtype), labels, reduction="none")
-            meter.add(losses, logits, labels, weights)
+                logits = model(batch.images)
+            losses = F.cross_entropy(logits.to(precision.loss_dtype), batch.labels, reduction="none")
+            meter.add(losses, logits, batch.labels, batch.weights)
     return meter.reduce_passes()

@@ -6,6 +6,7 @@ so the loop asks neither for ranks nor for strategies.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ import torch
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError, StoppedError
 from lockstep.seeding import seed_all
+from lockstep.train import goal
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
@@ -32,7 +34,7 @@ from lockstep.train.reporting import (
     report_stop,
     report_training,
 )
-from lockstep.train.setup import Job
+from lockstep.train.setup import Criterion, Job
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Result:
 
 
 def train(job: Job) -> Result:
-    """Train to the job's last step.
+    """Train to the job's last step, or to the accuracy that is desired.
 
     Raises:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
@@ -62,10 +64,10 @@ def train(job: Job) -> Result:
     figures: dict[str, Any] = {}
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
-    while progress.step < job.last_step:
+    while progress.step < job.last_step and not goal.is_reached(job):
         train_epoch(job)
         figures = _end_epoch(job)
-    if not figures:  # the resumed run was already complete
+    if not figures:  # the resumed run was already complete, or as accurate as desired
         figures = _end_epoch(job)
     job.checkpoints.export_best(job.folder.model)
     return Result(
@@ -115,14 +117,14 @@ def _take_step(job: Job, batch: Batch, global_count: int) -> None:
     passes = _split(batch, job.batching.accumulate)
     # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
     scale = job.strategy.workers_averaged / global_count
-    for number, (images, labels, weights) in enumerate(passes, start=1):
+    for number, part in enumerate(passes, start=1):
         with job.strategy.accumulating(is_last=number == len(passes)):
             with job.precision.autocast():
-                logits = job.replica(images)
-                losses = job.criterion(logits.to(job.precision.loss_dtype), labels)
-                loss = (losses if weights is None else losses * weights).sum() * scale
+                logits = job.replica(part.images)
+                losses = _losses(job.criterion, logits.to(job.precision.loss_dtype), part)
+                loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             job.precision.backward(loss)
-        job.meter.add(losses, logits, labels, weights)
+        job.meter.add(losses, logits, part.labels, part.weights)
     job.meter.end_step()
     job.strategy.finish_gradients()
     job.precision.unscale(job.optimizer)
@@ -137,14 +139,21 @@ def _take_step(job: Job, batch: Batch, global_count: int) -> None:
     job.model.zero_grad()
 
 
+def _losses(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The loss of each sample, [N]; of a mixed image, both labels' losses by their shares."""
+    losses = criterion(logits, batch.labels)
+    if batch.others is None or batch.shares is None:
+        return losses
+    return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))
+
+
 def _split(batch: Batch, passes: int) -> list[Batch]:
     """A batch in up to `passes` nearly equal parts, none of them empty."""
     if passes == 1:
         return [batch]
     parts = min(passes, len(batch.labels))
-    weights = batch.weights.tensor_split(parts) if batch.weights is not None else [None] * parts
-    pieces = zip(batch.images.tensor_split(parts), batch.labels.tensor_split(parts), weights, strict=True)
-    return [Batch(*piece) for piece in pieces]
+    pieces = [[None] * parts if tensor is None else tensor.tensor_split(parts) for tensor in batch]
+    return [Batch(*piece) for piece in zip(*pieces, strict=True)]
 
 
 def _end_epoch(job: Job) -> dict[str, Any]:
@@ -162,11 +171,14 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     if rest == 0:
         progress.end_epoch()
     due = _divides(run.checkpoint_epochs, epoch) or _divides(run.checkpoint_steps, progress.step)
-    if due or progress.step == job.last_step:
+    reached = figures["top1"] >= (run.desired_acc or math.inf)
+    if due or reached or progress.step == job.last_step:
         is_best = figures["top1"] > progress.best_top1
         if is_best:
             progress.best_top1, progress.best_step = figures["top1"], progress.step
         _save(job, is_best)
+        if reached and is_best:  # and not in an evaluation before
+            goal.report_reached(job)
     return figures
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lockstep.data.progressive import side_at
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train import checkpoint
@@ -96,7 +97,8 @@ def report_training(job: Job) -> None:
         return
     share = progress.epoch_wait_seconds / progress.epoch_seconds
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
-    job.tracker.record(record | {"data_wait": share})
+    side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
+    job.tracker.record(record | {"data_wait": share} | ({"side": side} if side else {}))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float) -> None:

@@ -14,6 +14,7 @@ from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError
+from lockstep.train import goal
 from lockstep.train.loop import Result, train
 from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
@@ -84,7 +85,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
         f"run folder {job.folder.path}",
     ]
-    lines += [*list_left_out(job.data.left_out), *job.notes]
+    lines += [*_describe_sizes(job), *job.notes, *list_left_out(job.data.left_out)]
     if progress.step:
         lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
     job.tracker.record(
@@ -114,6 +115,15 @@ def _describe_parallel(config: TrainConfig) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
+def _describe_sizes(job: Job) -> list[str]:
+    """The sides of training images by epoch, in one line, if they change."""
+    sizes, spec = job.config.data.sizes_by_epoch, job.data.input
+    if not sizes:
+        return []
+    sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
+    return [f"training images have {sides}; evaluation's have {min(spec.height, spec.width)}"]
+
+
 def _conclude(job: Job, result: Result) -> list[str]:
     left_out = job.world.union(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
     right = round(result.top1 * result.samples)
@@ -122,5 +132,6 @@ def _conclude(job: Job, result: Result) -> list[str]:
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
         f"{result.seconds:.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
+        *goal.describe(job),
         *list_left_out(left_out),
     ]

@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 from lockstep.config import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
+from lockstep.data.mixing import Mixing, mixes
+from lockstep.data.progressive import check_sizes
 from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
 from lockstep.errors import CheckpointError, ConfigError, DataError
-from lockstep.models import registry
+from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
@@ -133,8 +135,11 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
 
     Raises:
         ConfigError: The configuration contradicts the world or the data.
-        CheckpointError: The checkpoint to resume is damaged or belongs to another job.
+        CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
+    resumed = _find_checkpoint(config, world)
+    check_sizes(model, config.data.sizes_by_epoch, data.input)
+    notes = _start_from_pretrained(model, config, world) if resumed is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
     train_loader = build_train_loader(config, world, data, precision, batching)
@@ -153,10 +158,9 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     peak, _ = peak_rate(config.optim, batching.global_batch)
 
     progress, identity = Progress(), identify(config, data, batching)
-    notes: list[str] = []
-    resumed = _find_checkpoint(config, world)
     if resumed is not None and world.from_main(is_old(resumed)):
-        progress, notes = take_over(resumed, config, weights, optimizer, steps_per_epoch)
+        progress, taken_over = take_over(resumed, config, weights, optimizer, steps_per_epoch)
+        notes += taken_over
         precision.refresh()
         average.begin()
         resumed = None  # its run has no folder of ours
@@ -222,10 +226,12 @@ def build_train_loader(
     config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
 ) -> TrainLoader:
     """This worker's share of each training step."""
+    together = 2 if mixes(config.augment) else 1
     sharding = Sharding(
-        len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last
+        len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last, together
     )
-    return TrainLoader(_build_reader(config, world, data, data.train, precision), sharding, world.device)
+    reader = _build_reader(config, world, data, data.train, precision)
+    return TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
 
 
 def build_val_loader(
@@ -246,6 +252,7 @@ def _build_reader(config: TrainConfig, world: World, data: ImageData, split: Spl
         seed=config.seed,
         processes=_loader_processes(config, world, split),
         skip_corrupt=config.data.skip_corrupt,
+        sizes=config.data.sizes_by_epoch,
     )
 
 
@@ -308,3 +315,18 @@ def _restore(
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None
+
+
+def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
+    """Load the weights that --pretrained names, and return what to say of that; one worker a node fetches them."""
+    source, said = config.model.pretrained, ""
+    if source is None:
+        return []
+    if source == "default":
+        load = partial(pretrained.load_published, config.model.arch, model)
+    else:
+        load = partial(pretrained.load_own, Path(source), model)
+    if world.place.local_rank == 0:
+        said = load()
+    world.barrier()
+    return [said or load()]

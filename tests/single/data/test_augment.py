@@ -157,3 +157,19 @@ def test_cutout_leaves_what_is_outside_as_it_was() -> None:
     augment.cutout_(images, _draws(50), 4)
     assert torch.equal(images, before * (images != 0))
     assert (images == 0).any((1, 2, 3)).all()
+
+
+def test_alternate_flips_decide_once_and_then_show_the_other_side_in_each_epoch() -> None:
+    images, config = _noise(1000, 1, 4, 5), AugmentConfig(flip=True, flip_alternate=True)
+    flipped = []
+    for epoch in range(4):
+        gathered = augment.gather(images, _draws(1000, epoch), config)
+        as_it_was = (gathered == images).flatten(1).all(1)
+        assert torch.equal(gathered[~as_it_was], images[~as_it_was].flip(3))
+        flipped.append(~as_it_was)
+    assert flipped[0].float().mean() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(flipped[0], ~flipped[1])
+    assert torch.equal(flipped[0], flipped[2])
+    assert torch.equal(flipped[1], flipped[3])
+    drawn = augment.gather(images, _draws(1000), AugmentConfig(flip=True))
+    assert torch.equal(drawn, augment.gather(images, _draws(1000), config))

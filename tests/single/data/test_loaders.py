@@ -14,10 +14,11 @@ from torch.utils.data import Subset, TensorDataset
 from lockstep.config import AugmentConfig, DataConfig
 from lockstep.data import digits, folder
 from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
+from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.readers import Batch, Placement
 from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
-from lockstep.errors import DataError, LockstepError
+from lockstep.errors import ConfigError, DataError, LockstepError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -49,12 +50,21 @@ def _epochs(split: Split, spec: InputSpec, size: int, start_step: int = 0, **opt
     for rank in range(size):
         dtype = options.get("dtype", torch.float32)
         augment, processes = options.get("augment", AugmentConfig()), options.get("processes", 0)
-        reader = reader_for(split, spec, Placement(CPU, dtype), augment, seed=3, processes=processes)
-        sharding = Sharding(len(split), GLOBAL_BATCH, rank, size, seed=3)
-        loader = TrainLoader(reader, sharding, CPU)
+        more = {"processes": processes, "sizes": options.get("sizes")}
+        reader = reader_for(split, spec, Placement(CPU, dtype), augment, seed=3, **more)
+        sharding = Sharding(len(split), GLOBAL_BATCH, rank, size, seed=3, together=2 if mixes(augment) else 1)
+        loader = TrainLoader(reader, sharding, CPU, Mixing(augment, seed=3))
         ranks.append([list(loader.epoch(epoch, start_step)) for epoch in EPOCHS])
         reader.close()
     return ranks
+
+
+def _others(batch: Batch) -> torch.Tensor:
+    return batch.labels if batch.others is None else batch.others
+
+
+def _shares(batch: Batch) -> torch.Tensor:
+    return torch.ones(len(batch.labels)) if batch.shares is None else batch.shares.float()
 
 
 def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]]) -> None:
@@ -72,9 +82,14 @@ def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]
                     fillers += 1
             shares = [part for part in parts if part.weights is None]
             assert whole.weights is None
+            if whole.others is not None:
+                assert torch.equal(torch.cat([_others(part) for part in shares]), whole.others)
+                assert torch.equal(torch.cat([_shares(part) for part in shares]), _shares(whole))
             assert torch.equal(torch.cat([part.labels for part in shares]), whole.labels)
             assert torch.equal(torch.cat([part.images for part in shares]), whole.images)
     assert fillers == (len(workers) - 1) * len(EPOCHS)
+    if any(batch.others is not None for batch in alone[0]):
+        return
     orders = [torch.cat([batch.labels for batch in steps]).tolist() for steps in alone]
     assert [sorted(order) for order in orders] == [list(range(SAMPLES))] * len(EPOCHS)
     assert orders[0] != orders[1]
@@ -91,8 +106,11 @@ def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]
             (3, 16, 12),
             AugmentConfig(shift=2, shift_padding="reflect", flip=True, rotate=15.0, zoom=0.2, cutout=5),
         ),
+        ((3, 12, 16), AugmentConfig(flip=True, flip_alternate=True)),
+        ((1, 12, 16), AugmentConfig(rand_augment=2)),
+        ((3, 12, 16), AugmentConfig(rand_augment=2, rand_augment_magnitude=15, mixup=0.2, cutmix=1.0)),
     ],
-    ids=["plain", "shift and flip", "warp", "everything"],
+    ids=["plain", "shift and flip", "warp", "everything", "alternate", "rand augment", "mixed"],
 )
 def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
     shape: tuple[int, int, int], augment: AugmentConfig, dtype: torch.dtype
@@ -119,6 +137,50 @@ def test_1_2_and_3_workers_see_the_same_crops_of_files(new_folder: Callable[...,
     (alone,) = _epochs(split, data.input, 1, augment=augment)
     for size in (1, 2, 3):
         _assert_same_steps(alone, _epochs(split, data.input, size, augment=augment, processes=processes))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_1_2_and_3_workers_see_the_same_files_mixed_changed_and_growing(
+    new_folder: Callable[..., Path], processes: int
+) -> None:
+    path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
+    data = folder.load(path, DataConfig(dataset=str(path), image_size=14))
+    assert isinstance(data.train, FileSplit)
+    split = _numbered(data.train)
+    augment = AugmentConfig(flip=True, flip_alternate=True, rand_augment=2, mixup=0.2, cutmix=1.0)
+    sizes = {0: 10, 1: 14}
+    (alone,) = _epochs(split, data.input, 1, augment=augment, sizes=sizes)
+    assert [steps[0].images.shape for steps in alone] == [(12, 3, 10, 10), (12, 3, 14, 14)]
+    for size in (2, 3):
+        options = {"augment": augment, "processes": processes, "sizes": sizes}
+        _assert_same_steps(alone, _epochs(split, data.input, size, **options))
+
+
+def test_images_in_memory_grow_by_epoch_and_evaluation_sees_them_whole() -> None:
+    split, spec = _noise(3, 16, 12), _spec(16, 12, 3)
+    reader = reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 6, 2: 12})
+    plan = [np.arange(4)]
+    shapes = [next(reader.read(plan, epoch)).images.shape[2:] for epoch in (0, 1, 2, None)]
+    assert shapes == [(8, 6), (8, 6), (16, 12), (16, 12)]
+
+
+def test_a_users_set_is_mixed_but_neither_resized_nor_changed_at_random() -> None:
+    images = torch.rand(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    split, spec = UserSplit(TensorDataset(images, torch.arange(SAMPLES))), _spec(4, 4, 2)
+    augment = AugmentConfig(mixup=0.2)
+    (alone,) = _epochs(split, spec, 1, augment=augment)
+    assert alone[0][0].others is not None
+    for size in (2, 3):
+        _assert_same_steps(alone, _epochs(split, spec, size, augment=augment))
+    with pytest.raises(ConfigError, match="--progressive-sizes: your own data set"):
+        reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 2})
+    with pytest.raises(ConfigError, match="--rand-augment: your own data set"):
+        reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2))
+
+
+def test_plain_loaders_refuse_mixing_which_needs_more_than_one_label() -> None:
+    with pytest.raises(ConfigError, match="mixup and cutmix"):
+        loaders("digits", 16, augment=AugmentConfig(cutmix=1.0))
 
 
 def test_1_2_and_3_workers_see_the_same_items_of_a_users_set() -> None:

@@ -85,3 +85,17 @@ def test_every_sample_comes_everywhere_in_the_order() -> None:
         counts[permutation(8, 7, epoch), np.arange(8)] += 1
     chi_square = ((counts - 500) ** 2 / 500).sum()
     assert chi_square < 90  # 49 degrees of freedom; 85 is passed once in a thousand
+
+
+@SETTINGS
+@given(samples=st.integers(1, 60), batch=st.integers(1, 25), size=st.integers(1, 5), together=st.integers(1, 3))
+def test_neighbours_that_belong_together_have_the_same_worker(
+    samples: int, batch: int, size: int, together: int
+) -> None:
+    alone = Sharding(samples, batch, seed=3).epoch(1)
+    workers = [Sharding(samples, batch, rank, size, 3, together=together).epoch(1) for rank in range(size)]
+    for step, whole in enumerate(alone):
+        parts = [worker[step] for worker in workers]
+        assert np.array_equal(np.concatenate(parts), whole)
+        ends = np.cumsum([len(part) for part in parts])
+        assert all(end % together == 0 or end == len(whole) for end in ends)

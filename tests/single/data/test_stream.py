@@ -109,6 +109,22 @@ def test_flip_mirrors_every_second_image(split: FileSplit) -> None:
     assert 25 < mirrored < 55  # of 80
 
 
+def test_alternate_flips_show_a_files_other_side_in_the_next_epoch(split: FileSplit) -> None:
+    """The crops change from epoch to epoch, so each epoch is compared with its own without flips."""
+    straight = _reader(split, flip=False)
+    config = AugmentConfig(flip=True, flip_alternate=True)
+    flipped = reader_for(split, SPEC, Placement(torch.device("cpu")), config, seed=1)
+    mirrored = []
+    for epoch in range(3):
+        before, after = (_read(reader, epoch, [np.arange(10)])[0].images for reader in (straight, flipped))
+        mirrored.append((after == before.flip(3)).flatten(1).all(1))
+        assert (mirrored[-1] ^ (after == before).flatten(1).all(1)).all()
+    assert torch.equal(mirrored[0], ~mirrored[1])
+    assert torch.equal(mirrored[0], mirrored[2])
+    assert 0 < mirrored[0].sum() < 10
+    assert torch.equal(_read(straight, None)[0].images, _read(flipped, None)[0].images)
+
+
 @pytest.mark.parametrize("abandon", [1, 3])
 def test_a_pass_left_halfway_does_not_disturb_the_next(split: FileSplit, abandon: int) -> None:
     reader = _reader(split, processes=2)

@@ -15,6 +15,7 @@ from torchvision.models.regnet import BlockParams
 
 from lockstep.errors import ConfigError
 from lockstep.models import registry
+from lockstep.models.pretrained import _last_layer
 from lockstep.models.registry import ZOO
 
 TORCHVISION = registry.torchvision_names()
@@ -50,6 +51,8 @@ def _parameters(model: nn.Module) -> int:
 def test_every_torchvision_model_has_the_right_number_of_classes(name: str) -> None:
     model = registry.build(f"torchvision/{name}", num_classes=7, in_channels=3, side=224)
     assert list(model.parameters())[-1].shape[0] == 7
+    last = model.get_submodule(_last_layer(model))  # which --pretrained leaves random
+    assert 7 in (getattr(last, "out_features", None), getattr(last, "out_channels", None))
     if name in RUN:
         side = SIDES.get(name, 224)
         logits = model(torch.empty(2, 3, side, side))

@@ -11,7 +11,7 @@ import pytest
 from lockstep.config import TrainConfig
 from lockstep.records import read_records
 from lockstep.train.trackers.base import Tracker, TrackerGroup, scalars
-from lockstep.train.trackers.console import describe
+from lockstep.train.trackers.console import PlainConsole, describe
 from lockstep.train.trackers.jsonl import RecordTracker
 
 STEP = {
@@ -144,6 +144,20 @@ def test_lines_for_people_have_shares_in_percent() -> None:
     assert "360 images" in describe(VAL)
     assert describe(TRAIN).startswith("epoch  1/12  train")
     assert "50 % waiting for data" in describe(TRAIN)
+
+
+def test_plain_output_has_a_line_every_so_many_steps_and_none_for_the_rest_of_an_epoch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = PlainConsole(10)
+    console.begin_epoch(0, 12, 23, 0)
+    for step in (10, 20, 23):
+        console.record({**STEP, "step": step})
+    console.record({**TRAIN, "side": 128})
+    lines = capsys.readouterr().out.splitlines()
+    figures = "loss  1.5000  top-1  25.00 %  top-5  75.00 %      2,000 images/s, lr 0.1, 2 % waiting for data"
+    assert lines[:2] == [f"epoch  1/12  step 10  {figures}", f"epoch  1/12  step 20  {figures}"]
+    assert lines[2:] == [f"{describe(TRAIN)}, at 128 pixels"]
 
 
 def test_the_run_record_has_no_scalars() -> None:

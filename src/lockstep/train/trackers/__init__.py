@@ -25,7 +25,7 @@ def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progres
     if not world.is_main:
         return Tracker()
     records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0)
-    trackers: list[Tracker] = [records, build_console()]
+    trackers: list[Tracker] = [records, build_console(config.run.log_every)]
     if "tensorboard" in config.run.track:
         from lockstep.train.trackers.tensorboard import TensorBoardTracker
 

@@ -1,0 +1,54 @@
+"""Progressive resizing: smaller training images in the first epochs, which cost less; evaluation sees the full size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from lockstep.data.sets import InputSpec
+from lockstep.errors import ConfigError, first_line
+
+Sizes = Mapping[int, int]  # from an epoch (0 is the first) on: the side in pixels, as DataConfig.sizes_by_epoch has it
+
+
+def side_at(sizes: Sizes, epoch: int | None) -> int | None:
+    """The shorter side of training images in an epoch; None: as they are, which evaluation (epoch None) always sees."""
+    if epoch is None:
+        return None
+    return next((side for first, side in sorted(sizes.items(), reverse=True) if first <= epoch), None)
+
+
+def resize(images: torch.Tensor, side: int | None) -> torch.Tensor:
+    """uint8 [N, C, H, W] with a shorter side of `side` pixels, bilinearly with antialiasing; None: as they are."""
+    if side is None or side == min(images.shape[2:]):
+        return images
+    from torchvision.transforms.v2 import functional as F
+
+    resized: torch.Tensor = F.resize(images, [side], antialias=True)
+    return resized
+
+
+def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
+    """Refuse sizes that a model cannot take, by a forward pass of one blank image of each, before training begins.
+
+    Raises:
+        ConfigError: There is such a size.
+    """
+    if not sizes:
+        return
+    parameter = next(model.parameters())
+    blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8)
+    was_training = model.training
+    model.eval()
+    for side in sorted(set(sizes.values())):
+        try:
+            with torch.inference_mode():
+                model(resize(blank, side).to(parameter.device, parameter.dtype))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--progressive-sizes: this model cannot take images of {side} pixels ({first_line(error)}); choose a "
+                f"larger size, or a model that takes any"
+            ) from None
+    model.train(was_training)
