@@ -55,13 +55,15 @@ ZOO = {
     "digits-net": ModelEntry("digits_net", "build", "for 8 x 8 digits", 113_386, 2_398_208, in_channels=1, side=8),
     "mnist-net": ModelEntry("mnist_net", "build", "for 28 x 28 digits", 66_426, 3_696_832, in_channels=1, side=28),
     "cifar-small": ModelEntry("cifar_small", "build", "sized for CPUs", 354_058, 21_038_336),
-    "cifar10-fast": ModelEntry("cifar_fast", "build", "learns in few epochs", 1_971_640, 118_147_360, calibrate="whiten"),
+    "cifar10-fast": ModelEntry("cifar_fast", "build", "learns in seconds", 1_971_640, 118_147_360, calibrate="whiten"),
     "vgg16": ModelEntry("vgg", "vgg16", "plain", 14_728_266, 313_201_664, 92.64, "1409.1556"),
     "resnet18": ModelEntry("resnet", "resnet18", "residual", 11_173_962, 555_422_720, 93.02, "1512.03385"),
-    "resnet50": ModelEntry("resnet", "resnet50", "residual, 16 blocks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
-    "resnet101": ModelEntry("resnet", "resnet101", "residual, 33 blocks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"),
+    "resnet50": ModelEntry("resnet", "resnet50", "16 blocks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
+    "resnet101": ModelEntry("resnet", "resnet101", "33 blocks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"),
     "regnetx_200mf": ModelEntry("regnet", "regnetx_200mf", "grouped", 2_321_946, 223_317_600, 94.24, "2003.13678"),
-    "regnety_400mf": ModelEntry("regnet", "regnety_400mf", "grouped, attends", 5_714_362, 467_089_152, 94.29, "2003.13678"),
+    "regnety_400mf": ModelEntry(
+        "regnet", "regnety_400mf", "with attention", 5_714_362, 467_089_152, 94.29, "2003.13678"
+    ),
     "mobilenetv2": ModelEntry("mobilenet", "mobilenetv2", "depth-wise", 2_296_922, 91_154_944, 94.43, "1801.04381"),
     "resnext29_32x4d": ModelEntry(
         "resnext", "resnext29_32x4d", "32 groups", 4_774_218, 772_483_072, 94.73, "1611.05431"

@@ -24,8 +24,8 @@ from lockstep.errors import CheckpointError, ConfigError, DataError
 from lockstep.models import registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
-from lockstep.train.calibration import calibrate
 from lockstep.train.batching import Batching, plan_batches
+from lockstep.train.calibration import calibrate
 from lockstep.train.checkpoint import CheckpointFolder, Checkpoints, Snapshot
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,7 +27,7 @@ PUBLISHED = {
     "dpn92": (34_236_634, 95.16),
     "dla": (16_291_386, 95.47),
 }
-# Of pytorch-cifar's checkpoint files: the number of entries, and the shapes of some. Their linear layers have 10 classes.
+# Of pytorch-cifar's checkpoint files for CIFAR-10: the number of entries, and the shapes of some.
 LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "vgg16": (
         93,
@@ -73,7 +68,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     ),
     "resnet101": (626, {"layer3.22.conv1.weight": (256, 1024, 1, 1), "layer4.2.bn3.weight": (2048,)}),
     "regnetx_200mf": (
-        254,
+        266,
         {
             "conv1.weight": (64, 3, 3, 3),
             "layer1.0.conv2.weight": (24, 8, 3, 3),
@@ -84,7 +79,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     "regnety_400mf": (
-        518,
+        516,
         {
             "layer1.0.se.se1.weight": (16, 32, 1, 1),
             "layer2.0.se.se1.weight": (8, 64, 1, 1),
@@ -114,9 +109,12 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "linear.weight": (10, 1024),
         },
     ),
-    "resnext29_2x64d": (188, {"layer1.0.conv2.weight": (128, 64, 3, 3), "layer3.0.shortcut.0.weight": (1024, 512, 1, 1)}),
+    "resnext29_2x64d": (
+        188,
+        {"layer1.0.conv2.weight": (128, 64, 3, 3), "layer3.0.shortcut.0.weight": (1024, 512, 1, 1)},
+    ),
     "simpledla": (
-        242,
+        236,
         {
             "base.0.weight": (16, 3, 3, 3),
             "layer2.1.bias": (32,),
@@ -128,7 +126,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     "dla": (
-        266,
+        260,
         {
             "base.1.weight": (16,),
             "layer3.left_node.conv1.weight": (64, 32, 3, 3),
@@ -141,7 +139,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     "densenet121": (
-        727 - 1,
+        722,
         {
             "conv1.weight": (64, 3, 3, 3),
             "dense1.0.bn1.weight": (64,),
@@ -154,7 +152,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     "preactresnet18": (
-        0,
+        102,
         {
             "conv1.weight": (64, 3, 3, 3),
             "layer1.0.bn1.weight": (64,),
@@ -163,7 +161,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     "dpn92": (
-        0,
+        572,
         {
             "bn1.weight": (64,),
             "layer1.0.conv2.weight": (96, 3, 3, 3),
@@ -176,3 +174,120 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
 }
+
+SMALL = ["mobilenetv2", "resnet18", "preactresnet18", "cifar10-fast"]
+
+
+def _on_meta(name: str) -> nn.Module:
+    entry = ZOO[name]
+    with torch.device("meta"):
+        return registry.build(name, 10, entry.in_channels, entry.side)
+
+
+def _images(name: str, count: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, ZOO[name].in_channels, ZOO[name].side, ZOO[name].side, generator=generator)
+
+
+def _train_once(name: str, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """A step's forward and backward pass; every gradient must be there and finite. Returns the logits."""
+    logits = model(images)
+    F.cross_entropy(logits.float(), torch.arange(len(images)) % 10).backward()
+    assert logits.shape == (len(images), 10)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, parameter_name
+            assert parameter.grad.isfinite().all(), parameter_name
+    assert torch.isfinite(logits).all()
+    return logits.detach()
+
+
+def _fresh(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return registry.build(name, 10, ZOO[name].in_channels, ZOO[name].side)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_quoted_accuracy_are_the_published_ones(name: str) -> None:
+    assert (ZOO[name].parameters, ZOO[name].quoted) == PUBLISHED[name]
+    assert ZOO[name].paper
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_registry_counts_right(name: str) -> None:
+    model = _on_meta(name).eval()
+    assert sum(parameter.numel() for parameter in model.parameters()) == ZOO[name].parameters
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model(_images(name, 1).to("meta"))
+    assert counter.get_total_flops() == 2 * ZOO[name].multiply_adds
+
+
+@pytest.mark.parametrize("name", LAYOUT)
+def test_weights_have_the_names_and_shapes_of_the_checkpoints_people_have(name: str) -> None:
+    entries, shapes = LAYOUT[name]
+    state = _on_meta(name).state_dict()
+    assert len(state) == entries
+    assert {key: tuple(state[key].shape) for key in shapes} == shapes
+
+
+def test_all_published_models_have_a_layout() -> None:
+    assert set(LAYOUT) == set(PUBLISHED) == {name for name, entry in ZOO.items() if entry.quoted}
+
+
+def test_groups_of_a_convolution_start_as_large_as_whole_ones() -> None:
+    torch.manual_seed(0)
+    blocks = dict(registry.build("mobilenetv2", 10, 3, 32).named_modules())
+    depthwise, pointwise = (blocks[f"layers.16.{name}"].get_parameter("weight") for name in ("conv2", "conv3"))
+    assert depthwise.std().item() == pytest.approx((2 / 9) ** 0.5, rel=0.05)
+    assert pointwise.std().item() == pytest.approx((2 / 320) ** 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model_trains_in_single_precision_bf16_and_channels_last(name: str) -> None:
+    images = _images(name)
+    model = _fresh(name)
+    plain = _train_once(name, model, images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _train_once(name, model, images).dtype == torch.bfloat16
+    last = _fresh(name).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(
+        _train_once(name, last, images.to(memory_format=torch.channels_last)), plain, atol=2e-3, rtol=2e-3
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model_trains_in_half_precision(name: str) -> None:
+    _train_once(name, _fresh(name).half(), _images(name).half())
+
+
+def _check_compiled(name: str) -> None:
+    """Whole graphs, without a break; the first layers' gradient is the plain model's."""
+    torch._dynamo.reset()
+    images = _images(name)
+    plain = _train_once(name, _fresh(name), images)
+    compiled = torch.compile(_fresh(name), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(_train_once(name, compiled, images), plain, atol=1e-4, rtol=1e-4)
+
+
+def _check_exported(name: str) -> None:
+    """torch.export takes the model with any number of images."""
+    model = _fresh(name).eval()
+    batch = torch.export.Dim("batch", min=1, max=1024)
+    program = torch.export.export(model, (_images(name, 2),), dynamic_shapes=({0: batch},))
+    images = _images(name, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_models_compile_and_export_whole(name: str) -> None:
+    _check_compiled(name)
+    _check_exported(name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in SMALL])
+def test_the_other_models_compile_and_export_whole(name: str) -> None:
+    _check_compiled(name)
+    _check_exported(name)
