@@ -61,9 +61,7 @@ ZOO = {
     "resnet50": ModelEntry("resnet", "resnet50", "16 blocks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),
     "resnet101": ModelEntry("resnet", "resnet101", "33 blocks", 42_512_970, 2_509_983_744, 93.75, "1512.03385"),
     "regnetx_200mf": ModelEntry("regnet", "regnetx_200mf", "grouped", 2_321_946, 223_317_600, 94.24, "2003.13678"),
-    "regnety_400mf": ModelEntry(
-        "regnet", "regnety_400mf", "with attention", 5_714_362, 467_089_152, 94.29, "2003.13678"
-    ),
+    "regnety_400mf": ModelEntry("regnet", "regnety_400mf", "attentive", 5_714_362, 467_089_152, 94.29, "2003.13678"),
     "mobilenetv2": ModelEntry("mobilenet", "mobilenetv2", "depth-wise", 2_296_922, 91_154_944, 94.43, "1801.04381"),
     "resnext29_32x4d": ModelEntry(
         "resnext", "resnext29_32x4d", "32 groups", 4_774_218, 772_483_072, 94.73, "1611.05431"
