@@ -26,16 +26,14 @@ class ExportCommand:
     with_normalization: bool = False
     """Let a program take pixels (uint8) instead of normalised numbers (float32)."""
 
-    def __post_init__(self) -> None:
-        if self.output is not None and len(self.format) > 1:
-            raise ConfigError(f"--output names one file, but --format {' '.join(self.format)} writes several")
-
 
 def main(words: Sequence[str]) -> int:
     command = parse(ExportCommand, "export", words)
     from lockstep.train.export import SUFFIXES, default_output, export
 
     kinds = command.format or ("safetensors",)
+    if command.output is not None and len(kinds) > 1:
+        raise ConfigError(f"--output names one file, but --format {' '.join(kinds)} writes several")
     if command.output is not None and not command.format:
         by_suffix = {suffix: kind for kind, suffix in SUFFIXES.items()}
         if command.output.suffix not in by_suffix:
