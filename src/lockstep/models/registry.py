@@ -55,7 +55,9 @@ ZOO = {
     "digits-net": ModelEntry("digits_net", "build", "for 8 x 8 digits", 113_386, 2_398_208, in_channels=1, side=8),
     "mnist-net": ModelEntry("mnist_net", "build", "for 28 x 28 digits", 66_426, 3_696_832, in_channels=1, side=28),
     "cifar-small": ModelEntry("cifar_small", "build", "sized for CPUs", 354_058, 21_038_336),
-    "cifar10-fast": ModelEntry("cifar_fast", "build", "learns in seconds", 1_971_640, 118_147_360, calibrate="whiten"),
+    "cifar10-fast": ModelEntry(
+        "cifar_fast", "build", "few epochs on one GPU", 1_971_640, 118_147_360, calibrate="whiten"
+    ),
     "vgg16": ModelEntry("vgg", "vgg16", "no shortcuts", 14_728_266, 313_201_664, 92.64, "1409.1556"),
     "resnet18": ModelEntry("resnet", "resnet18", "residual blocks", 11_173_962, 555_422_720, 93.02, "1512.03385"),
     "resnet50": ModelEntry("resnet", "resnet50", "16 bottlenecks", 23_520_842, 1_297_829_888, 93.62, "1512.03385"),

@@ -175,7 +175,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     ),
 }
 
-SMALL = ["mobilenetv2", "resnet18", "preactresnet18", "cifar10-fast"]
+SMALL = ["digits-net", "mnist-net", "cifar-small", "cifar10-fast", "resnet18"]
 
 
 def _on_meta(name: str) -> nn.Module:
