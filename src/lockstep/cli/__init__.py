@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "start any program as the workers of a job, on one host or several",
     "eval": "evaluate a checkpoint",
     "predict": "name what is on images",
+    "export": "write a trained model for other programs",
     "models": "list the networks",
     "datasets": "list the data sets",
     "data": "fetch a data set ahead of a job",

@@ -1,7 +1,17 @@
-"""The building block that most convolutional networks share."""
+"""Building blocks that several families share, and the initialisation of them all.
+
+A network of the zoo is a chain of named parts; the names are those of the checkpoints people have (see the package's
+docstring), which is why they differ a little from family to family. Parts without weights leave no trace in a
+checkpoint.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 from torch import nn
 
 
@@ -9,8 +19,151 @@ class ConvUnit(nn.Sequential):
     """Convolution, batch norm (S. Ioffe, C. Szegedy, arXiv 1502.03167), ReLU; the norm's shift is the only bias."""
 
     def __init__(self, in_channels: int, channels: int, kernel: int = 3, stride: int = 1):
-        super().__init__(
-            nn.Conv2d(in_channels, channels, kernel, stride, padding=(kernel - 1) // 2, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
+        super().__init__(conv(in_channels, channels, kernel, stride), nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
+
+
+class GlobalMean(nn.Module):
+    """[N, C, H, W] to each channel's mean, [N, C]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut (K. He et al., arXiv 1512.03385)."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1):
+        super().__init__()
+        self.conv1 = conv(in_channels, channels, 3, stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = conv(channels, channels, 3)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = shortcut(in_channels, channels, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class SqueezeExcite(nn.Module):
+    """Weighs each channel by what `width` numbers know of all channels' means (J. Hu et al., arXiv 1709.01507)."""
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.se1 = nn.Conv2d(channels, width, 1)
+        self.se2 = nn.Conv2d(width, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights: torch.Tensor = self.se2(torch.relu(self.se1(x.mean((2, 3), keepdim=True)))).sigmoid()
+        return x * weights
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions of `width`, `width` and `channels` channels beside a shortcut.
+
+    Args:
+        groups: Groups of the 3 x 3 convolution.
+        squeeze: Width of the squeeze-and-excitation after it; 0 leaves it out.
+        beside: What stands beside the convolutions, instead of the usual `shortcut`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        channels: int,
+        stride: int = 1,
+        *,
+        groups: int = 1,
+        squeeze: int = 0,
+        beside: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.conv1 = conv(in_channels, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3, stride, groups)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.se = SqueezeExcite(width, squeeze) if squeeze else nn.Identity()
+        self.conv3 = conv(width, channels, 1)
+        self.bn3 = nn.BatchNorm2d(channels)
+        self.shortcut = shortcut(in_channels, channels, stride) if beside is None else beside
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        """What the convolutions make of a map, before it meets the shortcut's."""
+        out = torch.relu(self.bn1(self.conv1(x)))
+        out = torch.relu(self.bn2(self.conv2(out)))
+        result: torch.Tensor = self.bn3(self.conv3(self.se(out)))
+        return result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+def conv(in_channels: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the size (but for the stride), without the bias that a norm after it would undo."""
+    return nn.Conv2d(in_channels, channels, kernel, stride, padding=(kernel - 1) // 2, groups=groups, bias=False)
+
+
+def shortcut(in_channels: int, channels: int, stride: int) -> nn.Sequential:
+    """Nothing where a map's shape stays, else a 1 x 1 convolution and its norm."""
+    if stride == 1 and in_channels == channels:
+        return nn.Sequential()
+    return nn.Sequential(conv(in_channels, channels, 1, stride), nn.BatchNorm2d(channels))
+
+
+def stages(
+    block: Callable[[int, int, int], nn.Module],
+    in_channels: int,
+    plan: Sequence[tuple[int, int, int]],
+    expansion: int = 1,
+) -> dict[str, nn.Module]:
+    """Stages of blocks, named layer1 and on.
+
+    Args:
+        block: Makes a block of its input's channels, its width and its stride; it gives `expansion` times its width.
+        in_channels: Channels of the first block's input.
+        plan: For each stage, the width, the stride of its first block, and the number of blocks.
+    """
+    layers: dict[str, nn.Module] = {}
+    for number, (width, stride, count) in enumerate(plan, start=1):
+        blocks = [block(in_channels, width, stride)]
+        blocks += [block(expansion * width, width, 1) for _ in range(count - 1)]
+        layers[f"layer{number}"] = nn.Sequential(*blocks)
+        in_channels = expansion * width
+    return layers
+
+
+def staged_net(first: nn.Conv2d, layers: Mapping[str, nn.Module], channels: int, num_classes: int) -> nn.Sequential:
+    """A first convolution, stages, and a linear layer on the means of the last one's `channels`."""
+    return initialise(
+        chain(
+            conv1=first,
+            bn1=nn.BatchNorm2d(first.out_channels),
+            relu=nn.ReLU(inplace=True),
+            **layers,
+            pool=GlobalMean(),
+            linear=nn.Linear(channels, num_classes),
         )
+    )
+
+
+def chain(**parts: nn.Module) -> nn.Sequential:
+    """Modules in a row, each under its name."""
+    return nn.Sequential(OrderedDict(parts))
+
+
+def initialise(model: nn.Sequential) -> nn.Sequential:
+    """Give convolutions He's normal weights by fan-out, and no bias; the rest keeps PyTorch's.
+
+    Fan-out keeps the size of gradients level through ReLUs on the way back (K. He et al., arXiv 1502.01852); on the way
+    forward the batch norms see to it. A group's share of the outputs counts, without which a depth-wise convolution
+    would start with weights smaller by the root of its channels.
+    """
+    for module in model.modules():
+        # Without memory there is nothing to draw; and on the meta device normal_ loads torch._dynamo, 4 s.
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
+            fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
+            nn.init.normal_(module.weight, 0.0, math.sqrt(2 / fan_out))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model

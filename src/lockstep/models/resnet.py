@@ -6,56 +6,34 @@ CIFAR models usually take: a 3 x 3 first convolution without pooling, then the f
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
+from lockstep.models.blocks import BasicBlock, Bottleneck, conv, staged_net, stages
 
-class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or in_channels != channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+WIDTHS = (64, 128, 256, 512)
+STRIDES = (1, 2, 2, 2)
 
 
-class ResNet(nn.Module):
-    """Four stages of basic blocks with 64, 128, 256 and 512 channels: [N, C, 32, 32] to logits [N, num_classes]."""
+def _bottleneck(in_channels: int, width: int, stride: int) -> nn.Module:
+    return Bottleneck(in_channels, width, 4 * width, stride)
 
-    def __init__(self, blocks: tuple[int, ...], num_classes: int, in_channels: int):
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)
-        )
-        stages: list[nn.Module] = []
-        channels = 64
-        for stage, count in enumerate(blocks):
-            width = 64 << stage
-            for block in range(count):
-                stages.append(BasicBlock(channels, width, stride=2 if stage > 0 and block == 0 else 1))
-                channels = width
-        self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.stages(self.stem(x)).mean((2, 3)))
-        return logits
+def _deep(counts: tuple[int, ...], num_classes: int, in_channels: int) -> nn.Module:
+    layers = stages(_bottleneck, 64, list(zip(WIDTHS, STRIDES, counts, strict=True)), expansion=4)
+    return staged_net(conv(in_channels, 64, 3), layers, 4 * WIDTHS[-1], num_classes)
 
 
 def resnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """ResNet-18 for 32 x 32 images: 11,173,962 parameters with 10 classes and 3 channels."""
-    return ResNet((2, 2, 2, 2), num_classes, in_channels)
+    """Basic blocks, two a stage: [N, C, 32, 32] to logits [N, num_classes]."""
+    layers = stages(BasicBlock, 64, list(zip(WIDTHS, STRIDES, (2, 2, 2, 2), strict=True)))
+    return staged_net(conv(in_channels, 64, 3), layers, WIDTHS[-1], num_classes)
+
+
+def resnet50(num_classes: int, in_channels: int = 3) -> nn.Module:
+    """16 bottlenecks: [N, C, 32, 32] to logits [N, num_classes]."""
+    return _deep((3, 4, 6, 3), num_classes, in_channels)
+
+
+def resnet101(num_classes: int, in_channels: int = 3) -> nn.Module:
+    """33 bottlenecks: [N, C, 32, 32] to logits [N, num_classes]."""
+    return _deep((3, 4, 23, 3), num_classes, in_channels)

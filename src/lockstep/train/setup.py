@@ -27,6 +27,7 @@ from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
+from lockstep.train.calibration import calibrate
 from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter
@@ -119,10 +120,15 @@ def load_data(config: TrainConfig, world: World) -> ImageData:
 
 
 def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
-    """The model with this data's classes and channels; its weights depend on the seed alone."""
+    """The model with this data's classes and channels; its weights depend on the seed alone.
+
+    One that is calibrated depends on the training images too.
+    """
     seed_all(config.seed, 0, 0)
     side = min(data.input.height, data.input.width)
-    return registry.build(config.model.arch, len(data.classes), data.input.channels, side)
+    model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
+    calibrate(model, config.model.arch, data)
+    return model
 
 
 def place_model(model: nn.Module, config: TrainConfig, precision: Precision, world: World) -> nn.Module:

@@ -1,0 +1,52 @@
+"""`lockstep export`: write a trained model for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import parse
+from lockstep.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write a trained model as weights or as a program, and check the file against the model."""
+
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
+    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    format: tuple[Literal["safetensors", "torch", "onnx"], ...] = ()
+    """safetensors: weights. torch: torch.export's .pt2. onnx: ONNX. Default: --output's ending, or safetensors."""
+    output: Annotated[Path | None, arg(aliases=["-o"])] = None
+    """The file to write, for a single format. Default: CHECKPOINT's name in the current folder."""
+    with_normalization: bool = False
+    """Let a program take pixels (uint8) instead of normalised numbers (float32)."""
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(ExportCommand, "export", words)
+    from lockstep.train.export import SUFFIXES, default_output, export
+
+    kinds = command.format or ("safetensors",)
+    if command.output is not None and len(kinds) > 1:
+        raise ConfigError(f"--output names one file, but --format {' '.join(kinds)} writes several")
+    if command.output is not None and not command.format:
+        by_suffix = {suffix: kind for kind, suffix in SUFFIXES.items()}
+        if command.output.suffix not in by_suffix:
+            raise ConfigError(f"--output {command.output} ends in none of {', '.join(by_suffix)}; add --format")
+        kinds = (by_suffix[command.output.suffix],)
+    for kind in kinds:
+        output = command.output or default_output(command.checkpoint, kind)
+        done = export(command.checkpoint, kind, output, command.with_normalization)
+        if done.difference is None:
+            checked = "not run, because onnxruntime is not installed"
+        elif kind == "safetensors":
+            checked = "read back and equal"
+        else:
+            checked = f"read back; its logits differ from the model's by at most {done.difference:.1g}"
+        print(f"{done.path}: {done.path.stat().st_size:,} bytes, {done.takes}; {checked}", flush=True)
+    return 0

@@ -1,0 +1,34 @@
+"""Weights that a model takes from the training images before the first step, such as a whitening layer's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lockstep.data.readers import Normalizer, Placement
+from lockstep.data.sets import ImageData, MemorySplit
+from lockstep.errors import ConfigError
+from lockstep.models import registry
+
+SAMPLES = 5000
+
+
+def calibrate(model: nn.Module, arch: str, data: ImageData) -> None:
+    """Do what a new model of this name asks for before training; most ask for nothing.
+
+    The images are up to 5,000 at even distances in the training set (a folder's are sorted by class), normalised, on
+    the CPU: the same on every worker.
+
+    Raises:
+        ConfigError: The training images are not held in memory.
+    """
+    work = registry.calibration(arch, min(data.input.height, data.input.width))
+    if work is None:
+        return
+    if not isinstance(data.train, MemorySplit):
+        raise ConfigError(
+            f"--arch {arch} computes its first layer from training images in memory, which {data.name}'s are not; "
+            f"for a folder of small images add --in-memory always, or choose another model"
+        )
+    images = data.train.images[:: max(1, -(-len(data.train) // SAMPLES))]
+    work(model, Normalizer(data.input, Placement(torch.device("cpu")))(images.cpu()))

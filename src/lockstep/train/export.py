@@ -1,0 +1,183 @@
+"""Trained models as files for other programs: safetensors, torch.export's .pt2, and ONNX.
+
+.pt2 and ONNX hold a program: `images` [N, C, H, W], with N of any size from 1, to `logits` [N, classes]. `images` are
+normalised float32, or, with the normalisation taken in, pixels as uint8. What the classes are called and how pixels are
+normalised stands in the file: in the ONNX model's metadata under "lockstep", in the .pt2's extra file "lockstep.json".
+
+A file is written aside, read back and compared with the model on random images before it gets its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lockstep.data.readers import Normalizer, Placement
+from lockstep.data.sets import InputSpec
+from lockstep.errors import ConfigError, LockstepError, first_line
+from lockstep.train import checkpoint
+from lockstep.train.inference import load_network
+
+Format = Literal["safetensors", "torch", "onnx"]
+SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
+EXTRA_FILE = "lockstep.json"  # inside a .pt2
+CHECK_IMAGES = 3  # another number than the example's: the program must take any
+TOLERANCE = 1e-4  # of the largest logit
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A finished file. `difference` is the largest one of a logit from the model's; None: nothing could run it."""
+
+    path: Path
+    takes: str
+    difference: float | None
+
+
+class Program(nn.Module):
+    """What is exported: a model in evaluation, after the normalisation if that is taken in."""
+
+    def __init__(self, model: nn.Module, spec: InputSpec, with_normalization: bool):
+        super().__init__()
+        self.model = model.eval()
+        self.spec = spec
+        self.dtype = torch.uint8 if with_normalization else torch.float32
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
+        self.scale = nn.Buffer((1 / (255 * std)).float())
+        self.shift = nn.Buffer((-mean / std).float())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.dtype == torch.uint8:
+            images = images.float() * self.scale + self.shift
+        logits: torch.Tensor = self.model(images)
+        return logits
+
+    def random_images(self, count: int) -> torch.Tensor:
+        """The same images at each call, as the program takes them."""
+        shape = (count, self.spec.channels, self.spec.height, self.spec.width)
+        pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        return pixels if self.dtype == torch.uint8 else Normalizer(self.spec, Placement(torch.device("cpu")))(pixels)
+
+    def describe_input(self) -> str:
+        values = "pixels" if self.dtype == torch.uint8 else "normalised"
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"images [N, {self.spec.channels}, {self.spec.height}, {self.spec.width}], {kind}, {values}"
+
+
+def default_output(source: Path, kind: Format) -> Path:
+    """A file in the current folder, named for the run, the checkpoint or the exported file."""
+    name = os.path.basename(os.path.abspath(source))
+    return Path(f"{name.removesuffix(SUFFIXES['safetensors'])}{SUFFIXES[kind]}")
+
+
+def export(source: Path, kind: Format, output: Path, with_normalization: bool = False) -> Exported:
+    """Write what a run folder, a checkpoint folder or an exported file holds in another format.
+
+    Raises:
+        CheckpointError: There is no such model, it is damaged, or cannot be rebuilt by name.
+        ConfigError: The output cannot be written, a flag does not fit the format, or a package is missing.
+        LockstepError: The model cannot be expressed in the format, or the file gives other logits than the model.
+    """
+    if kind == "safetensors" and with_normalization:
+        raise ConfigError("--with-normalization is for programs (--format torch or onnx); safetensors holds weights")
+    if kind == "onnx":
+        missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"--format onnx needs {' and '.join(missing)}, not installed; add them with: "
+                f"pip install 'lockstep-torch[onnx]'"
+            )
+    if output.exists() and (output.is_dir() or (source.exists() and output.samefile(source))):
+        raise ConfigError(f"--output {output} is {'a folder' if output.is_dir() else 'CHECKPOINT itself'}; name a file")
+    weights, about = checkpoint.load_model(source)
+    partial = output.with_name(checkpoint.PARTIAL + output.name)
+    try:
+        partial.touch()
+        if kind == "safetensors":
+            result = _write_weights(weights, about, partial, output)
+        else:
+            network = load_network(source)
+            program = Program(network.model, network.input, with_normalization)
+            write = _write_torch if kind == "torch" else _write_onnx
+            result = _write_program(program, about, write, partial, output)
+        os.replace(partial, output)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from None
+    finally:
+        if partial.parent.is_dir():
+            partial.unlink(missing_ok=True)
+    return result
+
+
+def _write_weights(weights: checkpoint.Tensors, about: Mapping[str, Any], partial: Path, output: Path) -> Exported:
+    checkpoint.export(partial, weights, about)
+    again, _ = checkpoint.load_model(partial)
+    same = again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in weights)
+    if not same:
+        raise LockstepError(f"{output}: what was written is not what was to be written; is the disk sound?")
+    return Exported(output, f"{len(weights)} tensors", 0.0)
+
+
+def _write_program(
+    program: Program,
+    about: Mapping[str, Any],
+    write: Callable[[Program, str, Path], Run | None],
+    partial: Path,
+    output: Path,
+) -> Exported:
+    metadata = json.dumps({**about, "input": asdict(program.spec), "takes": program.describe_input()})
+    try:
+        run = write(program, metadata, partial)
+    except (OSError, LockstepError):
+        raise
+    except Exception as error:  # torch's exporters raise errors of many kinds, none of which they name
+        raise LockstepError(
+            f"{about.get('arch', 'the model')} cannot be exported as {output.suffix}: {first_line(error)}"
+        ) from error
+    images = program.random_images(CHECK_IMAGES)
+    with torch.no_grad():
+        expected = program(images)
+    difference = None if run is None else (run(images) - expected).abs().max().item()
+    limit = TOLERANCE * max(1.0, expected.abs().max().item())
+    if difference is not None and not difference <= limit:
+        raise LockstepError(
+            f"{output} was not written: its logits differ from the model's by up to {difference:.2g} (at most "
+            f"{limit:.2g} is expected of rounding)"
+        )
+    return Exported(output, program.describe_input(), difference)
+
+
+def _capture(program: Program) -> torch.export.ExportedProgram:
+    """The program's graph for any number of images."""
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    return torch.export.export(program, (program.random_images(2),), dynamic_shapes=shapes)
+
+
+def _write_torch(program: Program, metadata: str, path: Path) -> Run:
+    torch.export.save(_capture(program), path, extra_files={EXTRA_FILE: metadata})
+    again = torch.export.load(path).module()
+    return lambda images: again(images).detach()
+
+
+def _write_onnx(program: Program, metadata: str, path: Path) -> Run | None:
+    exported = torch.onnx.export(
+        _capture(program), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"]
+    )
+    assert exported is not None  # it is None without dynamo only
+    exported.model.metadata_props[checkpoint.METADATA_KEY] = metadata
+    exported.save(path, external_data=False)
+    if find_spec("onnxruntime") is None:
+        return None
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])

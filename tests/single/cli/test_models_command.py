@@ -1,0 +1,34 @@
+"""`lockstep models`: quick, and right about the networks it lists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.cli import main, models
+from lockstep.models import registry
+
+
+def test_the_table_holds_every_network_on_one_line_of_100_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, entry in registry.ZOO.items():
+        (line,) = [line for line in lines if line.startswith("│") and line.split()[1] == name]
+        assert f"{entry.parameters:,}" in line
+        assert entry.about in line
+        assert entry.quoted is None or f"{entry.quoted:.2f} %" in line
+    assert max(map(len, lines)) <= 100
+
+
+def test_torchvisions_names_are_its_own() -> None:
+    assert models._torchvision_names() == registry.torchvision_names()
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys\nfrom lockstep.cli import main\nmain(['models'])\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

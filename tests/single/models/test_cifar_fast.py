@@ -1,0 +1,94 @@
+"""cifar10-fast: the whitened first layer, and who computes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lockstep import recipes
+from lockstep.config import ModelConfig, TrainConfig
+from lockstep.data.sets import ImageData, InputSpec, MemorySplit, UserSplit
+from lockstep.errors import ConfigError
+from lockstep.models import cifar_fast, registry
+from lockstep.train.setup import build_model
+
+SPEC = InputSpec(3, 32, 32, (0.5, 0.4, 0.3), (0.25, 0.25, 0.25))
+
+
+def _smooth_images(count: int) -> torch.Tensor:
+    """Pixels that resemble their neighbours, as photographs' do: uint8 [N, 3, 32, 32]."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, 3, 8, 8, generator=generator)
+    fine = torch.rand(count, 3, 32, 32, generator=generator)
+    return (255 * (0.9 * F.interpolate(coarse, scale_factor=4, mode="bilinear") + 0.1 * fine)).to(torch.uint8)
+
+
+def _data(images: torch.Tensor) -> ImageData:
+    split = MemorySplit(images, torch.zeros(len(images), dtype=torch.int64))
+    return ImageData("smooth", ("a", "b"), split, split, SPEC)
+
+
+CONFIG = TrainConfig(model=ModelConfig(arch="cifar10-fast"))
+
+
+def test_the_first_layer_gives_uncorrelated_channels_of_one_size() -> None:
+    model = build_model(CONFIG, _data(_smooth_images(300)))
+    images = (_smooth_images(300) / 255 - torch.tensor(SPEC.mean).view(3, 1, 1)) / 0.25
+    with torch.no_grad():
+        out = F.conv2d(images, model.get_submodule("whiten").get_parameter("weight"))
+    positive, negative = out.transpose(0, 1).flatten(1).split(12)
+    torch.testing.assert_close(negative, -positive)
+    covariance = positive @ positive.T / positive.shape[1]
+    sizes = covariance.diagonal()
+    assert ((sizes > 0.5) & (sizes < 1.001)).all()  # a little below 1 where LEAST_VARIANCE counts
+    assert (covariance - torch.diag(sizes)).abs().max() < 1e-3
+
+
+def test_every_worker_computes_the_same_and_it_is_not_trained() -> None:
+    data = _data(_smooth_images(50))
+    first, second = (build_model(CONFIG, data) for _ in range(2))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    frozen = [name for name, parameter in first.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["whiten.weight"]
+
+
+def test_images_are_taken_from_all_over_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(cifar_fast, "whiten", lambda model, images: seen.append(images))
+    monkeypatch.setattr("lockstep.train.calibration.SAMPLES", 10)
+    images = torch.arange(95, dtype=torch.uint8).view(95, 1, 1, 1).expand(95, 3, 32, 32)
+    build_model(CONFIG, _data(images))
+    pixels = 255 * (0.25 * seen[0][:, 0, 0, 0] + 0.5)
+    torch.testing.assert_close(pixels, torch.arange(0.0, 95.0, 10.0))
+
+
+def test_images_that_are_not_in_memory_are_refused_with_the_way_out() -> None:
+    data = replace(_data(_smooth_images(2)), train=UserSplit([]))
+    with pytest.raises(ConfigError, match=r"--arch cifar10-fast .*in memory.*--in-memory always"):
+        build_model(CONFIG, data)
+
+
+def test_large_images_calibrate_too_and_other_models_do_not() -> None:
+    assert registry.calibration("cifar10-fast", 96) is not None
+    assert registry.calibration("resnet18", 32) is None
+    assert registry.calibration("timm/resnet18", 32) is None
+    assert registry.calibration("mine:build", 32) is None
+
+
+def test_convolutions_start_as_the_identity() -> None:
+    model = cifar_fast.build(10, 3, (32, 48, 48))
+    layer = model.get_submodule("block2.0")
+    images = torch.randn(1, 32, 5, 5)
+    torch.testing.assert_close(layer(images)[:, :32], images)
+
+
+def test_the_recipe_is_the_models() -> None:
+    recipe = recipes.load("cifar10-fast")
+    assert (recipe.model.arch, recipe.data.dataset) == ("cifar10-fast", "cifar10")
+    assert recipe.augment.flip
+    assert recipe.augment.flip_alternate
+    assert not recipe.optim.decay_all

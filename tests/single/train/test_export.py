@@ -1,0 +1,184 @@
+"""Exported files hold the model: read back, they give its logits for any number of images."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from lockstep.cli import main
+from lockstep.data.sets import InputSpec
+from lockstep.errors import CheckpointError, ConfigError, LockstepError
+from lockstep.models import registry
+from lockstep.train import checkpoint, export
+
+SPEC = InputSpec(1, 8, 8, (0.3,), (0.4,))
+ABOUT = {"arch": "digits-net", "classes": [str(n) for n in range(10)], "input": asdict(SPEC), "data": "digits"}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An exported digits-net with random weights, and its folder to be in."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    path = tmp_path / "net.safetensors"
+    checkpoint.export(path, registry.build("digits-net", 10, 1, 8).state_dict(), ABOUT)
+    return path
+
+
+def _model(source: Path) -> nn.Module:
+    model = registry.build("digits-net", 10, 1, 8).eval()
+    model.load_state_dict(load_file(source))
+    return model
+
+
+def _images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels, and the same normalised by hand."""
+    pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    return pixels, (pixels / 255 - SPEC.mean[0]) / SPEC.std[0]
+
+
+@pytest.mark.parametrize("with_normalization", [False, True])
+def test_a_pt2_takes_any_number_of_images(source: Path, with_normalization: bool) -> None:
+    done = export.export(source, "torch", Path("net.pt2"), with_normalization)
+    assert done.difference is not None
+    assert done.difference < 1e-5
+    extra = {export.EXTRA_FILE: ""}
+    program = torch.export.load("net.pt2", extra_files=extra).module()
+    for count in (1, 2, 7):
+        pixels, normalised = _images(count)
+        torch.testing.assert_close(program(pixels if with_normalization else normalised), _model(source)(normalised))
+    about = json.loads(extra[export.EXTRA_FILE])
+    assert about["classes"] == ABOUT["classes"]
+    assert about["input"]["mean"] == [0.3]
+    assert ("uint8, pixels" if with_normalization else "float32, normalised") in about["takes"]
+
+
+@pytest.mark.parametrize("with_normalization", [False, True])
+def test_an_onnx_model_takes_any_number_of_images(source: Path, with_normalization: bool) -> None:
+    pytest.importorskip("onnxscript")
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    done = export.export(source, "onnx", Path("net.onnx"), with_normalization)
+    assert done.difference is not None
+    session = runtime.InferenceSession("net.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 5):
+        pixels, normalised = _images(count)
+        images = pixels if with_normalization else normalised
+        logits = torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+        torch.testing.assert_close(logits, _model(source)(normalised), atol=1e-5, rtol=1e-4)
+    model = onnx.load("net.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(metadata["lockstep"])["arch"] == "digits-net"
+
+
+def test_weights_of_a_checkpoint_become_one_file_that_loads_again(source: Path) -> None:
+    model = _model(source)
+    snapshot = checkpoint.Snapshot(7, model.state_dict(), {"state": {}, "param_groups": []}, {}, ABOUT)
+    checkpoint.CheckpointFolder(Path("run/checkpoints"), 1).save(lambda: snapshot)
+    for path in (Path("run"), Path("run/checkpoints/step-00000007")):
+        output = export.default_output(path, "safetensors")
+        export.export(path, "safetensors", output)
+        with safe_open(output, "pt") as file:
+            assert json.loads(file.metadata()["lockstep"]) == json.loads(json.dumps(ABOUT))
+        assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in load_file(output).items())
+
+
+def test_files_are_named_for_what_they_come_from() -> None:
+    names = [
+        ("runs/digits-1.2/", "torch", "digits-1.2.pt2"),
+        ("a/model.safetensors", "onnx", "model.onnx"),
+        ("a/../run", "safetensors", "run.safetensors"),
+    ]
+    for source, kind, name in names:
+        assert export.default_output(Path(source), kind) == Path(name)  # type: ignore[arg-type]
+
+
+class _Fickle(nn.Module):
+    """Its logits are others at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return images.mean((2, 3)) + self.calls
+
+
+def test_a_file_with_other_logits_is_not_left_behind(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = export.load_network(source)
+    object.__setattr__(network, "model", _Fickle())
+    monkeypatch.setattr(export, "load_network", lambda _: network)
+
+    def write(program: export.Program, metadata: str, path: Path) -> Any:
+        path.write_bytes(b"a program")
+        return program
+
+    monkeypatch.setattr(export, "_write_torch", write)
+    with pytest.raises(LockstepError, match=r"net\.pt2 was not written: its logits differ from the model's by up to 1"):
+        export.export(source, "torch", Path("net.pt2"))
+    assert sorted(os.listdir()) == ["net.safetensors"]
+
+
+def test_a_model_that_cannot_be_captured_is_said_so(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("no graph of this\nand more")
+
+    monkeypatch.setattr(export, "_write_torch", fail)
+    with pytest.raises(LockstepError, match=r"digits-net cannot be exported as \.pt2: no graph of this$"):
+        export.export(source, "torch", Path("net.pt2"))
+    assert sorted(os.listdir()) == ["net.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["net.safetensors", "-o", "net.safetensors"], "is CHECKPOINT itself"),
+        (["net.safetensors", "-o", "missing/net.pt2"], "missing/net.pt2: cannot be written: No such file"),
+        (["net.safetensors", "-o", "."], "ends in none of .safetensors, .pt2, .onnx"),
+        (["net.safetensors", "-o", ".", "--format", "torch"], "is a folder"),
+        (["net.safetensors", "-o", "net.pth"], "add --format"),
+        (["net.safetensors", "--format", "torch", "onnx", "-o", "net.pt2"], "names one file"),
+        (["net.safetensors", "-o", "b.safetensors", "--with-normalization"], "--format torch or onnx"),
+    ],
+)
+def test_wrong_words_are_explained(
+    source: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    assert main(["export", *words]) == ConfigError.exit_code
+    assert complaint in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["net.safetensors"]
+
+
+def test_a_missing_or_foreign_checkpoint_is_named(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"weight": torch.zeros(1)}, "foreign.safetensors")
+    for name in ("nothing", "foreign.safetensors"):
+        assert main(["export", name, "-o", "out.pt2"]) == CheckpointError.exit_code
+        assert name in capsys.readouterr().err
+    assert not Path("out.pt2").exists()
+
+
+def test_missing_packages_are_named_with_the_way_to_get_them(
+    source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    assert main(["export", "net.safetensors", "--format", "onnx"]) == ConfigError.exit_code
+    assert "pip install 'lockstep-torch[onnx]'" in capsys.readouterr().err
+
+
+def test_the_command_says_what_it_wrote_and_how_it_was_checked(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "net.safetensors", "-o", "x.pt2", "--with-normalization"]) == 0
+    out = capsys.readouterr().out
+    assert "x.pt2:" in out
+    assert "images [N, 1, 8, 8], uint8, pixels; read back; its logits differ from the model's by at most" in out
