@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from processes import run_in_workers
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config import NumericsConfig, TrainConfig
 from lockstep.models import registry
 from lockstep.models.registry import ZOO
-from lockstep.train.precision import build_precision
-from lockstep.train.strategies.ddp import DistributedStrategy
+from lockstep.train.strategies.ddp import settle_buckets
 from lockstep.world import World
 
 LARGE = ["resnet101", "dpn92"]
@@ -27,23 +26,22 @@ def _digest(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(weights)).hexdigest()
 
 
-def _train(world: World, name: str, precision_name: str) -> tuple[str, str]:
+def _train(world: World, name: str, precision: str) -> tuple[str, str]:
     """Two steps on images of the worker's own; digests of the weights before and after."""
     entry = ZOO[name]
     torch.manual_seed(world.rank)  # DDP takes rank 0's weights
-    strategy = DistributedStrategy(world)
-    precision = build_precision(TrainConfig(numerics=NumericsConfig(precision=precision_name)), "cpu")  # type: ignore[arg-type]
     model = registry.build(name, 10, entry.in_channels, entry.side).to(memory_format=torch.channels_last)
-    replica = strategy.wrap(model)
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    settle_buckets(replica)  # as the strategy ddp does
     before = _digest(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
     for _ in range(STEPS):
         images = torch.randn(IMAGES, entry.in_channels, entry.side, entry.side)
         labels = torch.randint(10, (IMAGES,))
-        with precision.autocast():
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss = F.cross_entropy(replica(images), labels)
-        precision.backward(loss)
-        precision.step(optimizer)
+        loss.backward()
+        optimizer.step()
         optimizer.zero_grad()
     return before, _digest(model)
 
