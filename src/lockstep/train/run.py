@@ -79,7 +79,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"Lockstep {__version__}, torch {torch.__version__}: {config.model.arch} ({parameters:,} parameters) on "
         f"{job.data.name} ({len(job.data.train):,} + {len(job.data.val):,} images, {len(job.data.classes)} classes)",
         *workers,
-        f"strategy {job.strategy.name}{_describe_parallel(config)}, precision {job.precision.name}, seed {config.seed}",
+        f"strategy {job.strategy.name}{_describe_parallel(job)}, precision {job.precision.name}, seed {config.seed}",
         f"global batch {job.batching.global_batch} = {job.batching.reason}",
         f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
         f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
@@ -106,9 +106,11 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     return lines
 
 
-def _describe_parallel(config: TrainConfig) -> str:
+def _describe_parallel(job: Job) -> str:
     """What is asked for beside the strategy's own way."""
-    parallel = config.parallel
+    parallel = job.config.parallel
+    if job.world.size == 1:
+        return ""  # there is nobody to share with
     words = [f"gradients compressed by {parallel.compress}"] * (parallel.compress != "none")
     words += ["optimizer state sharded"] * parallel.shard_optimizer
     words += ["batch norm over all workers"] * parallel.sync_bn
