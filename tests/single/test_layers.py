@@ -19,6 +19,7 @@ LAYERS = {
     "recipes": 0,
     "world": 1,
     "seeding": 1,
+    "blank_image": 1,
     "global_batch_norm": 1,
     "hvd": 2,
     "data": 2,

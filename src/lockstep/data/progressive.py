@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from lockstep.blank_image import UnfitImageError, send_blank
 from lockstep.data.sets import InputSpec
-from lockstep.errors import ConfigError, first_line
+from lockstep.errors import ConfigError
 
 Sizes = Mapping[int, int]  # from an epoch (0 is the first) on: the side in pixels, as DataConfig.sizes_by_epoch has it
 
@@ -36,19 +37,12 @@ def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
     Raises:
         ConfigError: There is such a size.
     """
-    if not sizes:
-        return
-    parameter = next(model.parameters())
     blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8)
-    was_training = model.training
-    model.eval()
     for side in sorted(set(sizes.values())):
         try:
-            with torch.inference_mode():
-                model(resize(blank, side).to(parameter.device, parameter.dtype))
-        except RuntimeError as error:
+            send_blank(model, resize(blank, side))
+        except UnfitImageError as error:
             raise ConfigError(
-                f"--progressive-sizes: this model cannot take images of {side} pixels ({first_line(error)}); choose a "
-                f"larger size, or a model that takes any"
+                f"--progressive-sizes: this model cannot take images of {side} pixels ({error}); choose a larger size, "
+                f"or a model that takes any"
             ) from None
-    model.train(was_training)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 
+from lockstep.blank_image import UnfitImageError, send_blank
 from lockstep.errors import ConfigError, first_line
 
 
@@ -46,16 +47,12 @@ def _try(name: str, model: nn.Module, num_classes: int, in_channels: int, side: 
     """Send one blank image through: what sizes a model takes, timm does not say reliably."""
     own = getattr(model, "default_cfg", {}).get("input_size", (0, 224, 224))[-1]
     advice = f"give it larger ones (a folder's with --image-size {own}) or choose another model"
-    model.eval()
     try:
-        with torch.no_grad():
-            logits = model(torch.zeros(1, in_channels, side, side))
-    except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
+        logits = send_blank(model, torch.zeros(1, in_channels, side, side))
+    except UnfitImageError as error:
         raise ConfigError(
-            f"--arch timm/{name} does not take images of {side} x {side} pixels ({first_line(error)}); it is made for "
+            f"--arch timm/{name} does not take images of {side} x {side} pixels ({error}); it is made for "
             f"{own} x {own}: {advice}"
         ) from None
-    finally:
-        model.train()
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
         raise ConfigError(f"--arch timm/{name} gives no logits, one for each class; choose a classifier")

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision import models
 
 from lockstep.data.progressive import check_sizes, resize, side_at
 from lockstep.data.sets import InputSpec
@@ -49,3 +50,15 @@ def test_sizes_that_a_model_cannot_take_are_refused() -> None:
     with pytest.raises(ConfigError, match="--progressive-sizes: this model cannot take images of 6 pixels"):
         check_sizes(fixed, {0: 6, 1: 8}, spec)
     check_sizes(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1)), {0: 6, 1: 8}, spec)
+
+
+def test_whatever_a_model_raises_is_said_and_one_without_parameters_is_tried() -> None:
+    vit = models.VisionTransformer(16, 8, num_layers=1, num_heads=1, hidden_dim=8, mlp_dim=8, num_classes=2)
+    spec = InputSpec(3, 16, 16, (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(ConfigError, match=r"cannot take images of 8 pixels \(Wrong image height"):
+        check_sizes(vit, {0: 8, 1: 16}, spec)
+    assert vit.training
+    check_sizes(nn.Flatten(), {0: 8}, spec)
+    frozen = nn.Sequential(nn.BatchNorm2d(3).eval())
+    check_sizes(frozen, {0: 8}, spec)
+    assert (frozen.training, frozen[0].training) == (True, False)
