@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lockstep.cli import main
 from lockstep.models import registry
@@ -59,6 +60,18 @@ def test_two_workers_go_on_from_an_old_file(tmp_path: Path) -> None:
     assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [3, 3]
     assert records[0]["step"] == 2 * -(-1437 // 64)
     assert "--run-dir" in _train(*OLD_WORDS, "checkpoint.pth.tar", "--run-dir", "run", cwd=tmp_path).stderr
+
+
+def test_a_sharded_optimizer_takes_over_the_state_as_well(tmp_path: Path) -> None:
+    _old_file(tmp_path / "checkpoint.pth.tar")
+    weights = []
+    for run, words in (("whole", []), ("sharded", ["--shard-optimizer"])):
+        words += ["--epochs", "4", "--max-steps", "48", "--run-dir", run]
+        done = _train(*OLD_WORDS, "checkpoint.pth.tar", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "the optimizer goes on with the file's state" in done.stdout
+        weights.append(load_file(tmp_path / run / "checkpoints" / "step-00000048" / "model.safetensors"))
+    torch.testing.assert_close(*weights)
 
 
 def test_a_hostile_file_stops_both_workers_and_runs_nothing(tmp_path: Path) -> None:

@@ -6,13 +6,10 @@ keeps its random weights; everything else must fit.
 
 from __future__ import annotations
 
-import pickle
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,17 +17,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.errors import CheckpointError, ConfigError, first_line
-from lockstep.models import registry
+from lockstep.models import registry, saved_weights
+from lockstep.models.saved_weights import bare, few, find_weights, match_names
 
 Tensors = OrderedDict[str, torch.Tensor]  # as torch has them: `_metadata`, if there, has the versions of the modules
-# Where training scripts keep the weights within what they save.
-NESTED = ("state_dict", "model_state_dict", "model", "net")
 # The weights of these two are published with auxiliary classifiers, which Lockstep leaves out.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
-def load_published(arch: str, model: nn.Module) -> str:
+def load_published(arch: str, model: nn.Module, whole: bool = False) -> str:
     """Load the weights that torchvision publishes for a network, from torch's cache or the network.
+
+    Args:
+        whole: Refuse another number of classes.
 
     Returns:
         One line that says what was loaded.
@@ -57,11 +56,14 @@ def load_published(arch: str, model: nn.Module) -> str:
         tensor = tensors.pop(key)
         if not key.startswith(AUXILIARY):
             tensors[_modern(key)] = tensor
-    return f"starting from torchvision's {weights}{fit_tensors(model, tensors, path)}"
+    return f"starting from torchvision's {weights}{fit_tensors(model, tensors, path, whole)}"
 
 
-def load_own(path: Path, model: nn.Module) -> str:
+def load_own(path: Path, model: nn.Module, whole: bool = False) -> str:
     """Load the weights of a file; see `read_tensors`.
+
+    Args:
+        whole: Refuse another number of classes.
 
     Returns:
         One line that says what was loaded.
@@ -69,13 +71,11 @@ def load_own(path: Path, model: nn.Module) -> str:
     Raises:
         CheckpointError: The file is missing, damaged or refused, or does not fit the model.
     """
-    return f"starting from {path}{fit_tensors(model, read_tensors(path), path)}"
+    return f"starting from {path}{fit_tensors(model, read_tensors(path), path, whole)}"
 
 
 def read_tensors(path: Path) -> Tensors:
     """The weights in a file: safetensors, an exported model or run folder of Lockstep, or what torch.save wrote.
-
-    Names lose the prefix `module.` of DataParallel and DistributedDataParallel.
 
     Raises:
         CheckpointError: There is no such file, it is damaged, or it holds more than tensors and plain values.
@@ -85,26 +85,28 @@ def read_tensors(path: Path) -> Tensors:
     if not path.is_file():
         raise CheckpointError(f"--pretrained {path}: there is no such file")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"--pretrained {path}: cannot be read ({first_line(error)})") from None
-    for key in NESTED:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
-    if not isinstance(content, Mapping) or not content:
+        content = load_file(path) if path.suffix == ".safetensors" else saved_weights.read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"--pretrained {error}") from None
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"--pretrained {path} cannot be read ({first_line(error)})") from None
+    _, content = find_weights(content) if isinstance(content, Mapping) else (None, {})
+    if not content:
         raise CheckpointError(f"--pretrained {path}: holds no weights by name")
     odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
     if odd:
-        raise CheckpointError(f"--pretrained {path}: {_few(odd)} are no tensors")
-    tensors = OrderedDict((_bare(key), value) for key, value in content.items())
+        raise CheckpointError(f"--pretrained {path}: {few(odd, 5)} are no tensors")
+    tensors = OrderedDict((str(key), value) for key, value in content.items())
     if hasattr(content, "_metadata"):  # as state_dict() has it
-        tensors._metadata = {_bare(key): value for key, value in content._metadata.items()}  # type: ignore[attr-defined]
+        tensors._metadata = content._metadata  # type: ignore[attr-defined]
     return tensors
 
 
-def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
+def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = False) -> str:
     """Put tensors into a model, all but the last layer's if its number of classes is another.
+
+    Args:
+        whole: Refuse another number of classes.
 
     Returns:
         What to say of the last layer: "" if it was loaded as well.
@@ -112,6 +114,7 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
     Raises:
         CheckpointError: Names or shapes differ elsewhere; the message names them. The model may be half loaded.
     """
+    tensors = _with_names_of(model, tensors)
     expected, last = model.state_dict(), _last_layer(model)
     differ = {key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape}
     spared = {  # whose number of classes differs, and nothing else
@@ -120,6 +123,12 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
     fitting = OrderedDict((key, tensor) for key, tensor in tensors.items() if key not in differ)
     # The versions of its modules, by which they rename what older files have.
     fitting._metadata = getattr(tensors, "_metadata", expected._metadata)  # type: ignore[attr-defined]
+    classes, others = (len(parts[min(spared)]) if spared else 0 for parts in (expected, tensors))
+    if spared and whole:
+        raise CheckpointError(
+            f"--evaluate --pretrained {path}: these weights know {others:,} classes and the data has {classes:,}; "
+            f"evaluate on data of the same classes, or train first"
+        )
     missing, unknown = model.load_state_dict(fitting, strict=False)
     problems = [
         *(f"{key} is {tuple(tensors[key].shape)}, not {tuple(expected[key].shape)}" for key in sorted(differ - spared)),
@@ -128,10 +137,9 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path) -> str:
         *(f"{key} is unknown" for key in unknown),
     ]
     if problems:
-        raise CheckpointError(f"--pretrained {path}: does not fit the model: {_few(problems)}")
+        raise CheckpointError(f"--pretrained {path}: does not fit the model: {few(problems, 5)}")
     if not spared:
         return ""
-    classes, others = (len(parts[min(spared)]) for parts in (expected, tensors))
     return f", but {last} stays random: it has {classes:,} classes here and {others:,} there"
 
 
@@ -139,20 +147,6 @@ def _last_layer(model: nn.Module) -> str:
     """The name of the layer that gives the logits: the last one, as every network of torchvision's has it."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     return layers[-1] if layers else ""
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of a pickle that is refused anyway
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        wanted = re.search(r"GLOBAL (\S+)", str(error))
-        if not wanted:
-            raise CheckpointError(f"--pretrained {path}: cannot be read; it is no file that torch.save wrote") from None
-        raise CheckpointError(
-            f"--pretrained {path}: refused, for reading it would run {wanted[1]}; if you trust it, load it yourself "
-            f"and save the state_dict() alone"
-        ) from None
 
 
 def _fetch(url: str, path: Path) -> None:
@@ -167,16 +161,18 @@ def _fetch(url: str, path: Path) -> None:
         ) from None
 
 
-def _bare(name: str) -> str:
-    """A parameter's or module's name without DistributedDataParallel's prefix."""
-    return "" if name == "module" else str(name).removeprefix("module.")
+def _with_names_of(model: nn.Module, tensors: Tensors) -> Tensors:
+    """The tensors under the model's names, and the versions of its modules."""
+    names = match_names(tensors, model)
+    renamed = OrderedDict((names[key], tensor) for key, tensor in tensors.items())
+    if hasattr(tensors, "_metadata"):
+        versions = {bare(str(name)): version for name, version in tensors._metadata.items()}
+        renamed._metadata = {  # type: ignore[attr-defined]
+            name: versions[bare(name)] for name, _ in model.named_modules() if bare(name) in versions
+        }
+    return renamed
 
 
 def _modern(key: str) -> str:
     """A name of DenseNet's older files, such as denselayer1.norm.1.weight, as it is today: denselayer1.norm1.weight."""
     return re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key)
-
-
-def _few(words: list[str]) -> str:
-    more = f" and {len(words) - 5} more" if len(words) > 5 else ""
-    return f"{', '.join(words[:5])}{more}"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn, optim
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from lockstep.config import TrainConfig
 from lockstep.errors import ConfigError
@@ -69,6 +71,8 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
     return replace(
         progress,
         step=start * steps_per_epoch,
+        skipped_steps=0,
+        skipped_in_a_row=0,
         epoch_totals=Totals(),
         epoch_seconds=0.0,
         epoch_wait_seconds=0.0,
@@ -85,9 +89,11 @@ def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optim
     """
     if state is None:
         return "the file has no state of it"
-    remembered = next((names for kind, names in REMEMBERED.items() if isinstance(optimizer, kind)), None)
+    # --shard-optimizer wraps one that holds this worker's share.
+    kind = type(optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer)
+    remembered = next((names for each, names in REMEMBERED.items() if issubclass(kind, each)), None)
     if remembered is None:
-        return f"no older script's state fits {type(optimizer).__name__}"
+        return f"no older script's state fits {kind.__name__}"
     try:
         entries = _in_order(state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -101,10 +107,23 @@ def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optim
     foreign = {name for entry in entries for name in entry if entry[name] is not None} - remembered
     if foreign:
         return f"the file's state is of another optimizer (it has {', '.join(sorted(foreign))})"
-    taken = {place: dict(entry) for place, entry in zip(order, entries, strict=True) if entry}
-    groups = optimizer.state_dict()["param_groups"]
-    load_keeping_flags(optimizer, {"state": taken, "param_groups": groups})
+    taken = {place: _with_tensor_step(entry) for place, entry in zip(order, entries, strict=True) if entry}
+    load_keeping_flags(optimizer, {"state": taken, "param_groups": _numbered_groups(optimizer)})
     return ""
+
+
+def _with_tensor_step(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What is remembered of a parameter; before torch 1.12 the count of steps was a plain number."""
+    return {
+        name: torch.tensor(float(value)) if name == "step" and isinstance(value, int | float) else value
+        for name, value in entry.items()
+    }
+
+
+def _numbered_groups(optimizer: optim.Optimizer) -> list[dict[str, Any]]:
+    """The groups as state_dict() has them, which a sharded optimizer gives only after it has gathered all states."""
+    number = count()
+    return [{**group, "params": [next(number) for _ in group["params"]]} for group in optimizer.param_groups]
 
 
 def _group_sizes(state: Mapping[str, Any]) -> list[int]:

@@ -16,10 +16,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from lockstep.config import RunConfig, TrainConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.records import read_records
 from lockstep.train import Result, fit
 from lockstep.train.old_checkpoint import is_old, load_weights, read
+from lockstep.train.old_resume import begin_at
+from lockstep.train.progress import Progress
 
 SAMPLES, FINISHED, EPOCHS = 24, 2, 5
 _RATE = {"lr": 0.05, "lr_scaling": "none", "schedule": "constant", "nesterov": False, "weight_decay": 1e-3}
@@ -91,6 +94,15 @@ def _horovod(script: PlainScript) -> dict[str, Any]:
     return {"model": script.net.state_dict(), "optimizer": script.optimizer.state_dict()}
 
 
+def _tutorial(script: PlainScript) -> dict[str, Any]:
+    """As PyTorch's tutorial on saving has it."""
+    return {
+        "epoch": FINISHED - 1,
+        "model_state_dict": script.net.state_dict(),
+        "optimizer_state_dict": script.optimizer.state_dict(),
+    }
+
+
 def _with_epoch(script: PlainScript) -> dict[str, Any]:
     return _horovod(script) | {"epoch": FINISHED - 1}
 
@@ -107,6 +119,7 @@ FORMS = {
     f"checkpoint-{FINISHED}.pth.tar": _horovod,
     "mine.pt": _with_epoch,
     "compiled.pt": _compiled,
+    "model.tar": _tutorial,
 }
 
 
@@ -137,7 +150,7 @@ def test_each_form_goes_on_as_its_script_would_have(
     assert [record["epoch"] for record in records] == [3, 4, 5]
     output = capsys.readouterr().out
     assert "2 epochs finished" in output
-    assert ("best top-1 93.50 %" in output) == (name not in (f"checkpoint-{FINISHED}.pth.tar", "mine.pt"))
+    assert ("best top-1 93.50 %" in output) == (name not in (f"checkpoint-{FINISHED}.pth.tar", "mine.pt", "model.tar"))
     assert ("the file has no state of it" in output) == (name == "ckpt.pth")
 
 
@@ -233,6 +246,12 @@ def test_start_epoch_moves_locksteps_own_runs_to_a_new_folder(tmp_path: Path, mo
         fit(net(), data, data, epochs=3, resume="first", start_epoch=1, run_dir="first", **SETTINGS)
 
 
+def test_steps_that_were_skipped_before_start_epoch_do_not_count_after_it() -> None:
+    config = TrainConfig(run=RunConfig(start_epoch=1))
+    begun = begin_at(Progress(step=30, skipped_steps=25, skipped_in_a_row=3), config, steps_per_epoch=10)
+    assert (begun.step, begun.steps_taken, begun.skipped_in_a_row) == (10, 10, 0)
+
+
 class Attack:
     """Calls a function when it is unpickled."""
 
@@ -282,7 +301,7 @@ def test_damaged_files_are_named(tmp_path: Path, keep: int, zipped: bool) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"state_dict": 3}, "no weights under net, state_dict or model"),
+        ({"state_dict": 3}, "no weights under net, state_dict, model_state_dict, model"),
         ({"state_dict": {}}, "no weights under net"),
         ({"epoch": "two"}, "its epoch is 'two', not a number"),
         ({"epoch": -1}, "its epoch is -1"),

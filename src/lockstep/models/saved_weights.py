@@ -1,0 +1,109 @@
+"""Files that torch.save wrote, read as tensors and plain containers; nothing in them is run.
+
+Reading is `torch.load(weights_only=True)`, which knows the constructors of tensors and refuses all others by name; the
+numbers of NumPy that scripts keep beside the weights are let through. Names of weights may have `module.` of
+DataParallel and DistributedDataParallel or `_orig_mod.` of torch.compile in them.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.errors import CheckpointError, first_line
+
+WRAPPERS = {"module", "_orig_mod"}
+# Where training scripts keep the weights within what they save.
+NESTED = ("net", "state_dict", "model_state_dict", "model")
+
+
+def read(path: Path) -> Any:
+    """What a file holds, on the CPU.
+
+    Raises:
+        CheckpointError: The file is damaged, or wants something run; the message begins with the path.
+    """
+    try:
+        mapped = zipfile.is_zipfile(path)  # the form of torch 1.6 and later; it need not be read as a whole
+        # Warnings are of a pickle that is refused anyway.
+        with torch.serialization.safe_globals(_NUMBERS), warnings.catch_warnings(action="ignore"):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        wanted = re.search(r"(?:GLOBAL|unrecognized function|but got) ([^\s,]+)", str(error))
+        if wanted and "nsupported" in str(error):
+            raise CheckpointError(
+                f"{path} is refused, and nothing in it was run: it asks for {wanted[1].rstrip('.')}, where checkpoints "
+                f"hold tensors, numbers and text. It may be an attack; or a whole model was saved, which its own "
+                f"script must save anew as state_dict()"
+            ) from None
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint of torch.save: {first_line(error)[:200]}"
+        ) from None
+
+
+def find_weights(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The key under which a file's content has its weights, and these; None if the content itself may be weights."""
+    key = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
+    return (None, content) if key is None else (key, content[key])
+
+
+def match_names(names: Iterable[str], model: nn.Module) -> dict[str, str]:
+    """For each name of a file's weights the model's, without the wrappers' parts; names that fit none stay unknown.
+
+    Of the ways to take the wrappers off, the one that finds the most of the model's names is taken: a network may have
+    a module of its own that is called `module`.
+    """
+    names, wanted = list(names), set(model.state_dict())
+    by_bare = {bare(name): name for name in wanted}
+    ways = [{name: by_bare.get(bare(name), bare(name)) for name in names}, {name: name for name in names}]
+    outer = names
+    while outer and all(name.split(".")[0] in WRAPPERS for name in outer):
+        outer = [name.partition(".")[2] for name in outer]
+        ways.append(dict(zip(names, outer, strict=True)))
+    return max(ways, key=lambda way: (len(set(way.values())) == len(names), len(wanted & set(way.values()))))
+
+
+def bare(name: str) -> str:
+    """A weight's or module's name without any wrapper's part."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def few(words: Iterable[Any], most: int = 3) -> str:
+    """The first of some words, and how many more there are."""
+    texts = [str(word) for word in words]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return (", ".join(texts[:most]) or "nothing") + more
+
+
+class _Format:
+    """NumPy's dtype of one number, as files name it; NumPy itself has no part in reading them."""
+
+    def __init__(self, code: str, *_: object):
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = "<" if state[1] in "|=" else state[1]
+
+
+def _rebuild_number(kind: _Format, raw: bytes | str) -> float:
+    """One number from the bytes of a NumPy scalar, such as pytorch-cifar's accuracy may be."""
+    letters = {"f2": "e", "f4": "f", "f8": "d", "i4": "i", "i8": "q", "u4": "I", "u8": "Q", "b1": "?"}
+    return float(
+        struct.unpack(kind.order + letters[kind.code], raw.encode("latin1") if isinstance(raw, str) else raw)[0]
+    )
+
+
+# NumPy renamed its core module in version 2; files written before keep the old name.
+_NUMBERS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    (_Format, "numpy.dtype"),
+    (_rebuild_number, "numpy.core.multiarray.scalar"),
+    (_rebuild_number, "numpy._core.multiarray.scalar"),
+]
