@@ -124,6 +124,8 @@ class AugmentConfig:
             raise ConfigError(f"--zoom must be at least 0 and below 1; got {self.zoom}")
         if not 0 < self.min_crop <= 1:
             raise ConfigError(f"--min-crop is a share of the area, above 0 and up to 1; got {self.min_crop}")
+        if self.rand_augment_magnitude != 9 and not self.rand_augment:
+            raise ConfigError("--rand-augment-magnitude is for --rand-augment N, which is not given")
         if not 0 <= self.rand_augment_magnitude <= 30:
             raise ConfigError(f"--rand-augment-magnitude must be from 0 to 30; got {self.rand_augment_magnitude}")
         if self.flip_alternate and not self.flip:
@@ -224,6 +226,8 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         _positive("--powersgd-rank", self.powersgd_rank)
+        if self.powersgd_rank != 4 and self.compress != "powersgd":
+            raise ConfigError(f"--powersgd-rank is for --compress powersgd, but --compress is {self.compress}")
         if self.strategy in ("single", "dp"):
             for flag, value in (
                 ("--compress", self.compress != "none"),
@@ -274,7 +278,7 @@ class RunConfig:
     start_epoch: int | None = None
     """Begin at this epoch (0 is the first), whatever epoch the checkpoint was written after."""
     evaluate: Annotated[bool, arg(aliases=["-e"])] = False
-    """Only evaluate the checkpoint named by --resume."""
+    """Only evaluate the checkpoint named by --resume, or the weights named by --pretrained."""
     desired_acc: float | None = None
     """Stop after the evaluation whose top-1 (a share, such as 0.75) reaches this, and say how long it took."""
     checkpoint_epochs: int = 1
@@ -301,8 +305,6 @@ class RunConfig:
             raise ConfigError(f"--start-epoch counts from 0; got {self.start_epoch}")
         if self.desired_acc is not None and not 0 < self.desired_acc <= 1:
             raise ConfigError(f"--desired-acc is a share, above 0 and up to 1, such as 0.75; got {self.desired_acc}")
-        if self.evaluate and not self.resume:
-            raise ConfigError("--evaluate needs a checkpoint: add --resume PATH, or use `lockstep eval PATH`")
 
 
 @dataclass(frozen=True)
@@ -331,7 +333,22 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
 
+    def _check_weights(self) -> None:
+        """Refuse two sources of weights, and an evaluation of none."""
+        resume, pretrained = self.run.resume, self.model.pretrained
+        if pretrained and resume not in (None, "auto"):
+            raise ConfigError(
+                f"--pretrained {pretrained} and --resume {resume} both say which weights to begin with: give one of "
+                f"them (--resume auto goes with --pretrained, which is for the first start then)"
+            )
+        if self.run.evaluate and not (resume or pretrained):
+            raise ConfigError(
+                "--evaluate needs a checkpoint: add --resume PATH or --pretrained default|FILE, or use "
+                "`lockstep eval PATH`"
+            )
+
     def __post_init__(self) -> None:
+        self._check_weights()
         for flag, value in (
             ("--epochs", self.epochs),
             ("--max-steps", self.max_steps),
@@ -344,7 +361,23 @@ class TrainConfig:
             raise ConfigError("--batch-size (per worker) and --global-batch-size contradict: give one of them")
         if self.seed < 0:
             raise ConfigError(f"--seed must be 0 or more; got {self.seed}")
-        if self.numerics.precision == "O3":
+        if self.parallel.strategy == "dp" and self.model.compile:
+            raise ConfigError(
+                "--compile does not go with --strategy dp, which makes its replicas anew each step; use ddp"
+            )
+        self._check_formats()
+
+    def _check_formats(self) -> None:
+        """Refuse what does not go with the number formats."""
+        precision, keeps_norms = self.numerics.precision, self.numerics.keep_batchnorm_fp32
+        half_norms = (precision == "O3" and not keeps_norms) or (precision == "O2" and keeps_norms is False)
+        if self.parallel.sync_bn and half_norms:
+            raise ConfigError("--sync-bn forms sums that fp16 cannot hold: add --keep-batchnorm-fp32 True")
+        if self.parallel.compress == "powersgd" and precision in ("O2", "O3"):
+            raise ConfigError(
+                f"--compress powersgd needs gradients in fp32; --precision is {precision}, use O1 or bf16"
+            )
+        if precision == "O3":
             adaptive = self.optim.optimizer in ("adam", "adamw", "lamb")
             if adaptive or self.model.ema_decay:
                 flag = f"--optimizer {self.optim.optimizer}" if adaptive else "--ema-decay"
@@ -366,10 +399,12 @@ def check_workers(config: TrainConfig, workers: int) -> None:
             f"--strategy {strategy} is for one worker, but there are {workers}, and each would train a model of its "
             f"own; use --strategy ddp"
         )
-    least = workers * config.accumulate
+    mixes = config.augment.mixup > 0 or config.augment.cutmix > 0
+    unit, samples = ("pair", 2) if mixes else ("sample", 1)
+    least = workers * config.accumulate * samples
     if config.global_batch_size is not None and config.global_batch_size < least:
         raise ConfigError(
-            f"--global-batch-size {config.global_batch_size} is less than one sample for each of {workers} workers in "
+            f"--global-batch-size {config.global_batch_size} is less than one {unit} for each of {workers} workers in "
             f"each of {config.accumulate} forward passes; make it {least} or more"
         )
 

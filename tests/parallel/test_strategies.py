@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import losses, train_digits, weights_of
+from jobs import NETS, losses, small_digits, train_digits, weights_of
 from processes import run_in_workers
+from torch import nn
 
+from lockstep.errors import ConfigError
 from lockstep.records import read_records
+from lockstep.train.fit import configure
+from lockstep.train.run import run_with
+from lockstep.train.strategies.batch_norm import check_batch_norm
+from lockstep.world import World
 
 COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
 
@@ -54,6 +60,38 @@ def test_all_strategies_give_the_same_weights_after_20_steps(
     )
 
 
+def test_sync_bn_with_accumulation_takes_as_many_passes_on_every_worker(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sync_bn": True, "accumulate": 16, "global_batch_size": 64, "max_steps": 23}
+    for strategy in ("ddp", "horovod"):  # the last step has 29 samples: 14 and 15
+        _train(tmp_path / strategy, 2, "normed", strategy=strategy, epochs=1, precision="fp64", **settings)
+    assert _distance(weights_of(tmp_path / "ddp"), weights_of(tmp_path / "horovod")) < 1e-10
+
+
+class Activated(nn.BatchNorm2d):
+    """More than a batch norm."""
+
+
+def test_sync_bn_refuses_a_norm_that_does_more() -> None:
+    with pytest.raises(ConfigError, match=r"cannot stand in for Activated \(layer 0\)"):
+        check_batch_norm(nn.Sequential(Activated(3)))
+
+
+def _train_from_other_seeds(world: World, path: Path, settings: dict[str, Any]) -> float:
+    torch.manual_seed(world.rank)
+    model = NETS["plain"]()
+    run_with(configure(**{**COMMON, "track": (), "run_dir": path, **settings}), world, small_digits(96, 24), model)
+    return sum(parameter.detach().double().sum().item() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"precision": "O2"}, {"strategy": "horovod"}, {"strategy": "horovod", "precision": "O2"}]
+)
+def test_replicas_that_were_made_from_different_seeds_become_rank_0s(tmp_path: Path, settings: dict[str, Any]) -> None:
+    few = {"max_steps": 2, "global_batch_size": 24, **settings}
+    first, second = run_in_workers(2, _train_from_other_seeds, tmp_path / "run", few)
+    assert first == second
+
+
 def test_without_sync_bn_the_workers_statistics_differ_from_the_whole_batch_s(tmp_path: Path) -> None:
     single = _train(tmp_path / "single", 1, "normed", precision="fp64")
     assert _distance(_train(tmp_path / "ddp", 2, "normed", precision="fp64"), single) > 1e-4
@@ -82,9 +120,9 @@ def test_gradients_in_half_precision_travel_in_half_the_bytes_and_change_little(
 
 def test_powersgd_starts_within_the_run_saves_bytes_and_learns(tmp_path: Path) -> None:
     _train(tmp_path / "run", 2, compress="powersgd", powersgd_rank=2, epochs=2)
-    whole, rest = _bytes(tmp_path / "run")[:3], _bytes(tmp_path / "run")[3:]
-    assert all(plain == sent for plain, sent in whole)  # a tenth of 30 steps
-    assert len(rest) == 17
+    whole, rest = _bytes(tmp_path / "run")[:2], _bytes(tmp_path / "run")[2:]
+    assert all(plain == sent for plain, sent in whole)  # a tenth of 20 steps
+    assert len(rest) == 18
     assert all(sent < plain / 8 for plain, sent in rest)
     start, *_, end = losses(tmp_path / "run")
     assert end < 0.9 * start
@@ -111,6 +149,17 @@ def test_powersgd_resumes_to_the_bit_with_every_workers_error(tmp_path: Path) ->
     fewer = _stop_and_resume(tmp_path, 2, 1, **settings)  # one worker has nothing to compress
     assert 0 < _distance(fewer, whole) < 0.1
     assert _distance(_stop_and_resume(tmp_path, 2, 3, **settings), whole) < 0.1
+
+
+@pytest.mark.parametrize("then", [{"precision": "fp32"}, {"precision": "O1", "loss_scale": 64.0}])
+def test_powersgds_error_goes_over_to_another_loss_scale(tmp_path: Path, then: dict[str, Any]) -> None:
+    first: dict[str, Any] = {"precision": "O1", "loss_scale": 8192.0, "max_steps": 7}
+    run = {**COMMON, "run_dir": tmp_path / "run", "compress": "powersgd", "max_steps": 10, "global_batch_size": 24}
+    run_in_workers(2, train_digits, "plain", 120, 24, {**run, **first})
+    run_in_workers(2, train_digits, "plain", 120, 24, {**run, **then, "resume": "auto"})
+    course = losses(tmp_path / "run")
+    assert len(course) == 10
+    assert max(course[7:]) < course[0]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])

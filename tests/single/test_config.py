@@ -26,7 +26,7 @@ from lockstep.config import (
 from lockstep.config_mapping import from_mapping, to_mapping
 from lockstep.errors import ConfigError
 
-# Every field has another value than its default, but for two that contradict others. A new field belongs in here.
+# Every field has another value than its default, but for three that contradict others. A new field belongs in here.
 FULL = TrainConfig(
     data=DataConfig(
         dataset="cifar10",
@@ -76,12 +76,11 @@ FULL = TrainConfig(
         strategy="ddp",
         find_unused_parameters=True,
         sync_bn=True,
-        compress="powersgd",
-        powersgd_rank=2,
+        compress="bf16",
         shard_optimizer=True,
         dist_backend="gloo",
     ),
-    numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=False),
+    numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=True),
     run=RunConfig(
         run_dir=Path("runs/x"),
         start_epoch=2,
@@ -116,8 +115,12 @@ def _pairs(config: Any, default: Any, path: str = "") -> list[tuple[str, Any, An
 
 def test_every_field_survives_being_written_and_read() -> None:
     unchanged = [name for name, ours, default in _pairs(FULL, TrainConfig()) if ours == default]
-    assert unchanged == ["data.data", "batch_size"]
-    others = TrainConfig(data=DataConfig(data="mypackage.data:load", loader_workers="auto"), batch_size=64)
+    assert unchanged == ["data.data", "parallel.powersgd_rank", "batch_size"]
+    others = TrainConfig(
+        data=DataConfig(data="mypackage.data:load", loader_workers="auto"),
+        parallel=ParallelConfig(compress="powersgd", powersgd_rank=2),
+        batch_size=64,
+    )
     for config in (FULL, others, TrainConfig()):
         assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(config))), "file") == config
 
@@ -211,7 +214,12 @@ def test_a_value_of_the_wrong_kind_names_the_field_and_the_file(values: dict[str
         (RunConfig, {"log_every": 0}, "--log-every"),
         (RunConfig, {"checkpoint_epochs": -1}, "--checkpoint-epochs"),
         (RunConfig, {"checkpoint_steps": -1}, "--checkpoint-steps"),
-        (RunConfig, {"evaluate": True}, "--evaluate --resume"),
+        (TrainConfig, {"run": RunConfig(evaluate=True)}, "--evaluate --resume --pretrained"),
+        (
+            TrainConfig,
+            {"run": RunConfig(resume="runs/a"), "model": ModelConfig(pretrained="default")},
+            "--pretrained --resume",
+        ),
         (TrainConfig, {"epochs": 0}, "--epochs"),
         (TrainConfig, {"max_steps": 0}, "--max-steps"),
         (TrainConfig, {"batch_size": 0}, "--batch-size"),
@@ -253,7 +261,9 @@ def test_a_number_of_workers_that_does_not_fit_is_refused(settings: dict[str, An
 def test_the_limits_themselves_are_allowed() -> None:
     AugmentConfig(min_crop=1.0, zoom=0.0)
     OptimConfig(momentum=0.0, label_smoothing=0.0, lr_milestones=())
-    RunConfig(checkpoint_epochs=0, evaluate=True, resume="auto")
+    TrainConfig(run=RunConfig(checkpoint_epochs=0, evaluate=True, resume="auto"))
+    TrainConfig(run=RunConfig(evaluate=True), model=ModelConfig(pretrained="default"))
+    TrainConfig(run=RunConfig(resume="auto"), model=ModelConfig(pretrained="default"))
     DataConfig(loader_workers=0, image_size=1)
     check_workers(TrainConfig(parallel=ParallelConfig(strategy="single")), 1)
     check_workers(TrainConfig(global_batch_size=8, accumulate=2), 4)

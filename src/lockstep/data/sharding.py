@@ -53,6 +53,15 @@ class Sharding:
         """Samples of one step (counted from the epoch's start) over all workers."""
         return min(self.global_batch, self.samples - step * self.global_batch)
 
+    def passes(self, step: int, most: int) -> int:
+        """Forward passes of one step, up to `most`: as many on every worker, each with a sample at least.
+
+        Workers that meet in a pass, as with synchronised batch norm, would else wait for each other.
+        """
+        groups = -(-self.count(step) // self.together)
+        smallest_share = groups // self.size * self.together - (groups * self.together - self.count(step))
+        return max(1, min(most, smallest_share))
+
     def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
         """This worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""
         order = permutation(self.samples, self.seed, epoch)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lockstep.train.layerwise import LayerwiseOptimizer, Tensors, adapted
+from lockstep.train.layerwise import LayerwiseOptimizer, Tensors, lengths, scale_steps_
 
 
 class LAMB(LayerwiseOptimizer):
@@ -40,14 +40,13 @@ class LAMB(LayerwiseOptimizer):
         torch._foreach_mul_(squares, second_beta)
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second_beta)
         steps = [float(state["step"]) for state in states]  # kept on the CPU, so no device is waited for
-        updates = torch._foreach_div(means, [1 - first_beta**step for step in steps])
+        updates = list(torch._foreach_div(means, [1 - first_beta**step for step in steps]))
         denominators = torch._foreach_div(squares, [1 - second_beta**step for step in steps])
         torch._foreach_sqrt_(denominators)
         torch._foreach_add_(denominators, group["eps"])
         torch._foreach_div_(updates, denominators)
         torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-        norms = zip(weights, torch._foreach_norm(weights), torch._foreach_norm(updates), strict=True)
-        torch._foreach_mul_(updates, [adapted(w, length / step) * group["lr"] for w, length, step in norms])
+        scale_steps_(updates, weights, lengths(weights) / lengths(updates), group["lr"])
         torch._foreach_sub_(weights, updates)
 
     def _state_of(self, weight: torch.Tensor) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lockstep.train.layerwise import LayerwiseOptimizer, Tensors, adapted
+from lockstep.train.layerwise import LayerwiseOptimizer, Tensors, lengths, scale_steps_
 
 
 class LARS(LayerwiseOptimizer):
@@ -35,10 +35,10 @@ class LARS(LayerwiseOptimizer):
 
     def step_group(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
         decay, rate, coefficient = group["weight_decay"], group["lr"], group["trust_coefficient"]
-        norms = zip(weights, torch._foreach_norm(weights), torch._foreach_norm(gradients), strict=True)
-        rates = [adapted(w, coefficient * length / (slope + decay * length)) * rate for w, length, slope in norms]
-        directions = torch._foreach_add(gradients, weights, alpha=decay)
-        torch._foreach_mul_(directions, rates)
+        of_weights = lengths(weights)
+        trust = coefficient * of_weights / (lengths(gradients) + decay * of_weights)
+        directions = list(torch._foreach_add(gradients, weights, alpha=decay))
+        scale_steps_(directions, weights, trust, rate)
         for weight in weights:
             if "momentum_buffer" not in self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)

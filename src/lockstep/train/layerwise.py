@@ -33,11 +33,17 @@ class LayerwiseOptimizer(Optimizer):
         raise NotImplementedError
 
 
-def adapted(weight: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
-    """The ratio by which a weight's step is scaled, a scalar on its device.
+def lengths(tensors: Tensors) -> torch.Tensor:
+    """The Euclidean length of each tensor, [N]."""
+    return torch.stack(torch._foreach_norm(tensors))
 
-    It is 1 for vectors (norms and biases), as in the published ImageNet recipes, and where a length is 0.
+
+def scale_steps_(steps: Tensors, weights: Tensors, ratios: torch.Tensor, rate: float) -> None:
+    """Multiply each weight's step by its ratio, of [N], and by the rate.
+
+    The ratio of vectors (norms and biases) counts as 1, as in the published ImageNet recipes, and so does one that is 0
+    or not finite, because a length is 0.
     """
-    if weight.ndim < 2:
-        return torch.ones_like(ratio)
-    return torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+    factors = torch.where(ratios.isfinite() & (ratios > 0), ratios, 1.0) * rate
+    for step, weight, factor in zip(steps, weights, factors.unbind(), strict=True):
+        step.mul_(factor if weight.ndim > 1 else rate)

@@ -94,7 +94,7 @@ def train_epoch(job: Job) -> None:
         batch = interval.next_of(batches)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
-        _take_step(job, batch, job.train_loader.sharding.count(position))
+        _take_step(job, batch, position)
         progress.step += 1
         job.tracker.advance()
         finished = position == steps - 1 or progress.step == job.last_step
@@ -111,12 +111,13 @@ def train_epoch(job: Job) -> None:
             return
 
 
-def _take_step(job: Job, batch: Batch, global_count: int) -> None:
-    """One optimizer step on this worker's share of `global_count` samples."""
+def _take_step(job: Job, batch: Batch, position: int) -> None:
+    """One optimizer step on this worker's share of the epoch's global batch number `position`."""
     set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
-    passes = _split(batch, job.batching.accumulate)
+    sharding = job.train_loader.sharding
+    passes = _split(batch, sharding.passes(position, job.batching.accumulate))
     # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
-    scale = job.strategy.workers_averaged / global_count
+    scale = job.strategy.workers_averaged / sharding.count(position)
     for number, part in enumerate(passes, start=1):
         with job.strategy.accumulating(is_last=number == len(passes)):
             with job.precision.autocast():
@@ -130,9 +131,12 @@ def _take_step(job: Job, batch: Batch, global_count: int) -> None:
     job.precision.unscale(job.optimizer)
     if job.config.optim.clip_norm:
         clip_gradients(job.optimizer, job.config.optim.clip_norm)
+    loss_scale = job.precision.loss_scale
     if job.precision.step(job.optimizer):
         job.progress.skipped_in_a_row = 0
         job.average.update()
+        if job.precision.loss_scale != loss_scale:
+            job.strategy.rescale(job.precision.loss_scale / loss_scale)
     else:
         job.strategy.forget_gradients()
         report_overflow(job)
@@ -185,7 +189,7 @@ def _end_epoch(job: Job) -> dict[str, Any]:
 def _evaluate(job: Job) -> Totals:
     """Evaluate the model; cut short, and so of no use, if the workers agree to stop while training is to go on."""
     model = job.average.model
-    job.strategy.sync_buffers(model)
+    job.strategy.broadcast(model.buffers())
     batches: Iterable[Batch] = job.val_loader
     if job.progress.step < job.last_step:
         batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.val_loader))))

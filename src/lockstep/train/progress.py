@@ -15,12 +15,13 @@ class Progress:
 
     `step` counts the global batches that were used; of these, `skipped_steps` changed nothing, because a gradient in
     fp16 was infinite. `seconds` is training time over all sessions of the run; the `epoch_` fields cover the epoch that
-    runs.
+    runs, and `overflowed` numbers the skipped steps that no record has covered yet.
     """
 
     step: int = 0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
+    overflowed: list[int] = field(default_factory=list)
     seconds: float = 0.0
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0

@@ -42,8 +42,7 @@ def report_steps(job: Job, interval: Interval) -> None:
         NonFiniteLossError: A step's loss was NaN or infinite; raised on all workers alike.
     """
     progress = job.progress
-    steps = job.meter.reduce()  # waits for the device, so the time below is that of finished work
-    _check_finite(job, steps)
+    steps = _finite(job, job.meter.reduce())  # waits for the device, so the time below is that of finished work
     totals, seconds = sum(steps, Totals()), interval.seconds()
     progress.add_interval(steps, seconds, interval.wait_seconds)
     job.tracker.record(
@@ -82,11 +81,13 @@ def report_overflow(job: Job) -> None:
     progress, scale = job.progress, job.precision.loss_scale
     progress.skipped_steps += 1
     progress.skipped_in_a_row += 1
+    progress.overflowed.append(progress.step + 1)
     job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale now {scale:g}")
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
             f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
-            f"{progress.step + 1}, now at loss scale {scale:g}. {advice(job)}, or use --precision bf16"
+            f"{progress.step + 1}, now at loss scale {scale:g}. "
+            + ("Use --loss-scale dynamic" if scale > 1 else f"{advice(job)}, or use --precision bf16")
         )
 
 
@@ -127,16 +128,25 @@ def _common(job: Job, totals: Totals, seconds: float) -> dict[str, Any]:
     }
 
 
-def _check_finite(job: Job, steps: list[Totals]) -> None:
-    """Refuse to go on from a step whose loss was NaN or infinite; no checkpoint has been written since."""
-    first = job.progress.step - len(steps) + 1
-    for step, totals in enumerate(steps, start=first):
-        if not math.isfinite(totals.loss):
+def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
+    """The steps but those that an overflow in fp16 has skipped, if their loss is no number either.
+
+    Raises:
+        NonFiniteLossError: Another step's loss was NaN or infinite; no checkpoint has been written since.
+    """
+    progress = job.progress
+    skipped, progress.overflowed = set(progress.overflowed), []
+    finite = []
+    for step, totals in enumerate(steps, start=progress.step - len(steps) + 1):
+        if math.isfinite(totals.loss):
+            finite.append(totals)
+        elif step not in skipped:
             raise NonFiniteLossError(
                 f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.schedule.rate(step - 1):g}). "
-                f"{advice(job)}"
+                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.optimizer.param_groups[0]['lr']:g} "
+                f"now). {advice(job)}"
             )
+    return finite
 
 
 def _loss_scale(job: Job) -> dict[str, Any]:

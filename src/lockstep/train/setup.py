@@ -151,7 +151,9 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     train_loader = build_train_loader(config, world, data, precision, batching)
     val_loader = build_val_loader(config, world, data, precision, batching)
     steps_per_epoch = train_loader.sharding.steps_per_epoch
-    strategy = build_strategy(config, world, config.epochs * steps_per_epoch)
+    planned = config.epochs * steps_per_epoch
+    strategy = build_strategy(config, world, min(planned, config.max_steps or planned))
+    strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
         model = strategy.synchronize_batch_norm(model)
     model = place_model(model, config, precision, world)
@@ -179,8 +181,12 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     if world.is_main:
         if resumed is None and checkpoint.newest(folder.checkpoints):
             raise ConfigError(
-                f"--run-dir {folder.path} holds the checkpoints of an earlier run; add --resume auto to go on with it, "
-                f"or choose another folder"
+                f"--run-dir {folder.path} holds the checkpoints of an earlier run; "
+                + (
+                    "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
+                    if config.run.start_epoch is not None
+                    else "add --resume auto to go on with it, or choose another folder"
+                )
             )
         folder.create(config, world)
     checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep) if world.is_main else Checkpoints()
@@ -318,6 +324,9 @@ def _restore(
         strategy.load_state_dict(snapshot.strategy)
         if snapshot.precision.get("name") == precision.name:
             precision.load_state_dict(snapshot.precision)
+            strategy.rescale(precision.loss_scale / snapshot.precision.get("scale", precision.loss_scale))
+        else:
+            strategy.forget_gradients()
         return Progress.from_mapping(snapshot.progress)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None

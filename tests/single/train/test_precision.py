@@ -224,3 +224,13 @@ def test_an_overflow_is_seen_in_fp16_gradients_whose_norm_alone_would_overflow()
     assert scaler.update()
     scaler.unscale_([torch.tensor([1.0, float("inf")]).half(), torch.ones(3)])
     assert not scaler.update()
+
+
+@pytest.mark.parametrize("precision", ["O2", "O3"])
+def test_norms_that_are_kept_do_not_go_through_fp16(precision: str) -> None:
+    net = _net()
+    net[1].running_var.copy_(torch.tensor([1e-9, 1e5, 1.0, 0.1]))
+    exact = net[1].running_var.clone()
+    level = build_precision(NumericsConfig(precision=precision, keep_batchnorm_fp32=True), "cpu")
+    assert torch.equal(level.prepare(net)[1].running_var, exact)
+    assert torch.equal(level.weights_of(net)[1].running_var, exact)

@@ -8,6 +8,7 @@ copy, so they are the same as those of any other precision.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,14 +33,12 @@ class MasterWeights(ScaledPrecision):
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        self._exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._exact = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         return halve(model, self._keep_batchnorm)
 
     def weights_of(self, model: nn.Module) -> nn.Module:
         full = copy.deepcopy(model).float()
-        with torch.no_grad():
-            for name, parameter in full.named_parameters():
-                parameter.copy_(self._exact[name])  # not what rounding to fp16 has left of it
+        full.load_state_dict(self._exact)  # not what rounding to fp16 has left of it
         self._exact = {}
         full.register_forward_pre_hook(_in_float)
         self._parameters = list(zip(model.parameters(), full.parameters(), strict=True))
@@ -48,27 +47,30 @@ class MasterWeights(ScaledPrecision):
 
     def unscale(self, optimizer: Optimizer) -> None:
         for half, full in self._parameters:
-            full.grad = None if half.grad is None else half.grad.to(full.dtype, copy=True)
+            if half.grad is None:
+                full.grad = None
+            elif full.grad is None:
+                full.grad = torch.empty_like(full)
+        _copy([(half.grad, full.grad) for half, full in self._parameters])
         super().unscale(optimizer)
 
     def step(self, optimizer: Optimizer) -> bool:
         taken = super().step(optimizer)
         if taken:
-            self._copy_weights()
-        with torch.no_grad():
-            for half, full in self._buffers:
-                full.copy_(half)
+            _copy([(full, half) for half, full in self._parameters])
+        _copy(self._buffers)
         return taken
 
     def refresh(self) -> None:
-        self._copy_weights()
-        with torch.no_grad():
-            for half, full in self._buffers:
-                half.copy_(full)
+        _copy([(full, half) for half, full in [*self._parameters, *self._buffers]])
 
-    def _copy_weights(self) -> None:
+
+def _copy(pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> None:
+    """Copy the first tensor of each pair into the second; pairs of None are left out."""
+    sources, targets = [s for s, _ in pairs if s is not None], [t for _, t in pairs if t is not None]
+    if sources:
         with torch.no_grad():
-            torch._foreach_copy_([half for half, _ in self._parameters], [full for _, full in self._parameters])
+            torch._foreach_copy_(targets, sources)
 
 
 def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

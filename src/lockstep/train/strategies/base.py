@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +63,11 @@ class Strategy:
     def forget_gradients(self) -> None:
         """A gradient was infinite or not a number: drop what is kept of it for later steps."""
 
-    def sync_buffers(self, model: nn.Module) -> None:
-        """Give every replica rank 0's buffers, such as batch norm's running statistics."""
+    def rescale(self, factor: float) -> None:
+        """Gradients are `factor` times as large from now on, because the loss scale has changed."""
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give every replica rank 0's values, in place: weights at first, batch norm's statistics to evaluate with."""
 
     def gather_state(self, optimizer: Optimizer) -> None:
         """Before rank 0 takes a snapshot, on all workers: bring there what the others alone have."""

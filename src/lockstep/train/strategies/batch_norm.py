@@ -5,7 +5,24 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lockstep.errors import ConfigError
 from lockstep.global_batch_norm import GlobalBatchNorm, Peers
+
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def check_batch_norm(model: nn.Module) -> None:
+    """Refuse a batch norm that does more than torch's, which a converted one would no longer do.
+
+    Raises:
+        ConfigError: There is one, such as timm's norms with an activation inside.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and type(module) not in (*PLAIN, nn.SyncBatchNorm, GlobalBatchNorm):
+            raise ConfigError(
+                f"--sync-bn cannot stand in for {type(module).__name__} (layer {name}), which is not just batch norm; "
+                f"leave --sync-bn out, or choose a model with torch's own BatchNorm"
+            )
 
 
 def convert_batch_norm(model: nn.Module, peers: Peers) -> nn.Module:
@@ -13,7 +30,7 @@ def convert_batch_norm(model: nn.Module, peers: Peers) -> nn.Module:
 
     torch's own nn.SyncBatchNorm does this on GPUs, and refuses tensors on the CPU.
     """
-    if isinstance(model, _BatchNorm):
+    if isinstance(model, PLAIN):
         return _over_peers(model, peers)
     for name, child in model.named_children():
         converted = convert_batch_norm(child, peers)

@@ -32,6 +32,9 @@ class Compression:
     def forget(self) -> None:
         """Drop what is kept of earlier gradients."""
 
+    def rescale(self, factor: float) -> None:
+        """Gradients are `factor` times as large from now on."""
+
     def gather_state(self) -> None:
         """Bring to rank 0 what the other workers alone have."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.train.strategies.base import Strategy, Tensors
-from lockstep.train.strategies.batch_norm import convert_batch_norm
+from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
 from lockstep.train.strategies.compression import Compression
 from lockstep.world import World
 
@@ -41,6 +41,7 @@ class DistributedStrategy(Strategy):
         self._ddp: DistributedDataParallel | None = None
 
     def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+        check_batch_norm(model)
         if self._world.device.type == "cuda":
             converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
             return converted
@@ -77,10 +78,14 @@ class DistributedStrategy(Strategy):
     def forget_gradients(self) -> None:
         self._compression.forget()
 
-    def sync_buffers(self, model: nn.Module) -> None:
-        if self._world.size > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+    def rescale(self, factor: float) -> None:
+        self._compression.rescale(factor)
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors if self._world.size > 1 else ():
+            values = tensor.detach().contiguous()  # what Gloo asks for; a channels-last weight is not
+            dist.broadcast(values, src=0)
+            tensor.detach().copy_(values)
 
     def gather_state(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, ZeroRedundancyOptimizer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import nn
 
@@ -14,8 +16,35 @@ class DataParallelStrategy(Strategy):
     name = "dp"
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return nn.DataParallel(model) if torch.cuda.device_count() > 1 and _is_on_gpu(model) else model
+        on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+        return Parallel(model) if on_gpu and torch.cuda.device_count() > 1 else model
 
 
-def _is_on_gpu(model: nn.Module) -> bool:
-    return any(parameter.is_cuda for parameter in model.parameters())
+class Parallel(nn.DataParallel[nn.Module]):
+    """DataParallel whose threads autocast to the caller's dtype; torch's own take the default, float16."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(CallersAutocast(model))
+
+    def forward(self, *inputs: Any) -> Any:
+        cast(CallersAutocast, self.module).follow()
+        return super().forward(*inputs)
+
+
+class CallersAutocast(nn.Module):
+    """A module that autocasts as the thread did which called `follow`."""
+
+    def __init__(self, model: nn.Module, device_type: str = "cuda"):
+        super().__init__()
+        self.model = model
+        self._device_type = device_type
+        self.follow()
+
+    def follow(self) -> None:
+        """Look at this thread's autocast."""
+        self._enabled = torch.is_autocast_enabled(self._device_type)
+        self._dtype = torch.get_autocast_dtype(self._device_type)
+
+    def forward(self, *inputs: Any) -> Any:
+        with torch.autocast(self._device_type, dtype=self._dtype, enabled=self._enabled):
+            return self.model(*inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.train.strategies.base import Strategy, Traffic
-from lockstep.train.strategies.batch_norm import convert_batch_norm
+from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
 from lockstep.train.strategies.compression import HALF_BYTES
 from lockstep.world import World
 
@@ -39,10 +39,10 @@ class HorovodStrategy(Strategy):
         hvd.init()
 
     def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+        check_batch_norm(model)
         return convert_batch_norm(model, HorovodPeers()) if self._world.size > 1 else model
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if trained:
             self._reducer = hvd.DistributedOptimizer(
@@ -68,8 +68,8 @@ class HorovodStrategy(Strategy):
         if self._reducer is not None:
             self._reducer.synchronize()
 
-    def sync_buffers(self, model: nn.Module) -> None:
-        hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        hvd.broadcast_parameters([(str(number), tensor) for number, tensor in enumerate(tensors)], root_rank=0)
 
     def close(self) -> None:
         hvd.shutdown()

@@ -18,6 +18,7 @@ from lockstep.world import World
 
 EARLIEST_START = 2  # torch's hook wants two plain steps
 LATEST_START = 1000
+EPSILON = 1e-8  # of a column's length, so that a gradient of zeros stays one
 SHARE_BEFORE_START = 0.1  # of the run; its authors' recipes begin after the first epochs
 
 
@@ -46,6 +47,7 @@ class PowerSGD(Compression):
             process_group=None,
             matrix_approximation_rank=rank,
             start_powerSGD_iter=start_step(total_steps),
+            orthogonalization_epsilon=EPSILON,
             random_seed=seed,
         )
         self._errors_of_all: Tensors = {}
@@ -70,6 +72,10 @@ class PowerSGD(Compression):
             memory.clear()
         state.rng = np.random.RandomState((self._seed + state.iter) % 2**32)
 
+    def rescale(self, factor: float) -> None:
+        for error in self._hook_state.error_dict.values():
+            error.mul_(factor)
+
     def gather_state(self) -> None:
         self._errors_of_all = {}
         for bucket, error in sorted(self._hook_state.error_dict.items()):
@@ -80,7 +86,8 @@ class PowerSGD(Compression):
 
     def state_dict(self) -> Tensors:
         state = self._hook_state
-        tensors = {"steps": torch.tensor(state.iter)} | self._errors_of_all
+        tensors = {"steps": torch.tensor(state.iter), "start": torch.tensor(state.start_powerSGD_iter)}
+        tensors |= self._errors_of_all
         self._errors_of_all = {}
         for name, memory in (("p", state.p_memory_dict), ("q", state.q_memory_dict)):
             tensors |= {f"{name}.{bucket}": tensor.detach().cpu() for bucket, tensor in memory.items()}
@@ -91,7 +98,7 @@ class PowerSGD(Compression):
             return  # the run so far did without
         # Copies: in a file's mapped memory tensors lie on odd addresses, where sums are formed in another order.
         hook, device = self._hook_state, self._world.device
-        hook.iter = int(state["steps"])
+        hook.iter, hook.start_powerSGD_iter = int(state["steps"]), int(state["start"])
         errors: dict[int, dict[int, torch.Tensor]] = {}
         for key, tensor in state.items():
             kind, *numbers = key.split(".")
