@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from lockstep.cli.parse import Workers, parse
+from lockstep.cli.parse import Arch, Workers, parse
 from lockstep.cli.workers import run_workers
 from lockstep.config import DataConfig, NumericsConfig, TrainConfig
 from lockstep.world import World
@@ -23,8 +23,8 @@ class EvalCommand:
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
     """A run folder, a checkpoint folder, an exported .safetensors file, or an older script's checkpoint file."""
     data: DataConfig = field(default_factory=DataConfig)
-    arch: Annotated[str | None, arg(aliases=["-a"], metavar="NAME|MODULE:FUNCTION")] = None
-    """The network of an older script's file, where the file does not name it."""
+    arch: Arch = None
+    """The network, where an older script's file does not name it, or where it is MODULE:FUNCTION."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images of one worker in one forward pass."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"

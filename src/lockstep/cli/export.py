@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from lockstep.cli.parse import parse
+from lockstep.cli.parse import Arch, parse
 from lockstep.errors import ConfigError
 
 
@@ -23,6 +23,8 @@ class ExportCommand:
     """safetensors: weights. torch: torch.export's .pt2. onnx: ONNX. Default: --output's ending, or safetensors."""
     output: Annotated[Path | None, arg(aliases=["-o"])] = None
     """The file to write, for a single format. Default: CHECKPOINT's name in the current folder."""
+    arch: Arch = None
+    """The network, where it is MODULE:FUNCTION: that code is run."""
     with_normalization: bool = False
     """Let a program take pixels (uint8) instead of normalised numbers (float32)."""
 
@@ -41,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         kinds = (by_suffix[command.output.suffix],)
     for kind in kinds:
         output = command.output or default_output(command.checkpoint, kind)
-        done = export(command.checkpoint, kind, output, command.with_normalization)
+        done = export(command.checkpoint, kind, output, command.with_normalization, command.arch)
         if done.difference is None:
             checked = "not run, because onnxruntime is not installed"
         elif kind == "safetensors":

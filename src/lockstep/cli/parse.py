@@ -13,6 +13,8 @@ from lockstep.config import TrainConfig
 from lockstep.launch.options import LaunchOptions
 
 T = TypeVar("T")
+# Of commands that use a checkpoint; training has a default.
+Arch = Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME|MODULE:FUNCTION")]
 Workers = Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")]
 
 
@@ -60,6 +62,13 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     if for_arch == recipe:
         return command
     return parse(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
+
+
+def named_arch(command: TrainCommand, words: Sequence[str]) -> str | None:
+    """The network that the user has named, by a flag or as MODULE:FUNCTION in a recipe; None: a recipe's choice."""
+    nameless = replace(command.job, model=replace(command.job.model, arch=""))
+    arch = parse(TrainCommand, "train", words, TrainCommand(job=nameless)).job.model.arch
+    return arch or (command.job.model.arch if ":" in command.job.model.arch else None)
 
 
 def _config_named_in(words: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from lockstep.cli.parse import parse
+from lockstep.cli.parse import Arch, parse
 from lockstep.errors import ConfigError
 
 
@@ -21,6 +21,8 @@ class PredictCommand:
     """A run folder, a checkpoint folder or an exported .safetensors file."""
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
     """Image files."""
+    arch: Arch = None
+    """The network, where it is MODULE:FUNCTION: that code is run."""
     top: int = 3
     """Classes to name for each image."""
 
@@ -35,7 +37,8 @@ def main(words: Sequence[str]) -> int:
     command = parse(PredictCommand, "predict", words)
     from lockstep.train.inference import load_network, predict
 
-    for prediction in predict(load_network(command.checkpoint), command.images, command.top):
+    network = load_network(command.checkpoint, command.arch)
+    for prediction in predict(network, command.images, command.top):
         named = "  ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.classes)
         print(f"{prediction.path}: {named}", flush=True)
     return 0

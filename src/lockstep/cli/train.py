@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.cli.old_flags import translate
-from lockstep.cli.parse import TrainCommand, parse_train
+from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig, check_workers
 from lockstep.errors import ConfigError
@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     from lockstep.data import catalog
 
     catalog.check(config.data)
-    work = partial(_evaluate if config.run.evaluate else _train, config)
+    work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     backend = config.parallel.dist_backend
     return run_workers("train", words, command.workers, config.device, work, check, command.where, backend)
@@ -52,8 +52,23 @@ def _train(config: TrainConfig, world: World) -> None:
     run(config, world)
 
 
-def _evaluate(config: TrainConfig, world: World) -> None:
-    from lockstep.train.inference import evaluate_checkpoint, summarize
+def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:
+    """Evaluate what --resume or --pretrained names; `named` is the network, if the user has named it."""
+    from lockstep.train.inference import evaluate_checkpoint, evaluate_pretrained, summarize
+    from lockstep.train.old_checkpoint import is_old
+
+    if config.run.resume is None:
+        figures = evaluate_pretrained(config, world)
+    else:
+        path = _find_checkpoint(config, world)
+        # An older script's file need not say its network; a recipe's choice does then.
+        figures = evaluate_checkpoint(config, world, path, config.model.arch if is_old(path) else named)
+    if world.is_main:
+        print(summarize(figures, world))
+
+
+def _find_checkpoint(config: TrainConfig, world: World) -> Path:
+    """What --resume names, the same on every worker."""
     from lockstep.train.run_folder import newest_run_path
 
     path: Path | str | None = config.run.resume
@@ -62,6 +77,4 @@ def _evaluate(config: TrainConfig, world: World) -> None:
         path = world.from_main(str(newest) if newest else None)
         if path is None:
             raise ConfigError("--evaluate --resume auto: there is no run of this data and network in runs/; name one")
-    figures = evaluate_checkpoint(config, world, Path(str(path)), config.model.arch)
-    if world.is_main:
-        print(summarize(figures, world))
+    return Path(str(path))

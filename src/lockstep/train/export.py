@@ -24,7 +24,7 @@ from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.train import checkpoint
-from lockstep.train.inference import load_network
+from lockstep.train.inference import agree_on_arch, load_network
 
 Format = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
@@ -79,11 +79,16 @@ def default_output(source: Path, kind: Format) -> Path:
     return Path(f"{name.removesuffix(SUFFIXES['safetensors'])}{SUFFIXES[kind]}")
 
 
-def export(source: Path, kind: Format, output: Path, with_normalization: bool = False) -> Exported:
+def export(
+    source: Path, kind: Format, output: Path, with_normalization: bool = False, arch: str | None = None
+) -> Exported:
     """Write what a run folder, a checkpoint folder or an exported file holds in another format.
 
+    Args:
+        arch: What the user says the network is; see `load_network`.
+
     Raises:
-        CheckpointError: There is no such model, it is damaged, or cannot be rebuilt by name.
+        CheckpointError: There is no such model, it is damaged, is another network, or cannot be rebuilt by name.
         ConfigError: The output cannot be written, a flag does not fit the format, or a package is missing.
         LockstepError: The model cannot be expressed in the format, or the file gives other logits than the model.
     """
@@ -99,13 +104,15 @@ def export(source: Path, kind: Format, output: Path, with_normalization: bool = 
     if output.exists() and (output.is_dir() or (source.exists() and output.samefile(source))):
         raise ConfigError(f"--output {output} is {'a folder' if output.is_dir() else 'CHECKPOINT itself'}; name a file")
     weights, about = checkpoint.load_model(source)
+    if arch is not None:
+        agree_on_arch(source, str(about.get("arch")), arch)
     partial = output.with_name(checkpoint.PARTIAL + output.name)
     try:
         partial.touch()
         if kind == "safetensors":
             result = _write_weights(weights, about, partial, output)
         else:
-            network = load_network(source)
+            network = load_network(source, arch)
             program = Program(network.model, network.input, with_normalization)
             write = _write_torch if kind == "torch" else _write_onnx
             result = _write_program(program, about, write, partial, output)

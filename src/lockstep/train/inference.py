@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lockstep.data.decode import evaluation_pixels, open_image
 from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.models import registry
+from lockstep.models import pretrained, registry
 from lockstep.train.batching import plan_batches
 from lockstep.train.checkpoint import load_model
 from lockstep.train.evaluation import evaluate
@@ -45,20 +46,25 @@ class Prediction:
     classes: list[tuple[str, float]]
 
 
-def load_network(path: Path) -> Network:
+def load_network(path: Path, arch: str | None = None) -> Network:
     """Rebuild a model from an exported file, a checkpoint or a run folder, on the CPU.
 
+    Args:
+        arch: What the user says it is; None: what it says itself, unless that is MODULE:FUNCTION.
+
     Raises:
-        CheckpointError: There is no such thing, it is damaged, or its model cannot be rebuilt by name.
+        CheckpointError: There is no such thing, it is damaged, it is another network, or its model cannot be rebuilt by
+            name.
     """
     weights, about = load_model(path)
     try:
         spec = InputSpec(
             **{**about["input"], "mean": tuple(about["input"]["mean"]), "std": tuple(about["input"]["std"])}
         )
-        classes, arch = tuple(about["classes"]), about["arch"]
+        classes, named = tuple(about["classes"]), str(about["arch"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
+    arch = agree_on_arch(path, named, arch)
     try:
         model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
     except (ConfigError, TypeError) as error:
@@ -72,6 +78,24 @@ def load_network(path: Path) -> Network:
     except RuntimeError as error:
         raise CheckpointError(f"{path}: the weights do not fit {arch}: {str(error).splitlines()[-1].strip()}") from None
     return Network(model.float(), classes, spec, about.get("data", ""))
+
+
+def agree_on_arch(path: Path, named: str, given: str | None) -> str:
+    """The network that a file names, if the user does not name another one.
+
+    A file may come from anyone. MODULE:FUNCTION is imported and called, so the user must name it too.
+
+    Raises:
+        CheckpointError: The user names another network, or none where the file wants code run.
+    """
+    if given is not None and given != named:
+        raise CheckpointError(f"{path} holds {named}, not -a {given}; leave -a out, or name the file of that network")
+    if given is None and ":" in named:
+        raise CheckpointError(
+            f"{path} names its network {named}, which is code to be imported and run, and nothing of it was; if you "
+            f"trust that code, add -a {named}"
+        )
+    return named
 
 
 def load_old_network(path: Path, arch: str | None, data: ImageData) -> Network:
@@ -100,14 +124,14 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
     Args:
         config: Names the data set; "" takes the one that the checkpoint was trained on.
         path: A checkpoint, a run folder, an exported file, or an older script's checkpoint file.
-        arch: The network of an older script's file; None: the one that it names.
+        arch: What the user says the network is; None: what the file says.
 
     Returns:
         Mean `loss`, `top1` and `top5` as shares, the number of `samples`, and the files `left_out` because they
         cannot be decoded; the same on every worker.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or its classes or input are not the data set's.
+        CheckpointError: The checkpoint is damaged, is another network, or its classes or input are not the data set's.
     """
     names_data = bool(config.data.dataset or config.data.data)
     if is_old(path):
@@ -116,7 +140,7 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
         data = load_data(config, world)
         network = load_old_network(path, arch, data)
     else:
-        network = load_network(path)
+        network = load_network(path, arch)
         if not names_data:
             config = replace(config, data=replace(config.data, dataset=network.data))
         data = load_data(config, world)
@@ -129,6 +153,35 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
         )
         if shape != expected:
             raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
+    return _evaluate(config, world, network, data)
+
+
+def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
+    """Evaluate the weights that --pretrained names, in the network that --arch names, as `evaluate_checkpoint` does.
+
+    Raises:
+        ConfigError: No data is named, or nobody publishes weights for this network.
+        CheckpointError: The weights cannot be fetched or read, or know another number of classes.
+    """
+    source = config.model.pretrained
+    if source is None or not (config.data.dataset or config.data.data):
+        raise ConfigError("--evaluate --pretrained: name the data set or folder to evaluate the weights on")
+    data = load_data(config, world)
+    side = min(data.input.height, data.input.width)
+    model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
+    if source == "default":
+        load = partial(pretrained.load_published, config.model.arch, model, whole=True)
+    else:
+        load = partial(pretrained.load_own, Path(source), model, whole=True)
+    if world.place.local_rank == 0:  # which fetches them for its node
+        load()
+    world.barrier()
+    if world.place.local_rank != 0:
+        load()
+    return _evaluate(config, world, Network(model, data.classes, data.input, data.name), data)
+
+
+def _evaluate(config: TrainConfig, world: World, network: Network, data: ImageData) -> dict[str, Any]:
     data = replace(data, input=network.input)
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
+from torchvision import models
 
 from lockstep.cli import COMMANDS, main
 from lockstep.data import digits
@@ -184,6 +186,82 @@ def test_your_own_data_and_model_by_name(here: Path, capsys: pytest.CaptureFixtu
     assert "40 + 20 images, 2 classes" in capsys.readouterr().out
     assert main(["train", "--data", "mine:nothing", "--model", "mine:net"]) == 2
     assert "has no function 'nothing'" in capsys.readouterr().err
+
+
+def test_code_that_a_file_names_is_run_only_if_the_user_names_it_too(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("strangers.py").write_text(
+        "import pathlib, torch\npathlib.Path('ran').touch()\n"
+        "def net(num_classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+    )
+    assert main(["train", "--model", "strangers:net", "--max-steps", "2", "--run-dir", "a-run"]) == 0
+    Path("ran").unlink()
+    sys.modules.pop("strangers")
+    file = "a-run/model.safetensors"
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("digit.png")
+    uses = [
+        ["eval", file],
+        ["train", "digits", "-e", "--resume", "a-run"],
+        ["predict", file, "digit.png"],
+        ["export", file, "-o", "net.pt2"],
+    ]
+    capsys.readouterr()
+    for words in uses:
+        assert main(words) == 5
+        assert "add -a strangers:net" in capsys.readouterr().err
+    assert not Path("ran").exists()
+    for words in uses:
+        assert main([*words, "--model", "strangers:net"]) == 0
+    assert Path("ran").exists()
+
+
+def test_another_network_than_the_files_own_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uses = [["eval", "a-run"], ["train", "-e", "--resume", "a-run"], ["export", "a-run", "-o", "net.safetensors"]]
+    for words in uses:
+        assert main([*words, "-a", "mnist-net"]) == 5
+        assert "a-run holds digits-net, not -a mnist-net" in capsys.readouterr().err
+        assert main([*words, "-a", "digits-net"]) == 0
+    # Here mnist-net is the recipe's choice, and nothing that the user named.
+    assert main(["train", "-e", "--config", "mnist", "--resume", "a-run"]) == 0
+
+
+def test_published_weights_are_evaluated_as_they_are(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(here))
+    arch = "shufflenet_v2_x0_5"
+    for number in range(1000):
+        for split in ("train", "val"):
+            path = here / "thousand" / split / f"{number:04d}" / "0.png"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(np.full((8, 8, 3), (number % 256, number // 4, 0), np.uint8)).save(path)
+    cache = here / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.manual_seed(0)
+    published = cache / Path(models.get_model_weights(arch).DEFAULT.url).name
+    torch.save(models.get_model(arch).state_dict(), published)
+    evaluate = ["train", "thousand", "-a", arch, "--image-size", "32", "-e", "-j", "0"]
+    assert main([*evaluate, "--resume", str(published)]) == 0
+    expected = capsys.readouterr().out
+    assert "of 1,000 images right" in expected
+    for words in (["--pretrained", "default"], ["--pretrained"], ["--pretrained", str(published)]):
+        assert main([*evaluate, *words]) == 0
+        assert capsys.readouterr().out == expected
+    assert not (here / "runs").exists()
+
+
+def test_weights_of_other_classes_are_not_evaluated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    torch.save(models.get_model("shufflenet_v2_x0_5").state_dict(), "thousand.pth")
+    words = ["train", "-e", "--pretrained", "thousand.pth", "-a", "shufflenet_v2_x0_5", "--image-size", "32"]
+    assert main([*words, str(folder)]) == 5
+    assert "these weights know 1,000 classes and the data has 2" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "name the data set or folder" in capsys.readouterr().err
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

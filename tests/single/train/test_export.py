@@ -117,7 +117,7 @@ class _Fickle(nn.Module):
 def test_a_file_with_other_logits_is_not_left_behind(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = export.load_network(source)
     object.__setattr__(network, "model", _Fickle())
-    monkeypatch.setattr(export, "load_network", lambda _: network)
+    monkeypatch.setattr(export, "load_network", lambda *_: network)
 
     def write(program: export.Program, metadata: str, path: Path) -> Any:
         path.write_bytes(b"a program")
