@@ -69,7 +69,7 @@ def test_what_is_wrong_in_a_file_is_said_with_the_files_name(tmp_path: Path, tex
 WITHOUT_NORM = ["alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "squeezenet1_0", "squeezenet1_1"]
 
 
-@pytest.mark.parametrize("arch", [*WITHOUT_NORM, "torchvision/alexnet"])
+@pytest.mark.parametrize("arch", [*WITHOUT_NORM, "torchvision/alexnet", "torchvision/vgg16"])
 @pytest.mark.parametrize("words", [["imagenet"], ["my/photos"], ["my/photos", "--config", "imagenet"]])
 def test_networks_without_batch_norm_have_a_lower_rate_unless_one_is_given(arch: str, words: list[str]) -> None:
     job = parse_train([*words, "-a", arch]).job
@@ -83,6 +83,19 @@ def test_networks_without_batch_norm_have_a_lower_rate_unless_one_is_given(arch:
 )
 def test_others_keep_the_recipes_rate(words: list[str]) -> None:
     assert parse_train(words).job.optim.lr == 0.1
+
+
+@pytest.mark.parametrize("recipe", ["imagefolder", "imagenet"])
+def test_vgg16_keeps_the_rate_where_it_is_the_network_with_batch_norm(recipe: str) -> None:
+    def rate(*words: str) -> float:
+        return parse_train([*words, "--config", recipe]).job.optim.lr
+
+    assert rate("my/photos", "-a", "vgg16", "--image-size", "64") == 0.1
+    assert rate("cifar10", "-a", "vgg16") == 0.1
+    assert rate("my/photos", "-a", "vgg16", "--image-size", "65") == 0.01
+    assert rate("synthetic", "-a", "vgg16") == 0.01
+    assert rate("my/photos", "-a", "torchvision/vgg16", "--image-size", "64") == 0.01
+    assert rate("my/photos", "-a", "vgg11", "--image-size", "64") == 0.01  # there is torchvision's only
 
 
 def test_imagenets_recipe_is_the_published_one() -> None:

@@ -58,10 +58,21 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
     command = parse(TrainCommand, "train", words, TrainCommand(job=_give_way(recipe, flags.job)))
-    for_arch = recipes.load(name, command.job.model.arch)
+    for_arch = recipes.load(name, _whole_name(command.job))
     if for_arch == recipe:
         return command
     return parse(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
+
+
+def _whole_name(job: TrainConfig) -> str:
+    """The network's name, with `torchvision/` where it means torchvision's form for images of this size."""
+    from lockstep.data.catalog import NAMED
+    from lockstep.models.registry import SMALL_SIDE, ZOO
+
+    small_set = job.data.source in NAMED and job.data.source not in ("imagenet", "synthetic")
+    side = 0 if small_set else job.data.image_size or 224
+    arch = job.model.arch
+    return f"torchvision/{arch}" if arch in ZOO and side > SMALL_SIDE else arch
 
 
 def named_arch(command: TrainCommand, words: Sequence[str]) -> str | None:

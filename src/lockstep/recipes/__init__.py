@@ -1,7 +1,8 @@
 """Recipes: complete, typed configurations by name, as YAML files beside this one.
 
 A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it. Beside the
-fields of a configuration it may have `for_arch`: the fields that differ for some networks, by their names.
+fields of a configuration it may have `for_arch`: the fields that differ for some networks, by their names. There NAME
+covers `torchvision/NAME` too, and `torchvision/NAME` the bare name where it means torchvision's network.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
 
     Args:
         name: A recipe's name, or the path of a YAML file.
-        arch: The network that it is to train, whose values in `for_arch` come first; None: the recipe's own.
+        arch: The network that it is to train, whose values in `for_arch` come first; None: the recipe's own. Where a
+            name means torchvision's network it begins with `torchvision/`.
 
     Raises:
         ConfigError: No such recipe or file, no YAML, or a field that `TrainConfig` does not know.
@@ -58,7 +60,8 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
         str(each): from_mapping(_merge(common, fields), f"{origin}: for_arch.{each}")
         for each, fields in values["for_arch"].items()
     }
-    return special.get((arch or recipe.model.arch).removeprefix("torchvision/"), recipe)
+    arch = arch or recipe.model.arch
+    return special.get(arch, special.get(arch.removeprefix("torchvision/"), recipe))
 
 
 def _merge(values: Any, fields: Any) -> Any:
