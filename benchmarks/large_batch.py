@@ -55,7 +55,7 @@ STUDIES = {
     ),
     "CIFAR-10": Study(
         "cifar10-small",
-        10,
+        6,
         1.0,
         {
             "32, the recipe": "-b 32",
