@@ -22,21 +22,22 @@ from lockstep.data.progressive import check_sizes
 from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
-from lockstep.errors import CheckpointError, ConfigError, DataError
+from lockstep.errors import DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
 from lockstep.train.calibration import calibrate
-from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoint import Checkpoints
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.metrics import Meter
 from lockstep.train.old_checkpoint import is_old
 from lockstep.train.old_resume import begin_at, take_over
-from lockstep.train.optim import build_optimizer, load_keeping_flags
+from lockstep.train.optim import build_optimizer
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import RunFolder, new_run_path, newest_run_path
+from lockstep.train.resume import find_checkpoint, identify, open_folder, restore
+from lockstep.train.run_folder import RunFolder
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
 from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
@@ -143,7 +144,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         ConfigError: The configuration contradicts the world or the data.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
-    resumed = _find_checkpoint(config, world)
+    resumed = find_checkpoint(config, world)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
     notes = _start_from_pretrained(model, config, world) if resumed is None else []
     precision = build_precision(config.numerics, world.device.type)
@@ -173,23 +174,11 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         average.begin()
         resumed = None  # its run has no folder of ours
     elif resumed is not None:
-        progress = _restore(resumed, identity, weights, average, optimizer, strategy, precision)
+        progress = restore(resumed, identity, weights, average, optimizer, strategy, precision)
     begun = begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, resumed = begun, None
-    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
-    if world.is_main:
-        if resumed is None and checkpoint.newest(folder.checkpoints):
-            raise ConfigError(
-                f"--run-dir {folder.path} holds the checkpoints of an earlier run; "
-                + (
-                    "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
-                    if config.run.start_epoch is not None
-                    else "add --resume auto to go on with it, or choose another folder"
-                )
-            )
-        folder.create(config, world)
-    checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep) if world.is_main else Checkpoints()
+    folder, checkpoints = open_folder(config, world, resumed)
     if resumed is not None and checkpoint.run_folder_of(resumed) != folder.path.resolve():
         progress.best_top1, progress.best_step = -1.0, 0  # the best of the other folder stays there
     checkpoints.forget_after(progress.step, progress.best_step)
@@ -218,20 +207,6 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         identity=identity,
         notes=notes,
     )
-
-
-def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[str, Any]:
-    """What a run and its continuation must share, each under the flag that sets it."""
-    return {
-        "DATASET": data.name,
-        "number of training samples": len(data.train),
-        "--arch": config.model.arch,
-        "--optimizer": config.optim.optimizer,
-        "--ema-decay": config.model.ema_decay,
-        "--seed": config.seed,
-        "--global-batch-size": batching.global_batch,
-        "--drop-last": config.data.drop_last,
-    }
 
 
 def build_train_loader(
@@ -279,57 +254,6 @@ def _loader_processes(config: TrainConfig, world: World, split: Split) -> int:
 
 def _memory_format(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.model.channels_last else torch.contiguous_format
-
-
-def _find_checkpoint(config: TrainConfig, world: World) -> Path | None:
-    """The checkpoint to go on from, the same on every worker; None starts anew."""
-    found = None
-    if world.is_main and config.run.resume:
-        if config.run.resume != "auto":
-            named = Path(config.run.resume)
-            found = named if is_old(named) else checkpoint.locate(named)
-        else:
-            run = config.run.run_dir or newest_run_path(config)
-            found = checkpoint.newest(run / "checkpoints") if run else None
-    path = world.from_main(str(found) if found else None)
-    return Path(path) if path else None
-
-
-def _choose_run_path(config: TrainConfig, resumed: Path | None) -> Path:
-    if config.run.run_dir is not None:
-        return config.run.run_dir
-    return checkpoint.run_folder_of(resumed) if resumed else new_run_path(config)
-
-
-def _restore(
-    path: Path,
-    identity: dict[str, Any],
-    weights: nn.Module,
-    average: NoAverage,
-    optimizer: Optimizer,
-    strategy: Strategy,
-    precision: Precision,
-) -> Progress:
-    """Put a checkpoint's state into the parts of a run, and return how far it had come."""
-    snapshot = checkpoint.load(path)
-    different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
-    wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
-    if wrong:
-        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
-    try:
-        weights.load_state_dict(snapshot.model)
-        precision.refresh()
-        average.load_state_dict(snapshot.average)
-        load_keeping_flags(optimizer, snapshot.optimizer)
-        strategy.load_state_dict(snapshot.strategy)
-        if snapshot.precision.get("name") == precision.name:
-            precision.load_state_dict(snapshot.precision)
-            strategy.rescale(precision.loss_scale / snapshot.precision.get("scale", precision.loss_scale))
-        else:
-            strategy.forget_gradients()
-        return Progress.from_mapping(snapshot.progress)
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} does not fit this model: {error}") from None
 
 
 def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
