@@ -41,25 +41,26 @@ class Study:
     rows: dict[str, str]
 
 
+LAMB = "--optimizer lamb --lr 0.02 --wd 0.02 --warmup-epochs 1 --lr-base-batch"
 STUDIES = {
     "MNIST": Study(
         "mnist",
         6,
         0.2,
         {
-            "64, the recipe": "-b 64",
-            "2,048, LAMB": "-b 2048 --optimizer lamb --lr 0.03 --lr-base-batch 2048 --wd 0.02 --warmup-epochs 2",
-            "2,048, the base's rate": "-b 2048 --lr-scaling none --lr 0.05",
-            "2,048, the rate times 32": "-b 2048 --warmup-epochs 2",
+            "32, the recipe": "-b 32",
+            "1,024, LAMB": f"-b 1024 {LAMB} 1024",
+            "1,024, the base's rate": "-b 1024 --lr-scaling none --lr 0.025",
+            "1,024, the rate times 32": "-b 1024",
         },
     ),
     "CIFAR-10": Study(
         "cifar10-small",
-        6,
+        10,
         1.0,
         {
             "32, the recipe": "-b 32",
-            "512, recommended": "-b 512",
+            "512, LAMB": f"-b 512 {LAMB} 512",
             "512, the base's rate": "-b 512 --lr-scaling none --lr 0.025",
         },
     ),
