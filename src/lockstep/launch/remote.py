@@ -91,6 +91,10 @@ class Remote:
         if self._process and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+        if self._process and self._process.stdin:
+            self._process.stdin.close()
+            with suppress(OSError):  # a broken pipe, which asyncio would print as an error that nobody has seen
+                await asyncio.wait_for(self._process.stdin.wait_closed(), CLOSE_SECONDS)
 
     async def _listen(self) -> None:
         assert self._process
