@@ -60,6 +60,7 @@ STUDIES = {
         1.0,
         {
             "32, the recipe": "-b 32",
+            "512, the rate times 16": "-b 512",
             "512, LAMB": f"-b 512 {LAMB} 512",
             "512, the base's rate": "-b 512 --lr-scaling none --lr 0.025",
         },
