@@ -76,6 +76,20 @@ def test_sync_bn_refuses_a_norm_that_does_more() -> None:
         check_batch_norm(nn.Sequential(Activated(3)))
 
 
+def _train_other_models(world: World, path: Path, strategy: str) -> None:
+    width = 20 - 10 * world.rank
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+    run_with(configure(strategy=strategy, track=(), run_dir=path, batch_size=8), world, small_digits(40, 10), model)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
+def test_models_of_different_shapes_are_refused_on_every_worker(tmp_path: Path, strategy: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        run_in_workers(2, _train_other_models, tmp_path / "run", strategy)
+    said = "worker 1's model is not worker 0's: it has 1.weight of shape [10, 64] where that has 1.weight of shape"
+    assert str(caught.value).count(f"{said} [20, 64]") == 2
+
+
 def _train_from_other_seeds(world: World, path: Path, settings: dict[str, Any]) -> float:
     torch.manual_seed(world.rank)
     model = NETS["plain"]()

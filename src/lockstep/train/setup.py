@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from lockstep.data.progressive import check_sizes
 from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
-from lockstep.errors import DataError
+from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint
@@ -154,6 +155,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     steps_per_epoch = train_loader.sharding.steps_per_epoch
     planned = config.epochs * steps_per_epoch
     strategy = build_strategy(config, world, min(planned, config.max_steps or planned))
+    _check_same_model(model, world)
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
         model = strategy.synchronize_batch_norm(model)
@@ -254,6 +256,23 @@ def _loader_processes(config: TrainConfig, world: World, split: Split) -> int:
 
 def _memory_format(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.model.channels_last else torch.contiguous_format
+
+
+def _check_same_model(model: nn.Module, world: World) -> None:
+    """Refuse replicas of different shapes, before collectives of different lengths end the processes.
+
+    Raises:
+        ConfigError: A worker's model differs from rank 0's; raised on all workers.
+    """
+    shapes = world.gather([[name, list(tensor.shape)] for name, tensor in model.state_dict().items()])
+    for rank, theirs in enumerate(shapes):
+        if theirs != shapes[0]:
+            pairs = zip_longest(shapes[0], theirs, fillvalue=["nothing", []])
+            first, other = next((a, b) for a, b in pairs if a != b)
+            raise ConfigError(
+                f"worker {rank}'s model is not worker 0's: it has {other[0]} of shape {other[1]} where that has "
+                f"{first[0]} of shape {first[1]}; build the same model on every worker"
+            )
 
 
 def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:

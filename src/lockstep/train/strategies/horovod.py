@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -56,13 +56,9 @@ class HorovodStrategy(Strategy):
         return counting_compressor(HALF_DTYPES[self._compress], self.traffic)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
-        return self._reducing_after_this(is_last)
-
-    @contextmanager
-    def _reducing_after_this(self, is_last: bool) -> Iterator[None]:
         if self._reducer is not None:
             self._reducer.set_backward_passes_per_step(1 if is_last else NEVER)
-        yield
+        return nullcontext()
 
     def finish_gradients(self) -> None:
         if self._reducer is not None:
