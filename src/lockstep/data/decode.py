@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,8 @@ Box = tuple[float, float, float, float]
 GREY_MODES = ("1", "L", "I;16")
 
 
-def open_image(path: Path, channels: int) -> Image.Image:
-    """Decode a file completely, as grey (1 channel) or RGB (3).
+def open_image(name: str | Path, channels: int, read: Callable[[], bytes | memoryview] | None = None) -> Image.Image:
+    """Decode an image completely, as grey (1 channel) or RGB (3); without `read`, the file `name`.
 
     Any EXIF rotation is not applied; of 16-bit grey the upper 8 bits are kept; transparency is ignored.
 
@@ -27,11 +29,11 @@ def open_image(path: Path, channels: int) -> Image.Image:
         CorruptImageError: The file is missing, truncated, no image, or far too large; the message names it.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(BytesIO(read()) if read else name) as image:
             return _to_eight_bits(image).convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise CorruptImageError(
-            f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
+            f"{name} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
             f"`lockstep train --skip-corrupt` goes on without such files"
         ) from None
 

@@ -18,7 +18,7 @@ from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.prefetch import prefetch
 from lockstep.data.progressive import Sizes
 from lockstep.data.readers import Batch, MemoryReader, Placement, Reader
-from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split
+from lockstep.data.sets import EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
 from lockstep.data.stream import FileSource, Source, StreamReader, UserSource
 from lockstep.data.users import describe
@@ -48,7 +48,7 @@ def reader_for(
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed, sizes)
     _check_augmentation(augment)
-    if isinstance(split, FileSplit):
+    if isinstance(split, EncodedSplit):
         source: Source = FileSource(split, spec, augment, seed, sizes)
         return StreamReader(source, spec, placement, processes, skip_corrupt, augment, seed)
     if sizes:

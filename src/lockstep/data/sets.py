@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,15 +37,39 @@ class MemorySplit:
         return len(self.labels)
 
 
+class EncodedSplit(ABC):
+    """Images that are read and decoded when they are needed."""
+
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def name(self, sample: int) -> str:
+        """Where an image lies, for messages."""
+
+    @abstractmethod
+    def read(self, sample: int) -> bytes | memoryview:
+        """An image's file, as it is: JPEG, PNG, WebP or another form that Pillow knows.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+
+
 @dataclass(frozen=True)
-class FileSplit:
-    """Images read from files when they are needed."""
+class FileSplit(EncodedSplit):
+    """Images in a file each."""
 
     paths: Sequence[Path]
     labels: Sequence[int]
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def name(self, sample: int) -> str:
+        return str(self.paths[sample])
+
+    def read(self, sample: int) -> bytes:
+        return self.paths[sample].read_bytes()
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class UserSplit:
         return len(self.dataset)
 
 
-Split = MemorySplit | FileSplit | UserSplit
+Split = MemorySplit | EncodedSplit | UserSplit
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from lockstep.data.decode import Pixels, evaluation_pixels, open_image, to_pixel
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.progressive import Sizes, side_at
 from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
-from lockstep.data.sets import FileSplit, InputSpec, UserSplit
+from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError, first_line
 from lockstep.seeding import seed_all
 
@@ -55,7 +55,9 @@ class Source(Protocol):
 class FileSource:
     """Decodes, crops and mirrors image files."""
 
-    def __init__(self, split: FileSplit, spec: InputSpec, config: AugmentConfig, seed: int, sizes: Sizes | None = None):
+    def __init__(
+        self, split: EncodedSplit, spec: InputSpec, config: AugmentConfig, seed: int, sizes: Sizes | None = None
+    ):
         self._split, self._spec, self._config, self._seed, self._sizes = split, spec, config, seed, sizes or {}
 
     def __getitems__(self, request: Request) -> Raw:
@@ -67,18 +69,17 @@ class FileSource:
         shape = (len(request.samples), height, width, self._spec.channels)
         pixels, corrupt = np.zeros(shape, np.uint8), {}
         for position, sample in enumerate(request.samples):
-            path = self._split.paths[sample]
             try:
-                image = self._read(path, crop, position, (width, height))
+                image = self._read(int(sample), crop, position, (width, height))
             except CorruptImageError as error:
-                corrupt[position] = (str(path), str(error))
+                corrupt[position] = (self._split.name(sample), str(error))
             else:
                 pixels[position] = image[:, ::-1] if flipped[position] else image
         labels = torch.tensor([self._split.labels[sample] for sample in request.samples], dtype=torch.int64)
         return Raw(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, corrupt)
 
-    def _read(self, path: Path, crop: RandomCrop | None, position: int, size: tuple[int, int]) -> Pixels:
-        image = open_image(path, self._spec.channels)
+    def _read(self, sample: int, crop: RandomCrop | None, position: int, size: tuple[int, int]) -> Pixels:
+        image = open_image(self._split.name(sample), self._spec.channels, partial(self._split.read, sample))
         if crop is None:
             return evaluation_pixels(image, self._spec)
         box = crop.box(position, image.width, image.height)
