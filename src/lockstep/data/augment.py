@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from lockstep.config import AugmentConfig
-from lockstep.data.draws import Draws, Indices
+from lockstep.data.draws import Draws
 
 
 def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """Pick samples from a set, shifted and mirrored, in a single pass.
+    """Pick samples from a set, shifted and mirrored.
 
     Args:
         images: The whole set, uint8 [M, C, H, W].
@@ -23,29 +23,42 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
     Returns:
         uint8 [N, C, H, W], on the device of `images`.
     """
-    samples = torch.from_numpy(draws.samples).to(images.device)
+    picked = images.index_select(0, torch.from_numpy(draws.samples).to(images.device))
     if not (config.shift or config.flip):
-        return images.index_select(0, samples)
-    _, channels, height, width = images.shape
-    rows, columns = np.arange(height)[None], np.arange(width)[None]
+        return picked
+    count, channels, height, width = picked.shape
+    margin = config.shift
+    frames = _frame(picked, margin, config.shift_padding)
+    top = margin + draws.integers("shift rows", -margin, margin)
+    left = margin + draws.integers("shift columns", -margin, margin)
+    number = np.arange(count)
     if config.flip:
-        columns = np.where(mirrored(draws, config)[:, None], columns[:, ::-1], columns)
-    if config.shift:
-        rows = rows + draws.integers("shift rows", -config.shift, config.shift)[:, None]
-        columns = columns + draws.integers("shift columns", -config.shift, config.shift)[:, None]
-    y, x = (
-        torch.from_numpy(_reflect(part, length)).to(images.device)
-        for part, length in ((rows, height), (columns, width))
+        flipped = mirrored(draws, config)
+        frames = torch.cat([frames, frames.flip(3)])
+        left = np.where(flipped, 2 * margin - left, left)
+        number = number + count * flipped
+    # A row of an image is a run of bytes in its frame. Picking whole runs is several times faster than picking pixels.
+    frame_height, frame_width = frames.shape[2:]
+    corner = torch.from_numpy((number * channels * frame_height + top) * frame_width + left).to(images.device)
+    row = (
+        torch.arange(height, device=images.device)
+        + frame_height * torch.arange(channels, device=images.device)[:, None]
     )
-    channel = torch.arange(channels, device=images.device)
-    picked = images[samples[:, None, None, None], channel[:, None, None], y[:, None, :, None], x[:, None, None, :]]
-    if config.shift and config.shift_padding == "zero":
-        inside = [
-            torch.from_numpy((part >= 0) & (part < length)).to(images.device)
-            for part, length in ((rows, height), (columns, width))
-        ]
-        picked *= (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
-    return picked
+    starts = corner[:, None] + frame_width * row.flatten()
+    runs = frames.view(-1).as_strided((frames.numel() - width + 1, width), (1, 1))
+    return runs.index_select(0, starts.flatten()).view(picked.shape)
+
+
+def _frame(images: torch.Tensor, margin: int, padding: str) -> torch.Tensor:
+    """Images [N, C, H, W] with `margin` more pixels on each side: zeros, or reflected at the edge pixel's centre."""
+    if padding == "zero" or not margin:
+        return F.pad(images, (margin,) * 4)
+    for dim in (3, 2):
+        length = images.shape[dim]
+        before = images.narrow(dim, 1, margin).flip(dim)
+        after = images.narrow(dim, length - 1 - margin, margin).flip(dim)
+        images = torch.cat([before, images, after], dim)
+    return images
 
 
 def mirrored(draws: Draws, config: AugmentConfig) -> npt.NDArray[np.bool_]:
@@ -58,13 +71,6 @@ def mirrored(draws: Draws, config: AugmentConfig) -> npt.NDArray[np.bool_]:
         return draws.uniform("flip") < 0.5
     at_first = replace(draws, epoch=0).uniform("flip") < 0.5
     return np.asarray(at_first ^ (draws.epoch % 2 == 1))
-
-
-def _reflect(positions: Indices, length: int) -> Indices:
-    """Fold positions outside 0 .. length - 1 back in, as a mirror at the edge pixel's centre does."""
-    last = max(1, length - 1)
-    folded: Indices = last - np.abs(last - np.abs(positions) % (2 * last))
-    return np.minimum(folded, length - 1)
 
 
 def warps(config: AugmentConfig) -> bool:

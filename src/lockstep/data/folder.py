@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lockstep.config import DataConfig
-from lockstep.data.decode import GREY_MODES, Pixels, evaluation_pixels, open_image
+from lockstep.data.decode import GREY_MODES, Pixels, decode, evaluation_pixels
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
@@ -133,10 +133,13 @@ def _decode_all(split: FileSplit, spec: InputSpec, config: DataConfig, left_out:
 def _decode(path: Path, spec: InputSpec, resize: bool) -> Pixels:
     if spec.channels == 1:
         _check_grey(path)
-    image = open_image(path, spec.channels)
-    if not resize and image.size != (spec.width, spec.height):
-        raise _NotAlikeError(f"{path} is {image.width} x {image.height}, others are {spec.width} x {spec.height}")
-    return evaluation_pixels(image, spec)
+    if resize:
+        return evaluation_pixels(path, spec)
+    pixels = decode(path, spec.channels)
+    height, width = pixels.shape[:2]
+    if (height, width) != (spec.height, spec.width):
+        raise _NotAlikeError(f"{path} is {width} x {height}, others are {spec.width} x {spec.height}")
+    return pixels
 
 
 def _check_grey(path: Path) -> None:

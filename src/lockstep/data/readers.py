@@ -14,9 +14,13 @@ import torch
 
 from lockstep.config import AugmentConfig
 from lockstep.data import augment
+from lockstep.data.buffers import Pool
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.progressive import Sizes, resize, side_at
 from lockstep.data.sets import InputSpec, MemorySplit
+from lockstep.errors import ConfigError
+
+CACHED = 1 << 17  # numbers that fit a core's cache well
 
 
 class Batch(NamedTuple):
@@ -61,11 +65,43 @@ class Normalizer:
         mean, std = (torch.tensor(x, dtype=torch.float64).view(1, -1, 1, 1) for x in (spec.mean, spec.std))
         self._scale = (1 / (255 * std)).to(placement.device, placement.dtype)
         self._shift = (-mean / std).to(placement.device, placement.dtype)
+        self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._pool = Pool()
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 or floating (0 to 255) [N, C, H, W] to normalised numbers of the same shape."""
+        if pixels.device.type == "cpu":
+            return self._in_cache(pixels)
         images = pixels.to(self._placement.dtype, memory_format=self._placement.memory_format, copy=True)
         return images.mul_(self._scale).add_(self._shift)
+
+    def _in_cache(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The same for a CPU, whose cache holds a few images through all passes over them."""
+        images = self._new(pixels.shape)
+        in_order = images.stride() == pixels.stride()
+        scale, shift = self._factors_like(pixels)
+        at_once = max(1, CACHED // pixels[0].numel())
+        for part, out in zip(pixels.split(at_once), images.split(at_once), strict=True):
+            numbers = out.copy_(part) if in_order else part.to(images.dtype, copy=True)
+            numbers.mul_(scale).add_(shift)
+            if not in_order:
+                out.copy_(numbers)
+        return images
+
+    def _new(self, shape: torch.Size) -> torch.Tensor:
+        count, channels, height, width = shape
+        if self._placement.memory_format == torch.channels_last:
+            return self._pool.take((count, height, width, channels), self._placement.dtype).permute(0, 3, 1, 2)
+        return self._pool.take(shape, self._placement.dtype)
+
+    def _factors_like(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and shift of each number of an image, where that makes for longer runs of numbers in memory."""
+        if pixels.is_contiguous():
+            return self._scale, self._shift
+        if self._factors is None or self._factors[0].shape[1:] != pixels.shape[1:]:
+            blank = torch.zeros_like(pixels[:1], dtype=self._placement.dtype)
+            self._factors = blank + self._scale, blank + self._shift
+        return self._factors
 
 
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
@@ -89,6 +125,11 @@ class MemoryReader:
         seed: int,
         sizes: Sizes | None = None,
     ):
+        if config.shift_padding == "reflect" and config.shift >= min(spec.height, spec.width):
+            raise ConfigError(
+                f"--shift {config.shift} with --shift-padding reflect must be below the images' side, which is "
+                f"{min(spec.height, spec.width)}"
+            )
         self._images = split.images.to(placement.device)
         self._labels = split.labels.to(placement.device)
         self._normalize = Normalizer(spec, placement)

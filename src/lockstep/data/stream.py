@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config import AugmentConfig
 from lockstep.data.augment import mirrored
+from lockstep.data.buffers import SharedRing
 from lockstep.data.crop import RandomCrop
-from lockstep.data.decode import Pixels, evaluation_pixels, open_image, to_pixels
+from lockstep.data.decode import centre, decode
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.progressive import Sizes, side_at
 from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
@@ -53,12 +53,13 @@ class Source(Protocol):
 
 
 class FileSource:
-    """Decodes, crops and mirrors image files."""
+    """Decodes, crops and mirrors encoded images."""
 
     def __init__(
         self, split: EncodedSplit, spec: InputSpec, config: AugmentConfig, seed: int, sizes: Sizes | None = None
     ):
         self._split, self._spec, self._config, self._seed, self._sizes = split, spec, config, seed, sizes or {}
+        self._buffers = SharedRing()
 
     def __getitems__(self, request: Request) -> Raw:
         draws = Draws(self._seed, request.epoch or 0, request.samples)
@@ -66,24 +67,21 @@ class FileSource:
         flipped = mirrored(draws, self._config) & (crop is not None and self._config.flip)
         side = side_at(self._sizes, request.epoch)
         height, width = (side, side) if side else (self._spec.height, self._spec.width)
-        shape = (len(request.samples), height, width, self._spec.channels)
-        pixels, corrupt = np.zeros(shape, np.uint8), {}
-        for position, sample in enumerate(request.samples):
+        batch = self._buffers.take((len(request.samples), height, width, self._spec.channels))
+        pixels, corrupt = batch.permute(0, 3, 1, 2), {}
+        for position, sample in enumerate(request.samples.tolist()):
+            cut = partial(centre, self._spec) if crop is None else partial(crop.box, position)
+            name, read = self._split.name(sample), partial(self._split.read, sample)
             try:
-                image = self._read(int(sample), crop, position, (width, height))
+                image = decode(name, self._spec.channels, read, cut, (width, height))
             except CorruptImageError as error:
-                corrupt[position] = (self._split.name(sample), str(error))
+                corrupt[position] = (name, str(error))
+                pixels[position] = 0
             else:
-                pixels[position] = image[:, ::-1] if flipped[position] else image
+                planes = torch.from_numpy(image).permute(2, 0, 1)
+                pixels[position] = planes.flip(2) if flipped[position] else planes
         labels = torch.tensor([self._split.labels[sample] for sample in request.samples], dtype=torch.int64)
-        return Raw(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, corrupt)
-
-    def _read(self, sample: int, crop: RandomCrop | None, position: int, size: tuple[int, int]) -> Pixels:
-        image = open_image(self._split.name(sample), self._spec.channels, partial(self._split.read, sample))
-        if crop is None:
-            return evaluation_pixels(image, self._spec)
-        box = crop.box(position, image.width, image.height)
-        return to_pixels(image, box, size)
+        return Raw(pixels, labels, corrupt)
 
 
 class UserSource:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lockstep.config import TrainConfig
-from lockstep.data.decode import evaluation_pixels, open_image
+from lockstep.data.decode import evaluation_pixels
 from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
@@ -202,7 +202,7 @@ def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[Predi
     normalize = Normalizer(network.input, Placement(torch.device("cpu")))
     network.model.eval()
     for path in paths:
-        pixels = torch.from_numpy(evaluation_pixels(open_image(path, network.input.channels), network.input).copy())
+        pixels = torch.from_numpy(evaluation_pixels(path, network.input).copy())
         with torch.inference_mode():
             logits = network.model(normalize(pixels.permute(2, 0, 1).unsqueeze(0)))
         best = logits.softmax(1)[0].topk(min(top, len(network.classes)))

@@ -64,17 +64,6 @@ def test_gather_is_padding_then_cropping_and_flipping_with_equal_chances(
     assert chi_square <= degrees + 4 * (2 * degrees) ** 0.5
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 2), (1, 1, 4)])
-def test_a_shift_wider_than_the_image_reflects_again(shape: tuple[int, int, int]) -> None:
-    images = _noise(60, *shape)
-    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (9, 9), (9, 9)), mode="reflect")
-    picked = augment.gather(images, _draws(60), AugmentConfig(shift=9, shift_padding="reflect")).numpy()
-    height, width = shape[1:]
-    for image, around in zip(picked, padded, strict=True):
-        windows = np.lib.stride_tricks.sliding_window_view(around, (height, width), axis=(1, 2))
-        assert (windows == image[:, None, None]).all((0, 3, 4)).any()
-
-
 def test_gather_picks_the_samples_in_the_order_asked_for() -> None:
     images = _noise(9, 3, 4, 4)
     samples = np.array([8, 0, 0, 3])

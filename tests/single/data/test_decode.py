@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from zlib import crc32
 
@@ -13,7 +14,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
-from lockstep.data.decode import evaluation_pixels, open_image, to_pixels
+from lockstep.data import decode as decoding
+from lockstep.data.decode import decode, evaluation_pixels
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CorruptImageError
 
@@ -51,7 +53,7 @@ def _write(path: Path, kind: str) -> None:
 def test_every_kind_of_png_keeps_its_picture(tmp_path: Path, kind: str, channels: int) -> None:
     path = tmp_path / "ramp.png"
     _write(path, kind)
-    pixels = to_pixels(open_image(path, channels))
+    pixels = decode(path, channels)
     assert pixels.shape == (HEIGHT, WIDTH, channels)
     assert pixels.dtype == np.uint8
     assert np.abs(pixels - 255 * _ramp()[:, :, None]).max() <= 1
@@ -59,12 +61,26 @@ def test_every_kind_of_png_keeps_its_picture(tmp_path: Path, kind: str, channels
 
 def test_black_and_white_becomes_0_and_255(tmp_path: Path) -> None:
     Image.new("1", (4, 3), 1).save(tmp_path / "white.png")
-    assert set(to_pixels(open_image(tmp_path / "white.png", 1)).flatten().tolist()) == {255}
+    assert set(decode(tmp_path / "white.png", 1).flatten().tolist()) == {255}
 
 
 def test_colour_becomes_grey_by_its_luminance(tmp_path: Path) -> None:
     Image.new("RGB", (4, 3), (255, 0, 0)).save(tmp_path / "red.png")
-    assert set(to_pixels(open_image(tmp_path / "red.png", 1)).flatten().tolist()) == {76}  # 0.299 of 255
+    assert set(decode(tmp_path / "red.png", 1).flatten().tolist()) == {76}  # 0.299 of 255
+
+
+def _as_png(image: Image.Image) -> Callable[[], bytes]:
+    return lambda: _encoded(image, "PNG")
+
+
+def _as_jpeg(image: Image.Image) -> Callable[[], bytes]:
+    return lambda: _encoded(image, "JPEG")
+
+
+def _encoded(image: Image.Image, form: str) -> bytes:
+    file = BytesIO()
+    image.save(file, form)
+    return file.getvalue()
 
 
 def _truncated(path: Path, form: str) -> None:
@@ -99,13 +115,13 @@ def test_what_cannot_be_decoded_is_named(tmp_path: Path, spoil: Callable[[Path],
     path = tmp_path / "spoiled.jpg"
     spoil(path)
     with pytest.raises(CorruptImageError, match=f"{path}.*--skip-corrupt"):
-        open_image(path, 3)
+        decode(path, 3)
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (1200, 260), (100, 120)])
 def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: int, height: int) -> None:
     image = _colours(width, height)
-    ours = evaluation_pixels(image, _spec(224, 224, 0.875))
+    ours = evaluation_pixels("drawn", _spec(224, 224, 0.875), _as_png(image))
     theirs = np.asarray(Compose([Resize(256, InterpolationMode.BILINEAR), CenterCrop(224)])(image))
     assert ours.shape == (224, 224, 3)
     difference = np.abs(ours.astype(float) - theirs)
@@ -114,34 +130,81 @@ def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: in
 
 
 def test_evaluation_keeps_the_aspect_ratio_for_inputs_that_are_not_square() -> None:
-    pixels = evaluation_pixels(_colours(300, 100), _spec(50, 100))
+    pixels = evaluation_pixels("drawn", _spec(50, 100), _as_png(_colours(300, 100)))
     expected = _colours(300, 100).crop((50, 0, 250, 100)).resize((100, 50), Image.Resampling.BILINEAR)
     assert np.abs(pixels.astype(int) - np.asarray(expected)).max() <= 1
 
 
 def test_an_image_of_the_right_size_is_taken_as_it_is() -> None:
     image = _colours()
-    assert np.array_equal(evaluation_pixels(image, _spec(HEIGHT, WIDTH)), np.asarray(image))
+    assert np.array_equal(evaluation_pixels("drawn", _spec(HEIGHT, WIDTH), _as_png(image)), np.asarray(image))
 
 
 @pytest.mark.parametrize("side", [8, 28, 32, 224])
 def test_images_of_any_size_can_be_evaluated(side: int) -> None:
     """The centre's box must not leave the image, not even by a rounding error."""
     refused = []
+
+    def blank(width: int, height: int) -> Callable[[], bytes]:
+        return _as_png(Image.new("L", (width, height)))
+
     for width in range(1, 130):
         for height in (width, 2 * width + 1):
             try:
-                pixels = evaluation_pixels(Image.new("L", (width, height)), _spec(side, side, channels=1))
+                pixels = evaluation_pixels("blank", _spec(side, side, channels=1), blank(width, height))
                 assert pixels.shape == (side, side, 1)
-            except ValueError as error:
+            except CorruptImageError as error:
                 refused.append((width, height, str(error)))
     assert refused == []
 
 
 def test_a_box_is_cut_out_and_resized() -> None:
     image = _colours()
-    box = (4.0, 2.0, 14.0, 10.0)
-    cut = to_pixels(image, box, (10, 8))
+    read = _as_png(image)
+    cut = decode("drawn", 3, read, lambda width, height: (4.0, 2.0, 14.0, 10.0), (10, 8))
     assert np.array_equal(cut, np.asarray(image)[2:10, 4:14])
-    whole = to_pixels(image, None, (12, 8))
-    assert np.array_equal(whole, np.asarray(image.resize((12, 8), Image.Resampling.BILINEAR)))
+    whole = decode("drawn", 3, read, None, (12, 8))
+    expected = np.asarray(image.resize((12, 8), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(whole - expected).max() <= 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_jpeg_gives_the_same_pixels_by_either_decoder(
+    mode: str, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    image = _colours(200, 120).convert(mode)
+    ours = decode("drawn", channels, _as_jpeg(image))
+    monkeypatch.setattr(decoding, "simplejpeg", None)
+    assert np.array_equal(ours, decode("drawn", channels, _as_jpeg(image)))
+    expected = np.asarray(image.convert("RGB").convert("L" if channels == 1 else "RGB")).astype(int)
+    assert np.abs(ours - expected.reshape(ours.shape)).mean() < 6  # JPEG is lossy
+
+
+@pytest.mark.parametrize("by_pillow", [False, True], ids=["simplejpeg", "Pillow"])
+@pytest.mark.parametrize(("width", "height"), [(1000, 750), (3000, 1700), (1811, 2503)])
+def test_a_large_jpeg_is_reduced_in_decoding_and_looks_the_same(
+    width: int, height: int, by_pillow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_pillow:
+        monkeypatch.setattr(decoding, "simplejpeg", None)
+    else:
+        pytest.importorskip("simplejpeg")
+    read = _as_jpeg(_colours(width, height))
+    ours = evaluation_pixels("drawn", _spec(64, 64, 0.875), read)
+    monkeypatch.setattr(decoding, "REDUCTIONS", ())
+    whole = evaluation_pixels("drawn", _spec(64, 64, 0.875), read)
+    assert not np.array_equal(ours, whole)  # it was reduced
+    assert np.abs(ours.astype(int) - whole).mean() < 1  # of 255
+
+
+def test_what_simplejpeg_refuses_is_for_pillow_to_judge() -> None:
+    """A JPEG with rubbish after its end has all of its picture, so it is none of those that are damaged."""
+    content = _as_jpeg(_colours(40, 30))()
+    pixels = decode("drawn", 3, lambda: content + b"rubbish" * 100)
+    assert np.array_equal(pixels, decode("drawn", 3, lambda: content))
+    broken = bytearray(content)
+    broken[len(content) // 2 : len(content) // 2] = b"\xff\xd9"  # an early end of the image
+    with pytest.raises(CorruptImageError, match="drawn cannot be decoded"):
+        decode("drawn", 3, lambda: bytes(broken[: len(content) // 2]))

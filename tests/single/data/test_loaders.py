@@ -164,6 +164,11 @@ def test_images_in_memory_grow_by_epoch_and_evaluation_sees_them_whole() -> None
     assert shapes == [(8, 6), (8, 6), (16, 12), (16, 12)]
 
 
+def test_a_reflecting_shift_as_wide_as_the_image_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--shift 4 .*reflect must be below the images' side, which is 4"):
+        reader_for(_noise(1, 4, 6), _spec(4, 6, 1), Placement(CPU), AugmentConfig(shift=4, shift_padding="reflect"))
+
+
 def test_a_users_set_is_mixed_but_neither_resized_nor_changed_at_random() -> None:
     images = torch.rand(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     split, spec = UserSplit(TensorDataset(images, torch.arange(SAMPLES))), _spec(4, 4, 2)

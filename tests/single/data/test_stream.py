@@ -16,7 +16,7 @@ from PIL import Image
 
 from lockstep.config import AugmentConfig, DataConfig
 from lockstep.data import folder
-from lockstep.data.decode import evaluation_pixels, open_image
+from lockstep.data.decode import evaluation_pixels
 from lockstep.data.loaders import reader_for
 from lockstep.data.readers import Batch, Placement
 from lockstep.data.sets import FileSplit, InputSpec, UserSplit
@@ -73,7 +73,7 @@ def test_evaluation_sees_the_centre_of_each_image_normalised(split: FileSplit, p
         assert batch.weights is None
         assert batch.labels.tolist() == [split.labels[sample] for sample in samples]
         for sample, image in zip(samples, batch.images, strict=True):
-            pixels = evaluation_pixels(open_image(split.paths[sample], 3), SPEC)
+            pixels = evaluation_pixels(split.paths[sample], SPEC)
             expected = torch.from_numpy((pixels / 255 - mean) / std).permute(2, 0, 1)
             assert torch.allclose(image.double(), expected, atol=1e-5)
 
