@@ -60,13 +60,14 @@ class SharedRing:
     """
 
     def __init__(self) -> None:
+        self._own = Pool()
         self._buffers: list[torch.Tensor] = []
         self._turn = cycle(range(BATCHES_UNDER_WAY))
 
     def take(self, shape: Sequence[int]) -> torch.Tensor:
         """An uninitialised uint8 tensor; outside a loader process, one of its own."""
         if get_worker_info() is None:
-            return torch.empty(*shape, dtype=torch.uint8)
+            return self._own.take(shape, torch.uint8)
         size = math.prod(shape)
         if not self._buffers or self._buffers[0].numel() < size:
             self._buffers = [torch.empty(size, dtype=torch.uint8).share_memory_() for _ in range(BATCHES_UNDER_WAY)]

@@ -7,6 +7,7 @@ an epoch can be entered anywhere. The hash is the finaliser of SplitMix64 (Steel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from zlib import crc32
 
 import numpy as np
@@ -26,11 +27,7 @@ class Draws:
 
     def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
         """Independent numbers, uniform in [0, 1), float64 [N]; another purpose gives other numbers."""
-        with np.errstate(over="ignore"):
-            key = np.array(crc32(purpose.encode()), np.uint64)
-            for part in (self.seed, self.epoch):
-                key = _mix(key ^ np.uint64(part)) + _GOLDEN
-            bits = _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ key)
+        bits = _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ _key(self.seed, self.epoch, purpose))
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def between(self, purpose: str, low: float, high: float) -> npt.NDArray[np.float64]:
@@ -40,6 +37,14 @@ class Draws:
     def integers(self, purpose: str, low: int, high: int) -> npt.NDArray[np.int64]:
         """Whole numbers from low to high, both included, int64 [N]."""
         return low + np.floor(self.uniform(purpose) * (high - low + 1)).astype(np.int64)
+
+
+@lru_cache(maxsize=256)  # the purposes of an epoch, many times over
+def _key(seed: int, epoch: int, purpose: str) -> npt.NDArray[np.uint64]:
+    key = np.array([crc32(purpose.encode())], np.uint64)
+    for part in (seed, epoch):
+        key = _mix(key ^ np.uint64(part)) + _GOLDEN
+    return key
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
