@@ -85,7 +85,8 @@ class TrainLoader:
         filler = np.zeros(1, np.int64)
         plan = [samples if len(samples) else filler for samples in shares]
         read = zip(self.reader.read(plan, epoch), plan, strict=True)
-        batches = prefetch((self._mixing(batch, samples, epoch) for batch, samples in read), self._device)
+        mixed = (self._mixing(batch, samples, epoch) for batch, samples in read)
+        batches = prefetch(mixed, self._device, self.reader.any_thread)
         for samples, batch in zip(shares, batches, strict=True):
             yield batch if len(samples) else batch._replace(weights=batch.images.new_zeros(1))
 
@@ -102,7 +103,7 @@ class EvalLoader:
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        return prefetch(self.reader.read(self._plan, None), self._device)
+        return prefetch(self.reader.read(self._plan, None), self._device, self.reader.any_thread)
 
 
 class TrainBatches:

@@ -1,22 +1,37 @@
-"""Copying the next batch to the GPU while the current one is used."""
+"""Making the next batch while the current one is used: on the GPU's copy stream, or in a thread of the CPU's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from lockstep.data.readers import Batch
 
 
-def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the same batches, each made one ahead on a stream of its own where `device` is a GPU.
+def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = False) -> Iterator[Batch]:
+    """Yield the same batches, each made one ahead.
 
-    `batches` must make its tensors with non-blocking copies from pinned memory, on the current stream.
+    Args:
+        batches: For a GPU, it makes its tensors with non-blocking copies from pinned memory, on the current stream.
+        in_thread: On a CPU, make them in a thread; `batches` must not touch global state, such as torch's generator.
+            Else they are made when they are asked for.
     """
-    if device.type != "cuda":
-        yield from batches
-        return
+    if device.type == "cuda":
+        return _by_stream(batches, device)
+    return _by_thread(batches) if in_thread else batches
+
+
+def _by_thread(batches: Iterator[Batch]) -> Iterator[Batch]:
+    with ThreadPoolExecutor(1, "lockstep-prefetch") as thread:
+        coming = thread.submit(next, batches, None)
+        while (ready := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield ready
+
+
+def _by_stream(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     side = torch.cuda.Stream(device)
     used_by = torch.cuda.current_stream(device)
     side.wait_stream(used_by)

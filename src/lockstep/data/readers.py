@@ -47,9 +47,13 @@ class Placement:
 
 
 class Reader(Protocol):
-    """`read` yields one batch for each entry of a plan; `epoch` None means evaluation, without augmentation."""
+    """`read` yields one batch for each entry of a plan; `epoch` None means evaluation, without augmentation.
+
+    `any_thread`: whether it may run beside a training step, for it touches no global state.
+    """
 
     left_out: set[str]
+    any_thread: bool
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]: ...
 
@@ -138,6 +142,7 @@ class MemoryReader:
         self._seed = seed
         self._sizes = sizes or {}
         self.left_out: set[str] = set()
+        self.any_thread = True
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
         for samples in plan:

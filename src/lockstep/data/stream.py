@@ -126,6 +126,8 @@ class StreamReader:
         self._normalize = Normalizer(spec, placement)
         self._skip_corrupt = skip_corrupt
         self.left_out: set[str] = set()
+        # Processes work ahead by themselves; a user's data set draws from the global generators.
+        self.any_thread = processes == 0 and isinstance(source, FileSource)
         self._loader: DataLoader[Raw] = DataLoader(
             source,  # type: ignore[arg-type]  # DataLoader asks __getitems__ first, and nothing else of it
             batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
