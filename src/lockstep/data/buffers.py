@@ -16,8 +16,31 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-# A loader process works ahead by two batches (DataLoader's prefetch_factor), while a third is being read.
-BATCHES_UNDER_WAY = 4
+from lockstep.errors import DataError, first_line
+
+# A loader process works ahead by two batches (DataLoader's prefetch_factor) while a third is being read.
+BATCHES_UNDER_WAY = 3
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Move a tensor of a loader process to shared memory, so that it can be handed to the parent.
+
+    Left to the queue between them, this would fail in a thread, and the parent would wait for ever.
+
+    Raises:
+        DataError: Shared memory is full.
+    """
+    if get_worker_info() is None:
+        return tensor
+    try:
+        tensor.share_memory_()
+    except RuntimeError as error:
+        raise DataError(
+            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB for a batch and keeps "
+            f"{BATCHES_UNDER_WAY} ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower --workers "
+            f"or --batch-size"
+        ) from None
+    return tensor
 
 
 class Pool:
@@ -56,7 +79,7 @@ class _Block:
 class SharedRing:
     """Batches of a loader process, in shared memory that is handed to the parent without a copy, in turn.
 
-    The parent must be done with a batch before it asks the process for the second next one.
+    The parent must be done with a batch before it asks for the next one.
     """
 
     def __init__(self) -> None:
@@ -65,10 +88,14 @@ class SharedRing:
         self._turn = cycle(range(BATCHES_UNDER_WAY))
 
     def take(self, shape: Sequence[int]) -> torch.Tensor:
-        """An uninitialised uint8 tensor; outside a loader process, one of its own."""
+        """An uninitialised uint8 tensor; outside a loader process, in memory of its own.
+
+        Raises:
+            DataError: Shared memory is full.
+        """
         if get_worker_info() is None:
             return self._own.take(shape, torch.uint8)
         size = math.prod(shape)
         if not self._buffers or self._buffers[0].numel() < size:
-            self._buffers = [torch.empty(size, dtype=torch.uint8).share_memory_() for _ in range(BATCHES_UNDER_WAY)]
+            self._buffers = [share(torch.empty(size, dtype=torch.uint8)) for _ in range(BATCHES_UNDER_WAY)]
         return self._buffers[next(self._turn)][:size].view(*shape)

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config import AugmentConfig
 from lockstep.data.augment import mirrored
-from lockstep.data.buffers import SharedRing
+from lockstep.data.buffers import SharedRing, share
 from lockstep.data.crop import RandomCrop
 from lockstep.data.decode import centre, decode
 from lockstep.data.draws import Draws, Indices
@@ -39,10 +40,13 @@ class Request(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """One batch as a loader process hands it over: images [N, C, H, W], labels [N], and the files that failed."""
+    """One batch as a loader process hands it over: images [N, C, H, W], labels [N], and the files that failed.
+
+    Images lie in shared memory; they stay as they are until the next batch is asked for.
+    """
 
     images: torch.Tensor
-    labels: torch.Tensor
+    labels: Indices
     corrupt: dict[int, tuple[str, str]]  # position in the batch: (path, message)
 
 
@@ -80,7 +84,7 @@ class FileSource:
             else:
                 planes = torch.from_numpy(image).permute(2, 0, 1)
                 pixels[position] = planes.flip(2) if flipped[position] else planes
-        labels = torch.tensor([self._split.labels[sample] for sample in request.samples], dtype=torch.int64)
+        labels = np.array([self._split.labels[sample] for sample in request.samples], np.int64)
         return Raw(pixels, labels, corrupt)
 
 
@@ -97,13 +101,13 @@ class UserSource:
             items.append(self._dataset[sample])
         try:
             images = torch.stack([image for image, _ in items])
-            labels = torch.tensor([int(label) for _, label in items], dtype=torch.int64)
+            labels = np.array([int(label) for _, label in items], np.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"items {request.samples[:4].tolist()}... of the data set do not make a batch of (image tensor "
                 f"[C, H, W], label): {error}"
             ) from None
-        return Raw(images, labels, {})
+        return Raw(share(images), labels, {})
 
 
 class StreamReader:
@@ -158,7 +162,7 @@ class StreamReader:
 
     def _batch(self, raw: Raw, request: Request) -> Batch:
         device = self._placement.device
-        images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, raw.labels))
+        images, labels = (x.to(device, non_blocking=True) for x in (raw.images, torch.from_numpy(raw.labels)))
         if images.dtype == torch.uint8:
             if request.epoch is not None:
                 draws = Draws(self._seed, request.epoch, request.samples)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from distributions import distance, largest_distance
 from torchvision.transforms import RandomResizedCrop
 
 from lockstep.data.crop import RandomCrop
@@ -29,13 +27,6 @@ def _torchvisions_boxes(width: int, height: int, min_crop: float, draws: int = D
         torch.manual_seed(0)
         rows = [RandomResizedCrop.get_params(image, [min_crop, 1.0], list(RATIO)) for _ in range(draws)]
     return np.array([(left, top, left + wide, top + high) for top, left, high, wide in rows], dtype=np.float64)
-
-
-def _distance(a: Any, b: Any) -> float:
-    """Kolmogorov and Smirnov's distance between two samples."""
-    points = np.union1d(a, b)
-    shares = [np.searchsorted(np.sort(sample), points, side="right") / len(sample) for sample in (a, b)]
-    return float(np.abs(shares[0] - shares[1]).max())
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (100, 1836), (1, 1), (3, 2), (900, 7)])
@@ -63,7 +54,7 @@ def test_areas_and_aspect_ratios_span_their_ranges(min_crop: float) -> None:
 @pytest.mark.parametrize(("width", "height", "min_crop"), [(500, 375, 0.08), (240, 480, 0.35), (12, 9, 0.2)])
 def test_the_distribution_is_torchvisions(width: int, height: int, min_crop: float) -> None:
     ours, theirs = _boxes(width, height, min_crop), _torchvisions_boxes(width, height, min_crop)
-    bound = 1.95 * math.sqrt(2 / DRAWS)  # passed once in a thousand
+    bound = largest_distance(DRAWS, DRAWS)
     figures = {
         "area": lambda left, top, right, bottom: (right - left) * (bottom - top),
         "log aspect": lambda left, top, right, bottom: np.log((right - left) / (bottom - top)),
@@ -73,7 +64,7 @@ def test_the_distribution_is_torchvisions(width: int, height: int, min_crop: flo
         "room used": lambda left, top, right, bottom: (left + 0.5) / (width - (right - left) + 1),
     }
     for name, figure in figures.items():
-        assert _distance(figure(*ours.T), figure(*theirs.T)) < bound, name
+        assert distance(figure(*ours.T), figure(*theirs.T)) < bound, name
 
 
 @pytest.mark.parametrize(("width", "height"), [(1000, 100), (100, 1000), (301, 100)])
