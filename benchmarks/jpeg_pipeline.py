@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from harness import Bar, Unit, Work, append_record, compare
+from harness import Bar, Unit, Work, compare
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
@@ -46,9 +46,7 @@ def torchvision_batches(folder: Path) -> Batches:
         ]
     )
     dataset = datasets.ImageFolder(folder / "train", transform)
-    batches = DataLoader(
-        dataset, BATCH, shuffle=True, drop_last=True, num_workers=PROCESSES, persistent_workers=True
-    )
+    batches = DataLoader(dataset, BATCH, shuffle=True, drop_last=True, num_workers=PROCESSES, persistent_workers=True)
     return lambda: iter(batches)
 
 

@@ -28,13 +28,12 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
         return picked
     count, channels, height, width = picked.shape
     margin = config.shift
-    frames = _frame(picked, margin, config.shift_padding)
+    frames = _frame(torch.cat([picked, picked.flip(3)]) if config.flip else picked, margin, config.shift_padding)
     top = margin + draws.integers("shift rows", -margin, margin)
     left = margin + draws.integers("shift columns", -margin, margin)
     number = np.arange(count)
     if config.flip:
         flipped = mirrored(draws, config)
-        frames = torch.cat([frames, frames.flip(3)])
         left = np.where(flipped, 2 * margin - left, left)
         number = number + count * flipped
     # A row of an image is a run of bytes in its frame. Picking whole runs is several times faster than picking pixels.

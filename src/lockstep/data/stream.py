@@ -11,11 +11,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
@@ -23,7 +24,7 @@ from lockstep.config import AugmentConfig
 from lockstep.data.augment import mirrored
 from lockstep.data.buffers import SharedRing, share
 from lockstep.data.crop import RandomCrop
-from lockstep.data.decode import centre, decode
+from lockstep.data.decode import Cut, Size, centre, decode
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.progressive import Sizes, side_at
 from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
@@ -56,6 +57,10 @@ class Source(Protocol):
     def __getitems__(self, request: Request) -> Raw: ...
 
 
+# On the device, from what a source hands over as images to images [N, C, H, W].
+Finish = Callable[[Request, Any], torch.Tensor]
+
+
 class FileSource:
     """Decodes, crops and mirrors encoded images."""
 
@@ -66,26 +71,36 @@ class FileSource:
         self._buffers = SharedRing()
 
     def __getitems__(self, request: Request) -> Raw:
-        draws = Draws(self._seed, request.epoch or 0, request.samples)
-        crop = None if request.epoch is None else RandomCrop(draws, self._config.min_crop)
-        flipped = mirrored(draws, self._config) & (crop is not None and self._config.flip)
-        side = side_at(self._sizes, request.epoch)
-        height, width = (side, side) if side else (self._spec.height, self._spec.width)
-        batch = self._buffers.take((len(request.samples), height, width, self._spec.channels))
-        pixels, corrupt = batch.permute(0, 3, 1, 2), {}
+        cuts, flipped, (width, height) = self.plan(request)
+        pixels = self._buffers.take((len(request.samples), height, width, self._spec.channels)).permute(0, 3, 1, 2)
+        corrupt = {}
         for position, sample in enumerate(request.samples.tolist()):
-            cut = partial(centre, self._spec) if crop is None else partial(crop.box, position)
             name, read = self._split.name(sample), partial(self._split.read, sample)
             try:
-                image = decode(name, self._spec.channels, read, cut, (width, height))
+                image = decode(name, self._spec.channels, read, cuts[position], (width, height))
             except CorruptImageError as error:
                 corrupt[position] = (name, str(error))
                 pixels[position] = 0
             else:
                 planes = torch.from_numpy(image).permute(2, 0, 1)
                 pixels[position] = planes.flip(2) if flipped[position] else planes
-        labels = np.array([self._split.labels[sample] for sample in request.samples], np.int64)
-        return Raw(pixels, labels, corrupt)
+        return Raw(pixels, self.labels(request), corrupt)
+
+    def plan(self, request: Request) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
+        """The part of each image that is wanted, whether it is mirrored, and the size of all."""
+        draws = Draws(self._seed, request.epoch or 0, request.samples)
+        if request.epoch is None:
+            count = len(request.samples)
+            return [partial(centre, self._spec)] * count, np.zeros(count, bool), (self._spec.width, self._spec.height)
+        crop, side = RandomCrop(draws, self._config.min_crop), side_at(self._sizes, request.epoch)
+        return (
+            [partial(crop.box, position) for position in range(len(request.samples))],
+            mirrored(draws, self._config) & self._config.flip,
+            (side, side) if side else (self._spec.width, self._spec.height),
+        )
+
+    def labels(self, request: Request) -> Indices:
+        return np.array([self._split.labels[sample] for sample in request.samples], np.int64)
 
 
 class UserSource:
@@ -122,13 +137,18 @@ class StreamReader:
         skip_corrupt: bool = False,
         augment: AugmentConfig | None = None,
         seed: int = 0,
+        finish: Finish | None = None,
     ):
-        """`augment`: what is to be done on the device with uint8 training images; the source does the rest."""
+        """`augment`: what is to be done on the device with uint8 training images; the source does the rest.
+
+        `finish` is for a source that leaves decoding to the device.
+        """
         self._augment, self._seed = augment or AugmentConfig(), seed
         self._requests: list[Request] = []
         self._placement = placement
         self._normalize = Normalizer(spec, placement)
         self._skip_corrupt = skip_corrupt
+        self._finish = finish
         self.left_out: set[str] = set()
         # Processes work ahead by themselves; a user's data set draws from the global generators.
         self.any_thread = processes == 0 and isinstance(source, FileSource)
@@ -162,7 +182,8 @@ class StreamReader:
 
     def _batch(self, raw: Raw, request: Request) -> Batch:
         device = self._placement.device
-        images, labels = (x.to(device, non_blocking=True) for x in (raw.images, torch.from_numpy(raw.labels)))
+        images = self._finish(request, raw.images) if self._finish else raw.images
+        images, labels = (x.to(device, non_blocking=True) for x in (images, torch.from_numpy(raw.labels)))
         if images.dtype == torch.uint8:
             if request.epoch is not None:
                 draws = Draws(self._seed, request.epoch, request.samples)

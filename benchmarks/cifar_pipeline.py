@@ -1,0 +1,77 @@
+"""How many augmented CIFAR-10 images a second does Lockstep make ready, against torchvision's transforms?
+
+    python benchmarks/cifar_pipeline.py FOLDER      # FOLDER/train/CLASS/ and FOLDER/test/CLASS/, 32 x 32
+
+Both shuffle and give float32 batches of 128 images, cropped at random after padding by 4, mirrored and normalised.
+Lockstep keeps the set in memory as bytes and makes a batch at a time; the peer keeps it as an array and makes an image
+at a time (array, PIL image, RandomCrop, RandomHorizontalFlip, ToTensor, Normalize), as torchvision's CIFAR10 does.
+Bar: at least 20 times the DataLoader, in one process, on one core with one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from harness import Bar, Unit, Work, compare, pin
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torchvision import transforms
+
+from lockstep.config import AugmentConfig, DataConfig
+from lockstep.data import folder
+from lockstep.data.loaders import TrainLoader, reader_for
+from lockstep.data.readers import Placement
+from lockstep.data.sets import ImageData, MemorySplit
+from lockstep.data.sharding import Sharding
+
+BATCH = 128
+PASSES = 5  # of 50,000 images a turn, for Lockstep
+SAMPLES = 79 * BATCH  # some 10,000 images a turn, for the DataLoader
+CPU = torch.device("cpu")
+
+
+class ArrayDataset(Dataset[tuple[torch.Tensor, int]]):
+    """Images in an array [N, H, W, C], as torchvision's CIFAR10 keeps and hands them out."""
+
+    def __init__(self, images: npt.NDArray[np.uint8], labels: list[int], transform: transforms.Compose):
+        self._images, self._labels, self._transform = images, labels, transform
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._transform(Image.fromarray(self._images[index])), self._labels[index]
+
+
+def lockstep_pipeline(data: ImageData) -> Work:
+    reader = reader_for(data.train, data.input, Placement(CPU), AugmentConfig(shift=4, flip=True))
+    loader = TrainLoader(reader, Sharding(len(data.train), BATCH, drop_last=True), CPU)
+    return lambda: sum(len(batch.labels) for epoch in range(PASSES) for batch in loader.epoch(epoch))
+
+
+def data_loader(data: ImageData) -> Work:
+    assert isinstance(data.train, MemorySplit)
+    change = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+    transform = transforms.Compose(
+        [*change, transforms.ToTensor(), transforms.Normalize(data.input.mean, data.input.std)]
+    )
+    images = data.train.images.permute(0, 2, 3, 1).contiguous().numpy()
+    dataset = ArrayDataset(images, data.train.labels.tolist(), transform)
+    batches = DataLoader(dataset, BATCH, sampler=RandomSampler(dataset, num_samples=SAMPLES))
+    return lambda: sum(len(labels) for _, labels in batches)
+
+
+def main(source: Path) -> None:
+    data = folder.load(source, DataConfig(dataset=str(source)))
+    pin()
+    contestants = {"DataLoader": data_loader(data), "Lockstep": lockstep_pipeline(data)}
+    bars = {"Lockstep": Bar("at least", 20)}
+    compare("cifar_pipeline", contestants, bars, Unit("images/s", per_second=True), rounds=9)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
