@@ -34,6 +34,8 @@ class DataConfig:
     """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
     image_size: int | None = None
     """Side of the square that a folder's images are cropped to, in pixels."""
+    decode: Literal["cpu", "gpu"] = "cpu"
+    """Where a folder's training images are decoded: gpu is for JPEG, on NVIDIA GPUs."""
     progressive_sizes: Annotated[tuple[str, ...], arg(metavar="EPOCH:SIDE")] = ()
     """Train on smaller images at first: from EPOCH (0 is the first) on, squares of SIDE pixels, as 0:128 30:224."""
     drop_last: bool = False

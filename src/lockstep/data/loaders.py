@@ -20,7 +20,7 @@ from lockstep.data.progressive import Sizes
 from lockstep.data.readers import Batch, MemoryReader, Placement, Reader
 from lockstep.data.sets import EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
-from lockstep.data.stream import FileSource, Source, StreamReader, UserSource
+from lockstep.data.stream import FileSource, StreamReader, UserSource
 from lockstep.data.users import describe
 from lockstep.errors import ConfigError
 
@@ -35,12 +35,14 @@ def reader_for(
     processes: int = 0,
     skip_corrupt: bool = False,
     sizes: Sizes | None = None,
+    on_device: bool = False,
 ) -> Reader:
     """The reader for a kind of split.
 
     Args:
         processes: Loader processes, which images in memory do not need.
         sizes: Sides of the training images by epoch; None: as `spec` has them.
+        on_device: Decode training images on the device.
 
     Raises:
         ConfigError: Augmentation or sizes that this kind of split cannot have.
@@ -49,8 +51,14 @@ def reader_for(
         return MemoryReader(split, spec, placement, augment, seed, sizes)
     _check_augmentation(augment)
     if isinstance(split, EncodedSplit):
-        source: Source = FileSource(split, spec, augment, seed, sizes)
-        return StreamReader(source, spec, placement, processes, skip_corrupt, augment, seed)
+        source = FileSource(split, spec, augment, seed, sizes)
+        options = (spec, placement, processes, skip_corrupt, augment, seed)
+        if not on_device:
+            return StreamReader(source, *options)
+        from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
+
+        finish = DeviceDecoder(placement.device, spec.channels, source)
+        return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)
     if sizes:
         raise ConfigError("--progressive-sizes: your own data set decides how large its images are; resize them there")
     if augment.rand_augment:

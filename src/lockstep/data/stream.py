@@ -43,10 +43,11 @@ class Request(NamedTuple):
 class Raw(NamedTuple):
     """One batch as a loader process hands it over: images [N, C, H, W], labels [N], and the files that failed.
 
-    Images lie in shared memory; they stay as they are until the next batch is asked for.
+    Images lie in shared memory; they stay as they are until the next batch is asked for. A source that leaves decoding
+    to the device hands over something else instead, of which `Finish` makes images.
     """
 
-    images: torch.Tensor
+    images: Any
     labels: Indices
     corrupt: dict[int, tuple[str, str]]  # position in the batch: (path, message)
 
@@ -57,8 +58,7 @@ class Source(Protocol):
     def __getitems__(self, request: Request) -> Raw: ...
 
 
-# On the device, from what a source hands over as images to images [N, C, H, W].
-Finish = Callable[[Request, Any], torch.Tensor]
+Finish = Callable[[Request, Raw], Raw]
 
 
 class FileSource:
@@ -139,10 +139,7 @@ class StreamReader:
         seed: int = 0,
         finish: Finish | None = None,
     ):
-        """`augment`: what is to be done on the device with uint8 training images; the source does the rest.
-
-        `finish` is for a source that leaves decoding to the device.
-        """
+        """`augment`: what is to be done on the device with uint8 training images; the source does the rest."""
         self._augment, self._seed = augment or AugmentConfig(), seed
         self._requests: list[Request] = []
         self._placement = placement
@@ -182,8 +179,8 @@ class StreamReader:
 
     def _batch(self, raw: Raw, request: Request) -> Batch:
         device = self._placement.device
-        images = self._finish(request, raw.images) if self._finish else raw.images
-        images, labels = (x.to(device, non_blocking=True) for x in (images, torch.from_numpy(raw.labels)))
+        raw = self._finish(request, raw) if self._finish else raw
+        images, labels = (x.to(device, non_blocking=True) for x in (raw.images, torch.from_numpy(raw.labels)))
         if images.dtype == torch.uint8:
             if request.epoch is not None:
                 draws = Draws(self._seed, request.epoch, request.samples)

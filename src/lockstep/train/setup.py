@@ -21,7 +21,7 @@ from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.progressive import check_sizes
 from lockstep.data.readers import Placement, Reader
-from lockstep.data.sets import ImageData, MemorySplit, Split
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
 from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
@@ -219,7 +219,9 @@ def build_train_loader(
     sharding = Sharding(
         len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last, together
     )
-    reader = _build_reader(config, world, data, data.train, precision)
+    reader = _build_reader(
+        config, world, data, data.train, precision, on_device=_decodes_on_device(config, world, data)
+    )
     return TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
 
 
@@ -232,7 +234,17 @@ def build_val_loader(
     return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
 
-def _build_reader(config: TrainConfig, world: World, data: ImageData, split: Split, precision: Precision) -> Reader:
+def _decodes_on_device(config: TrainConfig, world: World, data: ImageData) -> bool:
+    if config.data.decode == "gpu" and not isinstance(data.train, EncodedSplit):
+        raise ConfigError(f"--decode gpu: only for image files read while training, which {data.name} is not")
+    if config.data.decode == "gpu" and world.device.type != "cuda":
+        raise ConfigError(f"--decode gpu: worker {world.rank} computes on {world.device}; leave --decode out there")
+    return config.data.decode == "gpu"
+
+
+def _build_reader(
+    config: TrainConfig, world: World, data: ImageData, split: Split, precision: Precision, on_device: bool = False
+) -> Reader:
     return reader_for(
         split,
         data.input,
@@ -242,6 +254,7 @@ def _build_reader(config: TrainConfig, world: World, data: ImageData, split: Spl
         processes=_loader_processes(config, world, split),
         skip_corrupt=config.data.skip_corrupt,
         sizes=config.data.sizes_by_epoch,
+        on_device=on_device,
     )
 
 
