@@ -58,9 +58,10 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
         return named.load(source, config.data_dir, download)
 
-    from lockstep.data import folder
+    from lockstep.data import folder, packed
 
-    return folder.load(locate(config), config)
+    path = locate(config)
+    return packed.load(path, config) if packed.is_packed(path) else folder.load(path, config)
 
 
 def locate(config: DataConfig) -> Path:
