@@ -193,7 +193,9 @@ def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
                 f"not {_said(name, value)}; give the same flags, name another OUT, or remove it"
             )
     if source != plan.source:
-        raise ConfigError(f"the folder has changed since {plan.out} was packed; remove it, or name another OUT")
+        raise ConfigError(
+            f"{plan.out} was packed from other files, or these have changed since; name another OUT, or remove it"
+        )
 
 
 def _said(name: str, value: Any) -> str:

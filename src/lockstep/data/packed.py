@@ -218,11 +218,13 @@ def _allow_open_files(count: int) -> None:
 
 def _member_name(header: bytes) -> str:
     try:
-        with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:
+        if len(header) == BLOCK:
+            return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
+        with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # a long name: PAX
             member = archive.next()
+            return member.name if member else "?"
     except tarfile.TarError:
-        member = None
-    return member.name if member else "(its tar header is damaged)"
+        return "(its tar header is damaged)"
 
 
 def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
