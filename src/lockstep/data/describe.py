@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data.folder import list_images
+from lockstep.data.listing import list_images
 from lockstep.data.packed import SPLITS, Manifest, PackedSplit, is_packed, splits
 from lockstep.data.sets import EncodedSplit, FileSplit
 from lockstep.errors import DataError

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lockstep.config import DataConfig
 from lockstep.data.decode import GREY_MODES, Pixels, evaluation_pixels, open_image
-from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.listing import list_images
+from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
 SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and kept
@@ -33,28 +33,6 @@ def load(folder: Path, config: DataConfig) -> ImageData:
     """
     classes, train, val = list_images(folder)
     return from_splits(folder.name, classes, train, val, config)
-
-
-def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
-    """A folder's classes, its training files and its validation files, in ImageFolder's order.
-
-    Raises:
-        DataError: The folder is not laid out as above, or holds no images.
-    """
-    train_folder, val_folder = folder / "train", validation_folder(folder)
-    if not train_folder.is_dir():
-        raise DataError(f"{folder} has no train/ folder; expected {folder}/train/CLASS/image.jpg")
-    try:
-        classes, numbers = find_classes(train_folder)
-        present, _ = find_classes(val_folder)
-        unknown = set(present) - set(classes)
-        if unknown:
-            raise DataError(f"{val_folder} has classes that {train_folder} lacks: {', '.join(sorted(unknown)[:5])}")
-        train = _list_class_folders(train_folder, numbers)
-        val = _list_class_folders(val_folder, {name: numbers[name] for name in present})
-    except FileNotFoundError as error:
-        raise DataError(f"{error}; expected {folder}/train/CLASS/image.jpg") from None
-    return tuple(classes), train, val
 
 
 def from_splits(
@@ -77,19 +55,6 @@ def from_splits(
     side = config.image_size or 224
     spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
     return ImageData(name, classes, train, val, spec)
-
-
-def validation_folder(folder: Path) -> Path:
-    """Where a folder has its validation images: `val`, or under another usual name."""
-    for name in ("val", "test", "valid", "validation"):
-        if (folder / name).is_dir():
-            return folder / name
-    raise DataError(f"{folder} has neither val/ nor test/; expected {folder}/val/CLASS/image.jpg")
-
-
-def _list_class_folders(folder: Path, numbers: dict[str, int]) -> FileSplit:
-    pairs = make_dataset(folder, numbers, extensions=IMG_EXTENSIONS)
-    return FileSplit([Path(path) for path, _ in pairs], [label for _, label in pairs])
 
 
 class _NotAlikeError(Exception):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.encode import Encoding
-from lockstep.data.folder import list_images, validation_folder
+from lockstep.data.listing import list_images, validation_folder
 from lockstep.data.packed import (
     INDEX_FILE,
     MANIFEST_FILE,

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
+from lockstep.data.listing import list_images
 from lockstep.data.packed import INDEX_FILE, SPLITS, Manifest, PackedPart, PackedSplit, Shard, is_packed
 from lockstep.data.processes import Advance, run_all
 from lockstep.errors import CorruptImageError, DataError, first_line
@@ -54,8 +55,6 @@ def plan(path: Path) -> Verification:
         raise DataError(f"{path} is not a folder; name a folder with train/ and val/, or a pack")
     if is_packed(path):
         return _plan_pack(path, Manifest.read(path))
-    from lockstep.data.folder import list_images
-
     _, train, val = list_images(path)
     paths = [*train.paths, *val.paths]
     pieces = [tuple(paths[start : start + FILES_A_TASK]) for start in range(0, len(paths), FILES_A_TASK)]

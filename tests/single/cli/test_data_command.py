@@ -106,6 +106,16 @@ def test_a_folder_is_packed_described_verified_and_trained(
     assert "val-000000.tar has" in capsys.readouterr().err
 
 
+def test_packing_and_verifying_do_without_torch(folder: Path, here: Path) -> None:
+    code = (
+        "import sys\nfrom lockstep.cli import main\n"
+        "for words in (['pack', 'images', 'packed'], ['info', 'packed'], ['verify', 'packed'], ['verify', 'images']):\n"
+        "    assert main(['data', *words, *(['-j', '1'] if words[0] != 'info' else [])]) == 0, words\n"
+        "    assert 'torch' not in sys.modules, words"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_left_out_images_are_listed(folder: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("images/train/red/004.png").write_bytes(b"no image")
     words = ["data", "pack", "images", "packed", "--short-side", "8", "-j", "1"]

@@ -21,7 +21,7 @@ from PIL import Image
 
 from lockstep.data import pack
 from lockstep.data.encode import Encoding
-from lockstep.data.folder import list_images
+from lockstep.data.listing import list_images
 from lockstep.data.packed import MANIFEST_FILE, Manifest, splits
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
@@ -149,8 +149,7 @@ def test_every_kind_of_pixels_becomes_grey_or_rgb(mode: str, expected: str) -> N
 
 def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_path: Path) -> None:
     flags = ["--short-side", 300, "--shard-mb", 1]
-    whole = _start(large, tmp_path / "whole", *flags, "-j", 1)
-    assert (whole.communicate(timeout=60)[1], whole.returncode) == ("", 0)
+    pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
     killed = tmp_path / "killed"
     process = _start(large, killed, *flags, "-j", 2)
     while not list(killed.glob("train/*.tar")):
