@@ -143,10 +143,11 @@ def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
         advance(plan.samples)
         return manifest
     try:
-        for name in SPLITS:
-            (plan.out / name).mkdir(parents=True, exist_ok=True)
+        plan.out.mkdir(parents=True, exist_ok=True)
         with _alone(plan.out):
             _begin(plan)
+            for name in SPLITS:
+                (plan.out / name).mkdir(exist_ok=True)
             _write_shards(plan, processes, advance)
             parts = {name: _write_index(plan.out / name, plan.tasks[name]) for name in SPLITS}
             manifest = Manifest(plan.name, plan.classes, plan.settings, plan.source, parts)
@@ -162,12 +163,19 @@ def _alone(out: Path) -> Iterator[None]:
     """Hold the pack against a second writer, for as long as this process lives."""
     folder = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(folder, out)
         yield
-    except BlockingIOError:
-        raise ConfigError(f"another `lockstep data pack` is writing {out}; wait for it, or name another OUT") from None
     finally:
         os.close(folder)
+
+
+def _lock(folder: int, out: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another `lockstep data pack` is writing {out}; wait for it, or name another OUT") from None
+    except OSError:
+        pass  # a file system without locks, such as Lustre may be
 
 
 def _begin(plan: PackPlan) -> None:

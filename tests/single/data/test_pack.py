@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -233,6 +234,18 @@ def test_other_settings_or_files_are_refused_by_name(folder: Path, new_folder: N
     os.utime(folder / "train" / "red" / "001.png", (1, 1))
     with pytest.raises(ConfigError, match="have changed"):
         pack_folder(folder, out)
+
+
+def test_two_packings_do_not_write_one_pack(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    other = os.open(tmp_path / "out", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another `lockstep data pack` is writing"):
+            pack_folder(folder, tmp_path / "out")
+    finally:
+        os.close(other)
+    pack_folder(folder, tmp_path / "out")
 
 
 def test_places_that_cannot_be_packed_to_are_refused(folder: Path, tmp_path: Path) -> None:

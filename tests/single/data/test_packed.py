@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,17 @@ def test_a_folder_with_somebody_elses_dataset_json_is_a_folder(folder: Path) -> 
     (folder / "dataset.json").write_text('{"license": "none"}')
     assert not is_packed(folder)
     assert len(_load(folder).train) == 40
+
+
+def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Path) -> None:
+    pack.write(pack.make_plan(folder, tmp_path / "many", Encoding(), 1), 1, lambda count: None)  # one image each
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.packed import *\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"
+        "assert len(train.shards) == 40 and all(train.read(sample) for sample in range(40))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "many")], check=True)
 
 
 def test_webdataset_itself_reads_the_shards(packed: Path) -> None:
