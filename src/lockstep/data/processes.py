@@ -51,7 +51,8 @@ def run_all(
         try:
             while pending:
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                before, seen = seen, done_things.value
+                # Past the lock, with which a process may have died; an aligned number is read at once.
+                before, seen = seen, done_things.get_obj().value
                 advance(seen - before)
                 for future in done:
                     yield future.result()
