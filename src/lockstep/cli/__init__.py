@@ -22,7 +22,7 @@ COMMANDS = {
     "export": "write a trained model for other programs",
     "models": "list the networks",
     "datasets": "list the data sets",
-    "data": "fetch a data set ahead of a job",
+    "data": "fetch, pack, verify and prepare data sets",
     "script": "write a batch script for a job of Slurm, PBS or LSF",
     "doctor": "say what this machine offers, what is wrong, and how to mend it",
 }

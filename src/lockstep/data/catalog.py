@@ -58,13 +58,14 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
         return named.load(source, config.data_dir, download)
 
-    from lockstep.data import folder
+    from lockstep.data import folder, packed
 
-    return folder.load(locate(config), config)
+    path = locate(config)
+    return packed.load(path, config) if packed.is_packed(path) else folder.load(path, config)
 
 
 def locate(config: DataConfig) -> Path:
-    """The folder that a configuration names as its data set.
+    """The folder, of images or a pack of them, that a configuration names as its data set.
 
     Raises:
         DataError: There is no such folder.
@@ -75,7 +76,7 @@ def locate(config: DataConfig) -> Path:
     if config.source == "imagenet":
         raise DataError(
             f"{path} is not there: ImageNet may not be fetched automatically; put its train/ and val/ class folders "
-            f"there, or name their folder: lockstep train FOLDER"
+            f"there (`lockstep data prepare imagenet` makes them), or name their folder: lockstep train FOLDER"
         )
     near = get_close_matches(config.source, NAMED, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMED)}"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lockstep.config import DataConfig
 from lockstep.data.decode import GREY_MODES, Pixels, decode, evaluation_pixels
-from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.listing import list_images
+from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
 SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and kept
@@ -29,43 +31,30 @@ def load(folder: Path, config: DataConfig) -> ImageData:
         CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
         ConfigError: Flags that this folder cannot follow.
     """
-    train_folder, val_folder = folder / "train", _validation_folder(folder)
-    if not train_folder.is_dir():
-        raise DataError(f"{folder} has no train/ folder; expected {folder}/train/CLASS/image.jpg")
-    try:
-        classes, numbers = find_classes(train_folder)
-        present, _ = find_classes(val_folder)
-        unknown = set(present) - set(classes)
-        if unknown:
-            raise DataError(f"{val_folder} has classes that {train_folder} lacks: {', '.join(sorted(unknown)[:5])}")
-        train = _list_images(train_folder, numbers)
-        val = _list_images(val_folder, {name: numbers[name] for name in present})
-    except FileNotFoundError as error:
-        raise DataError(f"{error}; expected {folder}/train/CLASS/image.jpg") from None
+    classes, train, val = list_images(folder)
+    return from_splits(folder.name, classes, train, val, config)
 
+
+def from_splits(
+    name: str, classes: tuple[str, ...], train: EncodedSplit, val: EncodedSplit, config: DataConfig
+) -> ImageData:
+    """The data set of encoded images, wherever they lie; small ones of one size are decoded into memory.
+
+    Raises:
+        CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
+        ConfigError: Flags that these images cannot follow.
+    """
     looks = _look_at_first_of_each_class(train)
     small = _all_small(config, looks, len(train) + len(val))
     if config.in_memory == "always" or (config.in_memory == "auto" and small):
         try:
-            return _hold_in_memory(folder.name, tuple(classes), train, val, looks, config)
+            return _hold_in_memory(name, classes, train, val, looks, config)
         except _NotAlikeError as error:
             if config.in_memory == "always":
                 raise ConfigError(f"--in-memory always: {error}; add --image-size N to make them equal") from None
     side = config.image_size or 224
     spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
-    return ImageData(folder.name, tuple(classes), train, val, spec)
-
-
-def _validation_folder(folder: Path) -> Path:
-    for name in ("val", "test", "valid", "validation"):
-        if (folder / name).is_dir():
-            return folder / name
-    raise DataError(f"{folder} has neither val/ nor test/; expected {folder}/val/CLASS/image.jpg")
-
-
-def _list_images(folder: Path, numbers: dict[str, int]) -> FileSplit:
-    pairs = make_dataset(folder, numbers, extensions=IMG_EXTENSIONS)
-    return FileSplit([Path(path) for path, _ in pairs], [label for _, label in pairs])
+    return ImageData(name, classes, train, val, spec)
 
 
 class _NotAlikeError(Exception):
@@ -80,11 +69,11 @@ class _Look:
     grey: bool
 
 
-def _look_at_first_of_each_class(split: FileSplit) -> set[_Look]:
-    first = {label: path for path, label in zip(reversed(split.paths), reversed(split.labels), strict=True)}
+def _look_at_first_of_each_class(split: EncodedSplit) -> set[_Look]:
+    first = {int(label): sample for sample, label in reversed(list(enumerate(split.labels)))}
     looks = set()
-    for path in first.values():
-        with suppress(OSError, Image.DecompressionBombError), Image.open(path) as image:
+    for sample in first.values():
+        with suppress(OSError, Image.DecompressionBombError), Image.open(BytesIO(split.read(sample))) as image:
             looks.add(_Look(image.size, image.mode in GREY_MODES))
     return looks
 
@@ -98,7 +87,12 @@ def _all_small(config: DataConfig, looks: set[_Look], images: int) -> bool:
 
 
 def _hold_in_memory(
-    name: str, classes: tuple[str, ...], train: FileSplit, val: FileSplit, looks: set[_Look], config: DataConfig
+    name: str,
+    classes: tuple[str, ...],
+    train: EncodedSplit,
+    val: EncodedSplit,
+    looks: set[_Look],
+    config: DataConfig,
 ) -> ImageData:
     sizes = {look.size for look in looks}
     if config.image_size is None and len(sizes) != 1:
@@ -112,40 +106,42 @@ def _hold_in_memory(
     return ImageData(name, classes, splits[0], splits[1], replace(spec, mean=mean, std=std), left_out)
 
 
-def _decode_all(split: FileSplit, spec: InputSpec, config: DataConfig, left_out: list[str]) -> MemorySplit:
+def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_out: list[str]) -> MemorySplit:
     images = np.empty((len(split), spec.height, spec.width, spec.channels), np.uint8)
     labels: list[int] = []
-    for path, label in zip(split.paths, split.labels, strict=True):
+    for sample, label in enumerate(split.labels):
         try:
-            images[len(labels)] = _decode(path, spec, resize=config.image_size is not None)
+            images[len(labels)] = _decode(split, sample, spec, resize=config.image_size is not None)
         except CorruptImageError:
             if not config.skip_corrupt:
                 raise
-            left_out.append(str(path))
+            left_out.append(split.name(sample))
         else:
-            labels.append(label)
+            labels.append(int(label))
     if not labels:
-        raise DataError(f"none of the images under {split.paths[0].parent.parent} can be decoded")
+        raise DataError(f"none of {len(split):,} images can be decoded, {split.name(0)} among them")
     pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
     return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64))
 
 
-def _decode(path: Path, spec: InputSpec, resize: bool) -> Pixels:
+def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
+    name = split.name(sample)
     if spec.channels == 1:
-        _check_grey(path)
+        _check_grey(split, sample)
+    read = partial(split.read, sample)
     if resize:
-        return evaluation_pixels(path, spec)
-    pixels = decode(path, spec.channels)
+        return evaluation_pixels(name, spec, read)
+    pixels = decode(name, spec.channels, read)
     height, width = pixels.shape[:2]
     if (height, width) != (spec.height, spec.width):
-        raise _NotAlikeError(f"{path} is {width} x {height}, others are {spec.width} x {spec.height}")
+        raise _NotAlikeError(f"{name} is {width} x {height}, others are {spec.width} x {spec.height}")
     return pixels
 
 
-def _check_grey(path: Path) -> None:
-    with suppress(OSError, Image.DecompressionBombError), Image.open(path) as image:
+def _check_grey(split: EncodedSplit, sample: int) -> None:
+    with suppress(OSError, Image.DecompressionBombError), Image.open(BytesIO(split.read(sample))) as image:
         if image.mode not in GREY_MODES:
-            raise _NotAlikeError(f"{path} is coloured, others are grey")
+            raise _NotAlikeError(f"{split.name(sample)} is coloured, others are grey")
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

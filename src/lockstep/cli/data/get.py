@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -16,11 +16,9 @@ from lockstep.errors import DataError
 
 
 @dataclass(frozen=True)
-class DataCommand:
+class GetCommand:
     """Fetch a data set, so that a job on nodes without a network finds it."""
 
-    action: Annotated[Positional[Literal["get"]], arg(metavar="get")]
-    """What to do."""
     name: Annotated[Positional[str], arg(metavar="NAME")]
     """The data set (see `lockstep datasets`)."""
     data_dir: Path = Path("data")
@@ -28,7 +26,7 @@ class DataCommand:
 
 
 def main(words: Sequence[str]) -> int:
-    command = parse(DataCommand, "data", words)
+    command = parse(GetCommand, "data get", words)
     from lockstep.data import catalog
 
     fetched = [name for name, entry in catalog.NAMED.items() if entry.fetched]

@@ -1,0 +1,43 @@
+"""`lockstep data verify`: look for damaged images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.data.jobs import Jobs, check_jobs, cores
+from lockstep.cli.parse import parse
+from lockstep.errors import DataError
+
+
+@dataclass(frozen=True)
+class VerifyCommand:
+    """Look for damage: of a pack, every checksum is compared; of a folder, every image is decoded."""
+
+    path: Annotated[Positional[Path], arg(metavar="PATH")]
+    """A folder with train/ and val/ (or test/), or a pack."""
+    jobs: Jobs = "auto"
+    """Processes; auto: one a core."""
+
+    def __post_init__(self) -> None:
+        check_jobs(self.jobs)
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(VerifyCommand, "data verify", words)
+    from lockstep.cli.data.progress import progress
+    from lockstep.data import verify
+
+    plan = verify.plan(command.path)
+    with progress("verifying", plan.samples, "images") as advance:
+        bad = verify.run(plan, cores(command.jobs), advance)
+    for line in bad:
+        print(line)
+    if bad:
+        raise DataError(f"{command.path}: {len(bad):,} damaged, listed above; copy or pack them again, or remove them")
+    print(f"{command.path}: all {plan.samples:,} images are whole")
+    return 0

@@ -1,0 +1,63 @@
+"""The files of a folder of images, in the order of torchvision's ImageFolder; without torch, which imports slowly.
+
+Facts: `find_classes` and `make_dataset` in torchvision/datasets/folder.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lockstep.data.sets import FileSplit
+from lockstep.errors import DataError
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
+
+
+def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
+    """A folder's classes, its training files and its validation files.
+
+    Raises:
+        DataError: The folder is not FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), or holds no images.
+    """
+    train_folder, val_folder = folder / "train", validation_folder(folder)
+    if not train_folder.is_dir():
+        raise DataError(f"{folder} has no train/ folder; expected {folder}/train/CLASS/image.jpg")
+    classes, present = _list_classes(train_folder), _list_classes(val_folder)
+    unknown = sorted(set(present) - set(classes))
+    if unknown:
+        raise DataError(f"{val_folder} has classes that {train_folder} lacks: {', '.join(unknown[:5])}")
+    numbers = {name: number for number, name in enumerate(classes)}
+    train, val = (
+        _list_files(part, {name: numbers[name] for name in names})
+        for part, names in ((train_folder, classes), (val_folder, present))
+    )
+    return classes, train, val
+
+
+def validation_folder(folder: Path) -> Path:
+    """Where a folder has its validation images: `val`, or under another usual name."""
+    for name in ("val", "test", "valid", "validation"):
+        if (folder / name).is_dir():
+            return folder / name
+    raise DataError(f"{folder} has neither val/ nor test/; expected {folder}/val/CLASS/image.jpg")
+
+
+def _list_classes(folder: Path) -> tuple[str, ...]:
+    classes = tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+    if not classes:
+        raise DataError(f"{folder} has no class folders; expected {folder}/CLASS/image.jpg")
+    return classes
+
+
+def _list_files(folder: Path, numbers: dict[str, int]) -> FileSplit:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for name in sorted(numbers):
+        before = len(paths)
+        for place, _, files in sorted(os.walk(folder / name, followlinks=True)):
+            paths += [Path(place, file) for file in sorted(files) if file.lower().endswith(IMAGE_EXTENSIONS)]
+        if len(paths) == before:
+            raise DataError(f"{folder / name} has no images ({' '.join(IMAGE_EXTENSIONS)})")
+        labels += [numbers[name]] * (len(paths) - before)
+    return FileSplit(paths, labels)

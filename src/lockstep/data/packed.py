@@ -1,0 +1,257 @@
+"""The packed form of a folder of images: WebDataset shards with an index, read by memory map at any sample.
+
+    OUT/dataset.json               classes, settings, and the shards of both splits with their sizes and SHA-256
+    OUT/train/train-000000.tar     POSIX tar: CLASS/KEY.jpg, the image's file, then CLASS/KEY.cls, its class's number
+    OUT/train/index.npy            one row a sample, in the folder's order: where its bytes lie, its label, its CRC-32
+    OUT/val/...                    the same of the validation images
+
+docs/data.md is the specification. WebDataset's own: https://github.com/webdataset/webdataset (tar members are grouped
+by what stands before the first dot of their base name).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tarfile
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.sets import EncodedSplit
+from lockstep.errors import DataError
+from lockstep.records import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstep.config import DataConfig
+    from lockstep.data.sets import ImageData
+
+FORMAT, VERSION = "lockstep-packed-images", 1
+MANIFEST_FILE, UNFINISHED_FILE, INDEX_FILE = "dataset.json", "packing.json", "index.npy"
+SPLITS = ("train", "val")
+# `start`: the first byte of the image's tar header; `offset` and `length`: its content; `crc`: zlib.crc32 of that.
+ROW = np.dtype(
+    [("shard", "<u4"), ("label", "<i4"), ("start", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc", "<u4")]
+)
+BLOCK = tarfile.BLOCKSIZE
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file of a split."""
+
+    file: str
+    samples: int
+    size_bytes: int
+    sha256: str
+
+    def check_size(self, folder: Path) -> None:
+        """Refuse a shard of another size: to read past the end of a mapped file would kill the process.
+
+        Raises:
+            DataError: It is missing or of another size than it was packed with.
+        """
+        path = folder / self.file
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or pack anew") from None
+        if size != self.size_bytes:
+            raise DataError(
+                f"{path} has {size:,} bytes and was packed with {self.size_bytes:,}; copy it again, or pack anew"
+            )
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """What dataset.json says of a split."""
+
+    samples: int
+    index_sha256: str
+    shards: tuple[Shard, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """dataset.json. `settings` and `source` (a digest of the packed files' names, sizes and times) tell packs apart."""
+
+    name: str
+    classes: tuple[str, ...]
+    settings: dict[str, Any]
+    source: str
+    splits: dict[str, PackedPart]
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / MANIFEST_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read a pack's description.
+
+        Raises:
+            DataError: It is damaged, or of a newer form.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop("format") != FORMAT:
+                raise ValueError("another format")
+            version = values.pop("version")
+            if version != VERSION:
+                raise DataError(f"{folder} is of packed form {version}, this Lockstep reads {VERSION}: update Lockstep")
+            parts = {
+                split: PackedPart(
+                    part["samples"],
+                    part["index_sha256"],
+                    tuple(Shard(**shard) for shard in part["shards"]),
+                    tuple(part["left_out"]),
+                )
+                for split, part in values["splits"].items()
+            }
+            if set(parts) != set(SPLITS):
+                raise ValueError(f"its splits are {', '.join(parts)}")
+            return cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is damaged ({error!r}); copy it again, or pack anew") from None
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether a folder is a pack of this form, and not a tree of images, which may have its own dataset.json.
+
+    Raises:
+        DataError: It is one that is not finished.
+    """
+    try:
+        if FORMAT in (folder / MANIFEST_FILE).read_text(encoding="utf-8", errors="replace"):
+            return True
+    except OSError:
+        pass
+    if (folder / UNFINISHED_FILE).is_file():
+        raise DataError(f"{folder} is not packed to the end; run the same `lockstep data pack` again, and it goes on")
+    return False
+
+
+class PackedSplit(EncodedSplit):
+    """One split of a pack. Files are opened when they are read, in each process anew.
+
+    Plain memory maps: 14 µs for a cached sample of 50 KB and 115 µs from a disk, against 20 µs and 143 µs with pread
+    (which copies), and 700 to 840 µs from the disk under MADV_RANDOM, which turns readahead off.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[Shard]):
+        """`folder`: the split's own, with its index.
+
+        Raises:
+            DataError: The index or a shard is missing or not what was packed.
+        """
+        self.folder, self.shards = folder, tuple(shards)
+        self._maps: dict[int, mmap.mmap] = {}
+        for shard in self.shards:
+            shard.check_size(folder)
+        self.index = self._open_index()
+
+    def _open_index(self) -> npt.NDArray[np.void]:
+        path = self.folder / INDEX_FILE
+        try:
+            index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read ({error}); copy it again, or pack anew") from None
+        samples = sum(shard.samples for shard in self.shards)
+        if index.dtype != ROW or index.shape != (samples,) or (samples and index["shard"].max() >= len(self.shards)):
+            raise DataError(f"{path} is not the index of these {samples:,} samples; copy it again, or pack anew")
+        return index
+
+    @property
+    def labels(self) -> Sequence[int]:  # type: ignore[override]  # a view of the index, not an attribute
+        return cast("Sequence[int]", self.index["label"])
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "shards": self.shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.folder, self.shards, self._maps = state["folder"], state["shards"], {}
+        self.index = self._open_index()
+
+    def name(self, sample: int) -> str:
+        row = self.index[sample]
+        header = bytes(self._map(row)[int(row["start"]) : int(row["offset"])])
+        return f"{self.folder / self.shards[row['shard']].file}!{_member_name(header)}"
+
+    def read(self, sample: int) -> memoryview:
+        row = self.index[sample]
+        offset = int(row["offset"])
+        return memoryview(self._map(row))[offset : offset + int(row["length"])]
+
+    def _map(self, row: np.void) -> mmap.mmap:
+        number = int(row["shard"])
+        if number not in self._maps:
+            if not self._maps:
+                _allow_open_files(len(self.shards))
+            shard = self.shards[number]
+            shard.check_size(self.folder)
+            with (self.folder / shard.file).open("rb") as file:
+                self._maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[number]
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's soft limit of open files where it must be: each map holds its file open."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/dev/fd")) + count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _member_name(header: bytes) -> str:
+    """The name in a member's tar headers; every sample's is asked for, and tarfile takes ten times as long."""
+    if len(header) == BLOCK:  # ustar: name, ..., prefix
+        name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
+        return (prefix + b"/" * bool(prefix) + name).decode("utf-8", "replace")
+    try:
+        with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # a PAX header before it
+            member = archive.next()
+            return member.name if member else "?"
+    except tarfile.TarError:
+        return "(its tar header is damaged)"
+
+
+def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
+    """The training and the validation images of a pack.
+
+    Raises:
+        DataError: An index or a shard is missing or not what was packed.
+    """
+    train, val = (PackedSplit(folder / name, manifest.splits[name].shards) for name in SPLITS)
+    return train, val
+
+
+def load(folder: Path, config: DataConfig) -> ImageData:
+    """Read a pack as the folder that it was packed from: the same classes, samples, order and input.
+
+    Raises:
+        DataError: The pack is damaged.
+        CorruptImageError, ConfigError: As for a folder.
+    """
+    from lockstep.data.folder import from_splits
+
+    manifest = Manifest.read(folder)
+    train, val = splits(folder, manifest)
+    for split, name in ((train, SPLITS[0]), (val, SPLITS[1])):
+        labels = np.asarray(split.labels)
+        if labels.size and not 0 <= labels.min() <= labels.max() < len(manifest.classes):
+            raise DataError(f"{folder / name / INDEX_FILE} has labels without a class; copy it again, or pack anew")
+    return from_splits(manifest.name, manifest.classes, train, val, config)

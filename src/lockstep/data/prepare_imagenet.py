@@ -1,0 +1,279 @@
+"""ImageNet's folder tree from its official archives (ILSVRC2012), resumable, without unpacking inner archives to disk.
+
+    ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar a class, of n01440764_10026.JPEG, ...
+    ILSVRC2012_img_val.tar            ILSVRC2012_val_00000001.JPEG, ...
+    ILSVRC2012_devkit_t12.tar.gz      data/meta.mat (which class has which number) and the validation images' numbers
+
+Names in archives are held against these forms: nothing else is written, and so nothing outside the target folder.
+Facts and MD5 sums: torchvision/datasets/imagenet.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import DataError, first_line
+
+OFFICIAL_MD5 = {
+    "training": "1d675b47d978889d74fa0da5fadfb00e",
+    "validation": "29b22e2961454d5413ddabcf34fc5622",
+    "devkit": "fa75699e90414af021442c21a62c3abf",
+}
+ORDER = "lockstep data prepare imagenet TRAIN.tar VAL.tar DEVKIT.tar.gz DEST"
+CLASS_TAR = re.compile(r"(n\d{8})\.tar", re.ASCII)
+TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
+VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
+DEVKIT = re.compile(r"ILSVRC2012_devkit_t12(/.*)?", re.DOTALL)
+COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Archives:
+    """The three archives, each of which is what it should be, and what there is to do."""
+
+    train: Path
+    val: Path
+    val_classes: tuple[str, ...]  # of validation image 1, 2, ...
+    classes: tuple[str, ...]
+    train_tars: dict[str, tuple[int, int]]  # class: where its tar lies in TRAIN.tar, and its bytes
+
+
+def look(train: Path, val: Path, devkit: Path) -> Archives:
+    """Look at the archives' tables of contents.
+
+    Raises:
+        DataError: One is missing, another's, cut off or damaged.
+    """
+    for path, kind in ((train, "training"), (val, "validation"), (devkit, "devkit")):
+        _check_kind(path, kind)
+    numbers, truth = _read_devkit(devkit)
+    unknown = sorted(set(truth) - numbers.keys())
+    if unknown:
+        raise DataError(f"{devkit} labels validation images with class {unknown[0]}, which its meta.mat does not have")
+    val_classes = tuple(numbers[number] for number in truth)
+    classes = tuple(sorted(numbers.values()))
+    tars = {}
+    for member in _members(train):
+        name = _matching(CLASS_TAR, member, train)[1]
+        tars[name] = member.offset_data, member.size
+    wrong = sorted(set(tars) ^ set(classes))
+    if wrong:
+        holder, other = (train, devkit) if wrong[0] in tars else (devkit, train)
+        raise DataError(
+            f"{holder} has class {wrong[0]}, {other} does not ({len(tars):,} and {len(classes):,} classes); "
+            f"fetch {train} again if it is cut off"
+        )
+    return Archives(train, val, val_classes, classes, tars)
+
+
+def md5(path: Path, kind: str) -> tuple[str, bool]:
+    """An archive's MD5 sum, and whether it is the official one's."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(COPY_BYTES):
+            digest.update(piece)
+    return digest.hexdigest(), digest.hexdigest() == OFFICIAL_MD5[kind]
+
+
+def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) -> tuple[int, int]:
+    """Write DEST/train and DEST/val; what is there already is compared by names and sizes, and kept.
+
+    Args:
+        advance: Called with bytes of the archives as they are done.
+
+    Returns:
+        How many training and validation images there are.
+
+    Raises:
+        DataError: An archive is damaged, DEST holds other things, or it cannot be written.
+    """
+    _check_target(folder, archives.classes)
+    try:
+        count = 0
+        for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # as they lie on disk
+            start, size = archives.train_tars[name]
+            count += _extract_class(archives.train, start, size, folder / "train" / name)
+            advance(size)
+        return count, _extract_validation(archives, folder / "val", advance)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written ({error}); mend that and run the same command again") from None
+
+
+def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
+    """Write one class's images under another name, and give the folder its name when all are there."""
+    with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
+        members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive)}
+        if any(member.offset_data + member.size > start + size for member in members.values()):
+            raise tarfile.ReadError("an image ends outside its class's tar")
+        if not members:
+            raise DataError(f"{archive} has no images of class {target.name}; fetch it again")
+        partial = target.with_name(target.name + ".part")
+        if target.is_dir():
+            os.rename(target, partial)  # what lies there is compared below
+        partial.mkdir(parents=True, exist_ok=True)
+        _check_no_others(partial, set(members))
+        for name, member in members.items():
+            _extract(inner, member, partial / name)
+    os.rename(partial, target)
+    return len(members)
+
+
+def _extract_validation(archives: Archives, target: Path, advance: Callable[[int], None]) -> int:
+    path = archives.val
+    partial = target.with_name(target.name + ".part")
+    with _damage_named(path, "the validation images"), tarfile.open(path, "r:") as archive:
+        members = {}
+        for member in _files(archive, path):
+            match = _matching(VAL_IMAGE, member, path)
+            members[int(match[1])] = match[0], member
+        if sorted(members) != list(range(1, len(archives.val_classes) + 1)):
+            raise DataError(
+                f"{path} has {len(members):,} images, the devkit labels {len(archives.val_classes):,}; fetch it again"
+            )
+        if target.is_dir():
+            os.rename(target, partial)
+        for name in set(archives.val_classes):
+            (partial / name).mkdir(parents=True, exist_ok=True)
+        for number, (name, member) in members.items():
+            _extract(archive, member, partial / archives.val_classes[number - 1] / name)
+            advance(member.size)
+    os.rename(partial, target)
+    return len(members)
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write one file, whole or not at all, unless it is there with its size."""
+    if target.is_file() and target.stat().st_size == member.size:
+        return
+    source = archive.extractfile(member)
+    assert source is not None
+    content = source.read()
+    if len(content) != member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    partial = target.with_name(target.name + ".part")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file; name a new folder, or one that this command has begun")
+    known = {*classes, *(f"{name}.part" for name in classes)}
+    for part in (folder / "train", folder / "val", folder / "val.part"):
+        if part.is_dir():
+            _check_no_others(part, known)
+
+
+def _check_no_others(folder: Path, known: set[str]) -> None:
+    others = sorted({path.name.removesuffix(".part") for path in folder.iterdir()} - known)
+    if others:
+        raise DataError(f"{folder} holds {others[0]}, which is not in the archives; remove it, or name another DEST")
+
+
+def _check_kind(path: Path, kind: str) -> None:
+    """Refuse an archive that is another of the three, or none."""
+    if not path.is_file():
+        raise DataError(f"{path}, the {kind} archive, is not there; fetch it from image-net.org: {ORDER}")
+    try:
+        with tarfile.open(path) as archive:
+            member = archive.next()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path}, the {kind} archive, is no tar or damaged ({first_line(error)}); fetch it again"
+        ) from None
+    name = member.name if member else ""
+    forms = {"training": CLASS_TAR, "validation": VAL_IMAGE, "devkit": DEVKIT}
+    found = next((known for known, form in forms.items() if form.fullmatch(name.removeprefix("./"))), None)
+    if found != kind:
+        what = f"the {found} archive" if found else f"none of ImageNet's archives (it begins with {name!r})"
+        raise DataError(f"{path} is {what}, where the {kind} archive is expected; the order is {ORDER}")
+
+
+def _read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
+    """The classes by their numbers, and the numbers of the validation images' classes."""
+    try:
+        with tarfile.open(path) as archive:
+            meta = _content(archive, "ILSVRC2012_devkit_t12/data/meta.mat")
+            truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
+        return _leaf_classes(meta), [int(line) for line in truth.split()]
+    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
+
+
+def _content(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise KeyError(f"{name} is no file")
+    return file.read()
+
+
+def _leaf_classes(meta: bytes) -> dict[int, str]:
+    """The WordNet number of each class that has images, which are those without children, by its ILSVRC2012_ID."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise DataError(
+            "the devkit's meta.mat is read with SciPy, which is not installed: pip install 'lockstep-torch[imagenet]'"
+        ) from None
+    synsets: Any = loadmat(BytesIO(meta), squeeze_me=True, struct_as_record=True)["synsets"]
+    leaves = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets.ravel() if int(row["num_children"]) == 0}
+    odd = [name for name in leaves.values() if not re.fullmatch(r"n\d{8}", name, re.ASCII)]
+    if odd or not leaves:
+        raise ValueError(f"meta.mat names class {odd[0]!r}" if odd else "meta.mat has no classes")
+    return leaves
+
+
+def _members(path: Path) -> list[tarfile.TarInfo]:
+    with _damage_named(path, "its table of contents"), tarfile.open(path, "r:") as archive:
+        return list(_files(archive, path))
+
+
+def _files(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    """The members, each a plain file with a name of its own."""
+    seen = set()
+    for member in archive:
+        if not member.isreg() or member.issparse() or member.name in seen:
+            raise DataError(
+                f"{path} holds {member.name!r} as a link, a folder or twice, as ImageNet's never do; fetch it again"
+            )
+        seen.add(member.name)
+        yield member
+
+
+def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.Match[str]:
+    match = form.fullmatch(member.name.removeprefix("./"))
+    if match is None:
+        raise DataError(f"{path} holds {member.name!r}, a name that ImageNet's never have; fetch it again")
+    return match
+
+
+@contextmanager
+def _inner_tar(archive: Path, start: int) -> Iterator[tarfile.TarFile]:
+    """A tar that lies inside another, read in place."""
+    with archive.open("rb") as file:
+        file.seek(start)
+        with tarfile.open(fileobj=file, mode="r:") as inner:
+            yield inner
+
+
+@contextmanager
+def _damage_named(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(
+            f"{path} is cut off or damaged at {what} ({first_line(error)}); fetch it again: the same command goes on"
+        ) from None

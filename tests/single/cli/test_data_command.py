@@ -1,0 +1,127 @@
+"""`lockstep data`: its actions as a user types them, and what it says of wrong words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lockstep.cli import main
+from lockstep.cli.data import ACTIONS
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in that has the images in `images/`."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _run(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_action_explains_itself_without_torch(action: str) -> None:
+    code = (
+        f"import sys\nfrom lockstep.cli import main\ntry: main(['data', '{action}', '--help'])\n"
+        f"except SystemExit as e: assert e.code == 0\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert f"usage: lockstep data {action}" in done.stdout
+
+
+def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {action} " in printed for action in ACTIONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["pak", "images", "out"], "did you mean `lockstep data pack`?"),
+        (["frobnicate"], "there are get, pack, info, verify, prepare"),
+        (["pack", "images"], "OUT"),
+        (["pack", "nowhere", "out"], "nowhere is not a folder"),
+        (["pack", "images", "images/out"], "name another OUT"),
+        (["pack", "images", "out", "--shortside", "8"], "--short-side"),
+        (["pack", "images", "out", "--short-side", "0"], "1 or more; got 0"),
+        (["pack", "images", "out", "--quality", "80"], "add --short-side"),
+        (["pack", "images", "out", "--format", "gif"], "jpeg"),
+        (["pack", "images", "out", "--shard-mb", "0"], "--shard-mb is a number of MiB"),
+        (["pack", "images", "out", "-j", "0"], "-j is a number of processes"),
+        (["info", "nowhere"], "name a folder with train/ and val/, or a pack"),
+        (["verify", "nowhere"], "name a folder with train/ and val/, or a pack"),
+        (["verify", "images", "-j", "many"], "auto"),
+        (["prepare", "mnist", "a", "b", "c", "d"], "imagenet"),
+        (["prepare", "imagenet", "a.tar", "b.tar", "c.tar.gz", "d"], "a.tar, the training archive, is not there"),
+    ],
+)
+def test_wrong_words_name_the_fix(
+    folder: Path, here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
+    assert _run(["data", *words]) != 0
+    assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert [path.name for path in here.iterdir()] == ["images"]
+
+
+def test_a_folder_is_packed_described_verified_and_trained(
+    folder: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "pack", "images", "packed", "-j", "1"]) == 0
+    assert "packed: 40 + 10 images, 2 classes, 2 files" in capsys.readouterr().out
+    assert main(["data", "info", "packed"]) == 0
+    printed = capsys.readouterr().out
+    assert "packed: a pack of images, 2 classes: blue, red" in printed
+    assert "PNG 40" in printed
+    assert main(["data", "info", "images"]) == 0
+    assert "images: a folder of images, 2 classes: blue, red" in capsys.readouterr().out
+    assert main(["data", "verify", "packed", "-j", "1"]) == 0
+    assert "packed: all 50 images are whole" in capsys.readouterr().out
+    for source in ("images", "packed"):
+        words = [source, "-a", "cifar-small", "-b", "10", "--epochs", "1", "--lr", "0.01", "--run-dir", f"run-{source}"]
+        assert main(["train", *words]) == 0
+    theirs, ours = (load_file(f"run-{source}/model.safetensors") for source in ("images", "packed"))
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items())
+    capsys.readouterr()
+
+    shard = Path("packed/val/val-000000.tar")
+    content = bytearray(shard.read_bytes())
+    content[600] ^= 1
+    shard.write_bytes(content)
+    assert main(["data", "verify", "packed", "-j", "1"]) == 4
+    printed = capsys.readouterr()
+    assert printed.out.startswith("packed/val/val-000000.tar!blue/000.png differs")
+    assert "1 damaged, listed above" in printed.err
+    shard.write_bytes(content[:-1])
+    assert main(["train", "packed"]) == 4
+    assert "val-000000.tar has" in capsys.readouterr().err
+
+
+def test_packing_and_verifying_do_without_torch(folder: Path, here: Path) -> None:
+    code = (
+        "import sys\nfrom lockstep.cli import main\n"
+        "for words in (['pack', 'images', 'packed'], ['info', 'packed'], ['verify', 'packed'], ['verify', 'images']):\n"
+        "    assert main(['data', *words, *(['-j', '1'] if words[0] != 'info' else [])]) == 0, words\n"
+        "    assert 'torch' not in sys.modules, words"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_left_out_images_are_listed(folder: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("images/train/red/004.png").write_bytes(b"no image")
+    words = ["data", "pack", "images", "packed", "--short-side", "8", "-j", "1"]
+    assert main(words) == 4
+    assert "images/train/red/004.png cannot be decoded" in capsys.readouterr().err
+    assert main([*words[:3], "other", *words[4:], "--skip-corrupt"]) == 0
+    printed = capsys.readouterr().out
+    assert "left out: images/train/red/004.png" in printed
+    assert "39 + 10 images" in printed

@@ -1,0 +1,290 @@
+"""Packing: the form on disk, what is re-encoded, going on after a kill, and what is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from lockstep.data import pack
+from lockstep.data.encode import Encoding
+from lockstep.data.listing import list_images
+from lockstep.data.packed import MANIFEST_FILE, Manifest, splits
+from lockstep.errors import ConfigError, CorruptImageError, DataError
+
+NewFolder = Callable[..., Path]
+
+
+def pack_folder(
+    folder: Path, out: Path, *, encoding: Encoding | None = None, shard_bytes: int = 8192, skip_corrupt: bool = False
+) -> Manifest:
+    plan = pack.make_plan(folder, out, encoding or Encoding(), shard_bytes, skip_corrupt)
+    return pack.write(plan, 1, lambda count: None)
+
+
+def _contents(out: Path) -> dict[str, str]:
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _start(*words: object, limit: int | None = None) -> subprocess.Popen[str]:
+    def limited() -> None:
+        if limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-m", "lockstep", "data", "pack", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limited)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A folder of 24 + 2 noisy images of some 0.5 MB each."""
+    generator = np.random.default_rng(0)
+    for number in range(26):
+        path = tmp_path / "large" / ("val" if number > 23 else "train") / f"class-{number % 2}"
+        path.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (400, 450, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / f"{number:02d}.png", compress_level=0)
+    return tmp_path / "large"
+
+
+def test_samples_are_the_folders_files_in_its_order(folder: Path, tmp_path: Path) -> None:
+    manifest = pack_folder(folder, tmp_path / "out")
+    classes, *theirs = list_images(folder)
+    assert (manifest.name, manifest.classes) == (folder.name, classes)
+    assert len(manifest.splits["train"].shards) > 2
+    for ours, split in zip(splits(tmp_path / "out", manifest), theirs, strict=True):
+        assert list(ours.labels) == list(split.labels)
+        assert [bytes(ours.read(sample)) for sample in range(len(ours))] == [path.read_bytes() for path in split.paths]
+
+
+def test_shards_are_webdataset_tars_that_depend_on_names_and_contents_alone(folder: Path, tmp_path: Path) -> None:
+    """WebDataset: neighbours in the tar with one name up to the first dot of its base make one sample."""
+    pack_folder(folder, tmp_path / "out")
+    with tarfile.open(tmp_path / "out" / "val" / "val-000000.tar") as archive:
+        members = archive.getmembers()
+        names = [member.name for member in members]
+        assert names[:4] == ["blue/000.png", "blue/000.cls", "blue/001.png", "blue/001.cls"]
+        assert all(member.isreg() and (member.mtime, member.uid, member.uname) == (0, 0, "") for member in members)
+        for member in members[1::2]:
+            file = archive.extractfile(member)
+            assert file is not None
+            assert file.read() == (b"0" if member.name.startswith("blue") else b"1")
+    traces = [path for path in (tmp_path / "out").rglob("*") if path.suffix in (".part", ".json")]
+    assert traces == [tmp_path / "out" / MANIFEST_FILE]
+
+
+def test_keys_are_unique_without_dots_and_survive_odd_names(tmp_path: Path) -> None:
+    odd = ["a.b.jpg", "a%2Eb.jpg", "same.jpg", "same.PNG", "ä ö.JPEG", "n" * 150 + ".jpg"]
+    for split in ("train", "val"):
+        (tmp_path / "in" / split / "class.one" / "deeper").mkdir(parents=True)
+        for name in odd:
+            Image.new("RGB", (8, 8)).save(tmp_path / "in" / split / "class.one" / "deeper" / name)
+    manifest = pack_folder(tmp_path / "in", tmp_path / "out")
+    train, _ = splits(tmp_path / "out", manifest)
+    named = [train.name(sample).partition("!class.one/deeper/")[2] for sample in range(6)]
+    assert sorted(named) == sorted(
+        ["a%2Eb.jpg", "a%252Eb.jpg", "same%2Ejpg.jpg", "same%2EPNG.png", "ä ö.jpg", "n" * 150 + ".jpg"]
+    )
+    with tarfile.open(tmp_path / "out" / "train" / "train-000000.tar") as archive:
+        assert [name.rpartition("/")[2] for name in archive.getnames()[::2]] == named
+
+
+@pytest.mark.parametrize("size", [(100, 60), (60, 100), (200, 60), (61, 61)])
+def test_larger_images_are_resized_by_their_short_side_and_encoded_as_jpeg(
+    new_folder: NewFolder, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    path = new_folder(sizes=(size,), train=2, val=1)
+    manifest = pack_folder(path, tmp_path / "out", encoding=Encoding(short_side=30, quality=95))
+    train, _ = splits(tmp_path / "out", manifest)
+    with Image.open(io.BytesIO(train.read(0))) as image, Image.open(path / "train" / "blue" / "000.png") as source:
+        assert image.format == "JPEG"
+        scale = 30 / min(size)
+        assert image.size == tuple(round(side * scale) for side in size)
+        assert np.abs(np.asarray(image).mean((0, 1)) - np.asarray(source).mean((0, 1))).max() < 3
+    assert train.name(0).endswith("!blue/000.jpg")
+
+
+def test_images_that_are_small_enough_are_stored_byte_for_byte(new_folder: NewFolder, tmp_path: Path) -> None:
+    path = new_folder(sizes=((30, 50),), train=2, val=1)
+    manifest = pack_folder(path, tmp_path / "out", encoding=Encoding(short_side=30))
+    train, _ = splits(tmp_path / "out", manifest)
+    assert bytes(train.read(1)) == (path / "train" / "blue" / "001.png").read_bytes()
+
+
+@pytest.mark.parametrize(("form", "kept"), [("jpeg", "JPEG"), ("webp", "WEBP"), ("png", "PNG")])
+def test_format_re_encodes_images_of_other_forms_alone(folder: Path, tmp_path: Path, form: str, kept: str) -> None:
+    manifest = pack_folder(folder, tmp_path / "out", encoding=Encoding(form=form))
+    train, _ = splits(tmp_path / "out", manifest)
+    content = bytes(train.read(0))
+    assert Image.open(io.BytesIO(content)).format == kept
+    assert (content == (folder / "train" / "blue" / "000.png").read_bytes()) == (form == "png")
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("L", "L"), ("1", "L"), ("I;16", "L"), ("P", "RGB"), ("RGBA", "RGB"), ("CMYK", "RGB")]
+)
+def test_every_kind_of_pixels_becomes_grey_or_rgb(mode: str, expected: str) -> None:
+    stored = io.BytesIO()
+    Image.new(mode, (40, 40), 40000 if mode == "I;16" else 1).save(stored, "TIFF")
+    content, extension = Encoding(short_side=20).apply(stored.getvalue(), Path("x.tiff"))
+    image = Image.open(io.BytesIO(content))
+    assert (image.mode, image.size, extension) == (expected, (20, 20), "jpg")
+    if mode == "I;16":
+        assert abs(int(np.asarray(image).mean()) - (40000 >> 8)) <= 1
+
+
+def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_path: Path) -> None:
+    flags = ["--short-side", 300, "--shard-mb", 1]
+    pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
+    killed = tmp_path / "killed"
+    process = _start(large, killed, *flags, "-j", 2)
+    while not list(killed.glob("train/*.tar")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert not (killed / MANIFEST_FILE).exists()
+    done = {path: path.stat().st_mtime_ns for path in killed.glob("*/*.tar")}
+    with pytest.raises(DataError, match="not packed to the end"):
+        pack.is_packed(killed)
+    again = _start(large, killed, *flags, "-j", 2)
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, err) == (0, "")
+    assert "24 + 2 images, 2 classes" in out
+    assert _contents(killed) == _contents(tmp_path / "whole")
+    assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
+
+
+def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Path) -> None:
+    process = _start(large, tmp_path / "out", "--short-side", 300, "--shard-mb", 1, "-j", 2)
+    while not list(tmp_path.glob("out/train/*.tar")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    for one in [psutil.Process(process.pid), *workers]:  # as a terminal does
+        one.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped" in err
+    assert "Traceback" not in err
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+def test_a_killed_worker_is_named_and_the_command_goes_on(large: Path, tmp_path: Path) -> None:
+    process = _start(large, tmp_path / "out", "--short-side", 300, "--shard-mb", 1, "-j", 2)
+    while not list(tmp_path.glob("out/train/*.tar")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children()
+    worker = next(child for child in children if "spawn_main" in " ".join(child.cmdline()))
+    worker.kill()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 4
+    assert "a process was killed" in err
+    assert "Traceback" not in err
+    pack_folder(large, tmp_path / "out", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
+
+
+def test_a_full_disk_is_one_message_and_leaves_no_partial_file(large: Path, tmp_path: Path) -> None:
+    process = _start(large, tmp_path / "out", "--shard-mb", 4, "-j", 1, limit=3 << 20)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert len(err.splitlines()) == 1
+    assert "train-000000.tar cannot be written (File too large)" in err
+    assert "goes on" in err
+    assert not list((tmp_path / "out").rglob("*.part"))
+    pack_folder(large, tmp_path / "out", shard_bytes=4 << 20)
+
+
+def test_packing_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    manifest = pack_folder(folder, tmp_path / "out")
+    before = _contents(tmp_path / "out")
+    assert pack_folder(folder, tmp_path / "out") == manifest
+    assert _contents(tmp_path / "out") == before
+
+
+def test_other_settings_or_files_are_refused_by_name(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pack_folder(folder, out)
+    with pytest.raises(ConfigError, match=r"packed with --short-side unset, not 8"):
+        pack_folder(folder, out, encoding=Encoding(short_side=8))
+    with pytest.raises(ConfigError, match="--shard-mb"):
+        pack_folder(folder, out, shard_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="other files"):
+        pack_folder(new_folder(train=3), out)
+    os.utime(folder / "train" / "red" / "001.png", (1, 1))
+    with pytest.raises(ConfigError, match="have changed"):
+        pack_folder(folder, out)
+
+
+def test_two_packings_do_not_write_one_pack(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    other = os.open(tmp_path / "out", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another `lockstep data pack` is writing"):
+            pack_folder(folder, tmp_path / "out")
+    finally:
+        os.close(other)
+    pack_folder(folder, tmp_path / "out")
+
+
+def test_places_that_cannot_be_packed_to_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full" / "sub").mkdir(parents=True)
+    for out, words in (("images/out", "in each other"), (".", "in each other"), ("file", "a file"), ("full", "other")):
+        with pytest.raises(ConfigError, match=words):
+            pack_folder(folder, tmp_path / out)
+    pack_folder(folder, tmp_path / "out")
+    with pytest.raises(DataError, match="packed already"):
+        pack_folder(tmp_path / "out", tmp_path / "again")
+    with pytest.raises(DataError, match="not a folder"):
+        pack_folder(tmp_path / "nowhere", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_damaged_image_that_must_be_decoded_stops_or_is_left_out(folder: Path, tmp_path: Path) -> None:
+    spoiled = folder / "train" / "red" / "000.png"
+    spoiled.write_bytes(spoiled.read_bytes()[:100])
+    small = Encoding(short_side=8)
+    with pytest.raises(CorruptImageError, match=rf"{spoiled}.*--skip-corrupt"):
+        pack_folder(folder, tmp_path / "out", encoding=small)
+    manifest = pack_folder(folder, tmp_path / "other", encoding=small, skip_corrupt=True)
+    assert manifest.splits["train"].left_out == (str(spoiled),)
+    train, _ = splits(tmp_path / "other", manifest)
+    assert list(train.labels) == [0] * 20 + [1] * 19
+    as_it_is = pack_folder(folder, tmp_path / "as-it-is")  # nothing is decoded, so nothing is found
+    assert as_it_is.splits["train"].samples == 40
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"short_side": 0}, "--short-side"),
+        ({"quality": 101, "short_side": 8}, "between 1 and 100"),
+        ({"quality": 80}, "add --short-side"),
+        ({"quality": 80, "form": "png"}, "--quality is for"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(values: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Encoding(**values)  # type: ignore[arg-type]
