@@ -289,6 +289,8 @@ class RunConfig:
     """Checkpoints to keep, newest first; the best by top-1 is kept besides."""
     log_every: Annotated[int, arg(aliases=["--print-freq", "-p"])] = 20
     """Steps between two records of the training loss."""
+    io_every: Annotated[float, arg(metavar="SECONDS")] = 5.0
+    """Seconds between two records of the bytes and operations read and written; 0 keeps none."""
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
     """Where figures go besides metrics.jsonl."""
 
@@ -301,6 +303,8 @@ class RunConfig:
         ):
             if value < 0:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
+        if not 0 <= self.io_every < math.inf:
+            raise ConfigError(f"--io-every is a number of seconds, 0 or more; got {self.io_every}")
         if self.start_epoch is not None and self.start_epoch < 0:
             raise ConfigError(f"--start-epoch counts from 0; got {self.start_epoch}")
         if self.desired_acc is not None and not 0 < self.desired_acc <= 1:
