@@ -29,7 +29,7 @@ class DataConfig:
     download: bool = True
     """Fetch a named data set that is not there."""
     loader_workers: Annotated[int | Literal["auto"], arg(name="workers", aliases=["-j"])] = "auto"
-    """Loader processes of each worker, for data that is not held in memory."""
+    """Loader processes of each worker, for data that is not held in memory; auto measures how many help."""
     in_memory: Literal["auto", "always", "never"] = "auto"
     """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
     image_size: int | None = None
