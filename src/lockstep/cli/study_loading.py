@@ -105,6 +105,7 @@ def main(words: Sequence[str]) -> int:
         data = catalog.load(config, config.download)
         device = world.device
         setting = Setting(data, command.augment, command.batch_size, Placement(device), 0, config.skip_corrupt)
+        loading.check(setting)
         console.print(
             f"{data.name}: {len(data.train):,} training images, {data.input.width} x {data.input.height} as the model "
             f"sees them, batches of {command.batch_size}, on {_name(device)}; medians of {command.repeats} x "

@@ -83,15 +83,13 @@ class ReadCounter:
             self._counters: IoCounters | None = IoCounters()
         except CountersMissingError:
             self._counters = None
-        self._own = 0
-        self._own = self.take()[0] or 0  # counting is reading files, too
 
     def take(self) -> tuple[int, int] | tuple[None, None]:
         """Read calls, and bytes that storage delivered, since the last call."""
         if self._counters is None:
             return None, None
         amounts = self._counters.take()
-        return max(0, amounts["read_operations"] - self._own), amounts["storage_read_bytes"]
+        return amounts["read_operations"], amounts["storage_read_bytes"]
 
 
 def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) -> list[Turn]:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from lockstep.config import NumericsConfig
 from lockstep.data.loaders import reader_for
+from lockstep.data.readers import Reader
 from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
 from lockstep.study.figures import Figure, ReadCounter, Turn, repeat
@@ -104,6 +105,27 @@ class LoadingStudy:
         }
 
 
+def check(setting: Setting) -> None:
+    """Refuse what such images cannot have, before anything is measured.
+
+    Raises:
+        ConfigError: Augmentation that is for other kinds of data sets.
+    """
+    _reader(setting, 0).close()
+
+
+def _reader(setting: Setting, processes: int) -> Reader:
+    return reader_for(
+        setting.data.train,
+        setting.data.input,
+        setting.placement,
+        setting.augment,
+        seed=setting.seed,
+        processes=processes,
+        skip_corrupt=setting.skip_corrupt,
+    )
+
+
 def measure_stages(setting: Setting, length: Length) -> Iterator[Figure]:
     """Each stage alone, with one thread."""
     with one_thread():
@@ -119,18 +141,9 @@ def measure_pipeline(
 ) -> Iterator[tuple[int, Figure]]:
     """The whole, by the number of loader processes; images in memory need none, so those are measured once."""
     for number in [0] if isinstance(setting.data.train, MemorySplit) else processes:
-        reader = reader_for(
-            setting.data.train,
-            setting.data.input,
-            setting.placement,
-            setting.augment,
-            seed=setting.seed,
-            processes=number,
-            skip_corrupt=setting.skip_corrupt,
-        )
         order = orders(len(setting.data.train), setting.batch, setting.seed)
         passes = ([next(order) for _ in range(ceil(PLAN_IMAGES / setting.batch))] for _ in count())
-        with closing(reader):
+        with closing(_reader(setting, number)) as reader:
             batches = chain.from_iterable(reader.read(plan, epoch) for epoch, plan in enumerate(passes))
             for _ in range(max(1, number)):
                 next(batches)

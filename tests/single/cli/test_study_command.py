@@ -63,6 +63,15 @@ def test_wrong_values_name_the_flag(words: list[str], hint: str, capsys: pytest.
     assert hint in capsys.readouterr().err
 
 
+def test_augmentation_that_such_images_cannot_have_is_refused_first(
+    new_folder: Callable[..., Path], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = new_folder(sizes=((90, 70), (70, 90)), train=3)
+    assert main(["study", "loading", str(root), "--rotate", "5", *QUICK]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "--rotate: only for images in memory" in said.err) == ("", True)
+
+
 def test_loading_prints_tables_and_appends_a_record(
     here: Path, new_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
