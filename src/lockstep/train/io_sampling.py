@@ -2,7 +2,7 @@
 
 No worker waits for another here: each has a file of its own in the run folder, and `lockstep.io_records` adds them up.
 Taking one sample costs 1.5 ms of CPU time with 75 processes on the node, of which 15 us each go into finding the
-worker's children among them, and up to 1.3 ms more for the node's devices; every 5 s that is 0.03 to 0.06 % of one core.
+worker's children among them, and up to 1.3 ms more for the node's devices: every 5 s, 0.03 to 0.06 % of one core.
 """
 
 from __future__ import annotations
