@@ -29,7 +29,7 @@ class DataConfig:
     download: bool = True
     """Fetch a named data set that is not there."""
     loader_workers: Annotated[int | Literal["auto"], arg(name="workers", aliases=["-j"])] = "auto"
-    """Loader processes of each worker, for data that is not held in memory."""
+    """Loader processes of each worker, for data that is not held in memory; auto measures how many help."""
     in_memory: Literal["auto", "always", "never"] = "auto"
     """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
     image_size: int | None = None
@@ -291,6 +291,8 @@ class RunConfig:
     """Checkpoints to keep, newest first; the best by top-1 is kept besides."""
     log_every: Annotated[int, arg(aliases=["--print-freq", "-p"])] = 20
     """Steps between two records of the training loss."""
+    io_every: Annotated[float, arg(metavar="SECONDS")] = 5.0
+    """Seconds between two records of the bytes and operations read and written; 0 keeps none."""
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
     """Where figures go besides metrics.jsonl."""
 
@@ -303,6 +305,8 @@ class RunConfig:
         ):
             if value < 0:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
+        if not 0 <= self.io_every < math.inf:
+            raise ConfigError(f"--io-every is a number of seconds, 0 or more; got {self.io_every}")
         if self.start_epoch is not None and self.start_epoch < 0:
             raise ConfigError(f"--start-epoch counts from 0; got {self.start_epoch}")
         if self.desired_acc is not None and not 0 < self.desired_acc <= 1:

@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "list the networks",
     "datasets": "list the data sets",
     "data": "fetch, pack, verify and prepare data sets",
+    "study": "measure where a job's time goes: loading",
     "script": "write a batch script for a job of Slurm, PBS or LSF",
     "doctor": "say what this machine offers, what is wrong, and how to mend it",
 }

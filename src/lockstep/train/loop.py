@@ -92,6 +92,8 @@ def train_epoch(job: Job) -> None:
     interval = Interval()
     for position in range(start, steps):
         batch = interval.next_of(batches)
+        if position == start:
+            job.data_wait.first_batch(interval.wait_seconds)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         _take_step(job, batch, position)

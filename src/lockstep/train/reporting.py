@@ -12,6 +12,7 @@ from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train import checkpoint
 from lockstep.train.metrics import Totals
+from lockstep.train.run_folder import logger
 from lockstep.train.setup import Job
 
 MOST_SKIPPED_IN_A_ROW = 25  # from 65,536, a dynamic loss scale has then come down to 0.002
@@ -100,6 +101,9 @@ def report_training(job: Job) -> None:
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
     job.tracker.record(record | {"data_wait": share} | ({"side": side} if side else {}))
+    for line in job.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds):
+        job.tracker.say(line)
+        logger.info(line)
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float) -> None:

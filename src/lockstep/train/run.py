@@ -15,6 +15,7 @@ from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError
 from lockstep.train import goal
+from lockstep.train.io_sampling import IoSampler, start_counting
 from lockstep.train.loop import Result, train
 from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
@@ -29,12 +30,20 @@ def run(config: TrainConfig, world: World) -> Result:
     Raises:
         LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
     """
+    io = start_counting(config.run.io_every, world)  # so that loading the data set counts
     data = load_data(config, world)
-    return run_with(config, world, data, build_model(config, data))
+    return run_with(config, world, data, build_model(config, data), io)
 
 
-def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Result:
-    """The same with a data set and a model that are already there."""
+def run_with(
+    config: TrainConfig, world: World, data: ImageData, model: nn.Module, io: IoSampler | None = None
+) -> Result:
+    """The same with a data set and a model that are already there.
+
+    Args:
+        io: Counts since before they were; None: from now on.
+    """
+    io = io or start_counting(config.run.io_every, world)
     check_workers(config, world.size)
     job = build_job(config, world, data, model)
     log = job.folder.log(world.rank)
@@ -43,8 +52,8 @@ def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Modul
     workers = world.gather(_describe_worker(world))
     with job.stopping.listening():
         try:
-            with closing(job):
-                _say(job, _introduce(job, workers))
+            with io.recording(job.folder.path), closing(job):
+                _say(job, [*_introduce(job, workers), *io.notes])
                 result = train(job)
                 _say(job, _conclude(job, result))
         except StoppedError as stop:

@@ -21,7 +21,7 @@ from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.progressive import check_sizes
 from lockstep.data.readers import Placement, Reader
-from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.data.sets import EncodedSplit, ImageData, Split
 from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
@@ -30,7 +30,9 @@ from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
 from lockstep.train.calibration import calibrate
 from lockstep.train.checkpoint import Checkpoints
+from lockstep.train.data_wait import DataWait, describe_loading
 from lockstep.train.ema import NoAverage, build_average
+from lockstep.train.loader_tuning import LoaderProcesses, choose_processes, usual_processes
 from lockstep.train.metrics import Meter
 from lockstep.train.old_checkpoint import is_old
 from lockstep.train.old_resume import begin_at, take_over
@@ -43,10 +45,9 @@ from lockstep.train.schedule import Schedule, build_schedule, peak_rate
 from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
-from lockstep.world import World, usable_cores
+from lockstep.world import World
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-MAX_LOADER_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Job:
     precision: Precision
     train_loader: TrainLoader
     val_loader: EvalLoader
+    data_wait: DataWait
     meter: Meter
     folder: RunFolder
     checkpoints: Checkpoints
@@ -150,11 +152,18 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     notes = _start_from_pretrained(model, config, world) if resumed is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
-    train_loader = build_train_loader(config, world, data, precision, batching)
-    val_loader = build_val_loader(config, world, data, precision, batching)
-    steps_per_epoch = train_loader.sharding.steps_per_epoch
+    sharding = build_sharding(config, world, data, batching)
+    steps_per_epoch = sharding.steps_per_epoch
     planned = config.epochs * steps_per_epoch
-    strategy = build_strategy(config, world, min(planned, config.max_steps or planned))
+    last_step = min(planned, config.max_steps or planned)
+    on_device = _decodes_on_device(config, world, data)
+    reader = partial(_build_reader, config, world, data, data.train, precision, on_device=on_device)
+    batch = batching.global_batch // world.size
+    processes = choose_processes(config, world, data.train, last_step * batch, batch, reader)
+    notes += processes.describe()
+    train_loader = TrainLoader(reader(processes.number), sharding, world.device, Mixing(config.augment, config.seed))
+    val_loader = build_val_loader(config, world, data, precision, batching, processes)
+    strategy = build_strategy(config, world, last_step)
     _check_same_model(model, world)
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
@@ -200,6 +209,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         precision=precision,
         train_loader=train_loader,
         val_loader=val_loader,
+        data_wait=DataWait(describe_loading(config, world, data, processes)),
         meter=Meter(world),
         folder=folder,
         checkpoints=checkpoints,
@@ -211,26 +221,31 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     )
 
 
-def build_train_loader(
-    config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
-) -> TrainLoader:
+def build_sharding(config: TrainConfig, world: World, data: ImageData, batching: Batching) -> Sharding:
     """This worker's share of each training step."""
     together = 2 if mixes(config.augment) else 1
-    sharding = Sharding(
+    return Sharding(
         len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last, together
     )
-    reader = _build_reader(
-        config, world, data, data.train, precision, on_device=_decodes_on_device(config, world, data)
-    )
-    return TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
 
 
 def build_val_loader(
-    config: TrainConfig, world: World, data: ImageData, precision: Precision, batching: Batching
+    config: TrainConfig,
+    world: World,
+    data: ImageData,
+    precision: Precision,
+    batching: Batching,
+    processes: LoaderProcesses | None = None,
 ) -> EvalLoader:
-    """This worker's part of an evaluation, in batches as large as a forward pass of training."""
+    """This worker's part of an evaluation, in batches as large as a forward pass of training.
+
+    Args:
+        processes: As for training; None: as usual.
+    """
     one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
-    reader = _build_reader(config, world, data, data.val, precision)
+    if processes is None or not processes.reason:  # the training images may be in memory where these are not
+        processes = usual_processes(config, world, data.val)
+    reader = _build_reader(config, world, data, data.val, precision, processes.number)
     return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
 
@@ -243,7 +258,13 @@ def _decodes_on_device(config: TrainConfig, world: World, data: ImageData) -> bo
 
 
 def _build_reader(
-    config: TrainConfig, world: World, data: ImageData, split: Split, precision: Precision, on_device: bool = False
+    config: TrainConfig,
+    world: World,
+    data: ImageData,
+    split: Split,
+    precision: Precision,
+    processes: int,
+    on_device: bool = False,
 ) -> Reader:
     return reader_for(
         split,
@@ -251,20 +272,11 @@ def _build_reader(
         Placement(world.device, precision.input_dtype, _memory_format(config)),
         config.augment,
         seed=config.seed,
-        processes=_loader_processes(config, world, split),
+        processes=processes,
         skip_corrupt=config.data.skip_corrupt,
         sizes=config.data.sizes_by_epoch,
         on_device=on_device,
     )
-
-
-def _loader_processes(config: TrainConfig, world: World, split: Split) -> int:
-    """Loader processes of this worker; auto shares the node's cores out over its workers."""
-    if isinstance(split, MemorySplit):
-        return 0
-    if config.data.loader_workers != "auto":
-        return config.data.loader_workers
-    return max(1, min(MAX_LOADER_PROCESSES, usable_cores() // world.place.local_size))
 
 
 def _memory_format(config: TrainConfig) -> torch.memory_format:

@@ -1,0 +1,175 @@
+"""`lockstep study loading`: how fast training images can be loaded, by stage and by loader processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import Arch, parse
+from lockstep.config import AugmentConfig, DataConfig
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.study.figures import Figure
+
+
+@dataclass(frozen=True)
+class LoadingCommand:
+    """Measure how fast training images are loaded: each stage alone, then all of them by loader processes.
+
+    Augmentation is that of the data set's recipe, as in `lockstep train`; flags override it.
+    """
+
+    dataset: Annotated[Positional[str], arg(metavar="DATASET|FOLDER")] = ""
+    """A data set's name (see `lockstep datasets`) or a folder with train/ and val/. Default: digits."""
+    data: Annotated[str | None, arg(metavar="MODULE:FUNCTION")] = None
+    """Your own data: a function that returns (training set, validation set)."""
+    processes: Annotated[tuple[int, ...], arg(name="workers", aliases=["-j"], metavar="N [N ...]")] = ()
+    """Numbers of loader processes to measure. Default: 0, 1, 2, 4, ... up to the cores."""
+    batch_size: Annotated[int, arg(aliases=["-b"])] = 64
+    """Images of one batch."""
+    arch: Arch = None
+    """Measure also what this network takes: forward, backward and step on the device."""
+    precision: Literal["fp32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
+    """The number formats of that network."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    data_dir: Path = Path("data")
+    """Where named data sets are kept."""
+    download: bool = True
+    """Fetch a named data set that is not there."""
+    in_memory: Literal["auto", "always", "never"] = "auto"
+    """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
+    image_size: int | None = None
+    """Side of the square that a folder's images are cropped to, in pixels."""
+    skip_corrupt: bool = False
+    """Leave out images that cannot be decoded, instead of stopping."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    repeats: int = 5
+    """How often each thing is measured."""
+    seconds: float = 0.5
+    """How long each time."""
+    out: Path = Path("study/loading.jsonl")
+    """File that the record is appended to."""
+
+    def __post_init__(self) -> None:
+        if any(number < 0 for number in self.processes):
+            raise ConfigError(f"-j takes numbers of processes, 0 or more; got {' '.join(map(str, self.processes))}")
+        for flag, value in (("--batch-size", self.batch_size), ("--repeats", self.repeats)):
+            if value < 1:
+                raise ConfigError(f"{flag} must be 1 or more; got {value}")
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"--seconds must be above 0; got {self.seconds}")
+
+    @property
+    def data_config(self) -> DataConfig:
+        """The data set as `lockstep train` would be told of it."""
+        return DataConfig(
+            dataset=self.dataset,
+            data=self.data,
+            data_dir=self.data_dir,
+            download=self.download,
+            in_memory=self.in_memory,
+            image_size=self.image_size,
+            skip_corrupt=self.skip_corrupt,
+        )
+
+
+def main(words: Sequence[str]) -> int:
+    command = _parse(words)
+    config = command.data_config
+    from lockstep.data import catalog
+
+    catalog.check(config)
+    from rich.console import Console
+
+    from lockstep.data.readers import Placement
+    from lockstep.place import Place
+    from lockstep.study import loading
+    from lockstep.study.figures import append_study, check_record_file
+    from lockstep.study.loading import Length
+    from lockstep.study.stages import Setting
+    from lockstep.train.loader_tuning import candidates
+    from lockstep.world import connect, usable_cores
+
+    check_record_file(command.out)
+    console = Console()
+    length = Length(command.repeats, command.seconds)
+    with connect(Place(), command.device) as world:
+        data = catalog.load(config, config.download)
+        device = world.device
+        setting = Setting(data, command.augment, command.batch_size, Placement(device), 0, config.skip_corrupt)
+        loading.check(setting)
+        console.print(
+            f"{data.name}: {len(data.train):,} training images, {data.input.width} x {data.input.height} as the model "
+            f"sees them, batches of {command.batch_size}, on {_name(device)}; medians of {command.repeats} x "
+            f"{command.seconds:g} s, stages on one core each",
+            highlight=False,
+            soft_wrap=True,
+        )
+        demand = loading.measure_demand(setting, command.arch, command.precision, length) if command.arch else None
+        if demand:
+            console.print(_table("model", [(command.arch or "", demand)], about=False, reads=False))
+        stages = list(loading.measure_stages(setting, length))
+        console.print(_table("stage", [(stage.name, stage) for stage in stages]))
+        processes = command.processes or (0, *candidates(usable_cores(), "cuda"))
+        pipeline = dict(loading.measure_pipeline(setting, sorted(set(processes)), loading.image_bytes(stages), length))
+        console.print(_table("whole pipeline", [(figure.about, figure) for figure in pipeline.values()], about=False))
+        study = loading.LoadingStudy(stages, pipeline, demand)
+        for line in [*loading.describe_storage(stages), *study.verdict()]:
+            console.print(line, highlight=False, soft_wrap=True)
+        settings = {
+            "data": data.name,
+            "samples": len(data.train),
+            "image": [data.input.channels, data.input.height, data.input.width],
+            "batch": command.batch_size,
+            "device": device.type,
+            "seconds": command.seconds,
+        }
+        append_study(command.out, {**study.to_mapping(), **settings}, device)
+        print(f"recorded in {command.out}")
+    return 0
+
+
+def _parse(words: Sequence[str]) -> LoadingCommand:
+    """The flags over the augmentation that the data set's recipe has."""
+    first = parse(LoadingCommand, "study loading", words)
+    from lockstep import recipes
+
+    recipe = recipes.load(recipes.for_source(first.data_config.source))
+    return parse(LoadingCommand, "study loading", words, replace(LoadingCommand(), augment=recipe.augment))
+
+
+def _name(device: object) -> str:
+    import torch
+
+    return "the CPU" if str(device) == "cpu" else torch.cuda.get_device_name()
+
+
+def _table(title: str, rows: Sequence[tuple[str, Figure]], about: bool = True, reads: bool = True) -> Table:
+    from rich.table import Table
+
+    table = Table(title, show_edge=False, pad_edge=False)
+    for heading in ("images/s", "quartiles", *(("MB/s", "reads/s") if reads else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if about:
+        table.add_column("what")
+    for name, figure in rows:
+        low, median, high = map(_number, figure.images_per_second)
+        cells = [name, median, f"{low} to {high}"]
+        if reads:
+            operations = figure.operations_per_second
+            counted = _number(operations.median) if operations else "-"
+            cells += [_number(figure.bytes_per_second.median / 1e6), counted]
+        table.add_row(*cells, *([figure.about] if about else []))
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value < 0.05 else f"{value:.3g}"

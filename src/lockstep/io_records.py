@@ -1,0 +1,68 @@
+"""Bytes and operations of a whole job over time, out of the records that each worker keeps for itself.
+
+Worker N of a run appends to RUN/io/worker-N.jsonl (docs/run-folder.md lists the fields). An amount is what was read or
+written in the `seconds` that ended at `unix_time`; so workers need not sample together, and sessions of a resumed run,
+also on another number of workers, stand in the same files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lockstep.records import read_records
+
+KIND = "io"
+_NO_AMOUNTS = frozenset({"kind", "rank", "unix_time", "seconds"})
+
+
+def worker_file(run: Path, rank: int) -> Path:
+    """Where a worker keeps its I/O records."""
+    return run / "io" / f"worker-{rank}.jsonl"
+
+
+def job_io(run: Path, width_seconds: float | None = None) -> list[dict[str, float]]:
+    """The job's rates over time: the sums over its workers, and of `node_...` over its nodes.
+
+    Args:
+        run: The run folder.
+        width_seconds: Of one stretch of time; by default the usual time between two records.
+
+    Returns:
+        One row for each stretch in which a worker recorded, in the order of time: `unix_time` (its start), `seconds`
+        (how much of it the records cover) and, for each amount in the records, NAME_per_second. Over all rows, rates
+        times seconds add up to the amounts recorded. Empty if the run has no such records.
+    """
+    records = [record for path in sorted((run / "io").glob("worker-*.jsonl")) for record in _whole(path)]
+    if not records:
+        return []
+    width = width_seconds or median(record["seconds"] for record in records)
+    amounts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    covered: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for record in records:
+        for stretch, seconds in _stretches(record["unix_time"] - record["seconds"], record["unix_time"], width):
+            covered[stretch][record["rank"]] += seconds
+            for name in record.keys() - _NO_AMOUNTS:
+                amounts[stretch][name] += record[name] * seconds / record["seconds"]
+    names = sorted({name for row in amounts.values() for name in row})
+    rows = []
+    for stretch in sorted(amounts):
+        seconds = min(width, max(covered[stretch].values()))
+        rates = {f"{name}_per_second": amounts[stretch][name] / seconds for name in names}
+        rows.append({"unix_time": stretch * width, "seconds": seconds, **rates})
+    return rows
+
+
+def _whole(path: Path) -> Iterator[Mapping[str, Any]]:
+    return (record for record in read_records(path) if record.get("kind") == KIND and record["seconds"] > 0)
+
+
+def _stretches(start: float, end: float, width: float) -> Iterator[tuple[int, float]]:
+    """The stretches of time that an interval touches, each with the seconds that it has there."""
+    for stretch in range(int(start // width), int(end // width) + 1):
+        seconds = min(end, (stretch + 1) * width) - max(start, stretch * width)
+        if seconds > 0:
+            yield stretch, seconds

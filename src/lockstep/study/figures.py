@@ -1,0 +1,145 @@
+"""Repeated measurements, as medians with quartiles, and the record that a study appends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.place import Place
+from lockstep.records import RecordWriter
+from lockstep.train.environment import describe_environment
+from lockstep.train.io_counters import CountersMissingError, IoCounters
+from lockstep.world import World
+
+PRIVATE = ("command", "folder", "host")  # facts of the environment that are not for a public record
+
+
+class Turn(NamedTuple):
+    """One repeat: what was done in so many seconds.
+
+    `operations` are calls that read, `storage_bytes` what storage had to deliver; None where nobody counts them.
+    """
+
+    seconds: float
+    images: int
+    size_bytes: int
+    operations: int | None = None
+    storage_bytes: int | None = None
+
+
+class Spread(NamedTuple):
+    """Lower quartile, median and upper quartile."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The repeats of one measurement, and the rates that they give."""
+
+    name: str
+    about: str
+    turns: Sequence[Turn]
+
+    @property
+    def images_per_second(self) -> Spread:
+        return _spread([turn.images / turn.seconds for turn in self.turns])
+
+    @property
+    def bytes_per_second(self) -> Spread:
+        return _spread([turn.size_bytes / turn.seconds for turn in self.turns])
+
+    @property
+    def operations_per_second(self) -> Spread | None:
+        counted = [turn.operations / turn.seconds for turn in self.turns if turn.operations is not None]
+        return _spread(counted) if counted else None
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "about": self.about,
+            "images_per_second": self.images_per_second._asdict(),
+            "bytes_per_second": self.bytes_per_second._asdict(),
+            "operations_per_second": self.operations_per_second._asdict() if self.operations_per_second else None,
+            "repeats": [turn._asdict() for turn in self.turns],
+        }
+
+
+class ReadCounter:
+    """Counts what this process and its children read, where the system does."""
+
+    def __init__(self) -> None:
+        try:
+            self._counters: IoCounters | None = IoCounters()
+        except CountersMissingError:
+            self._counters = None
+
+    def take(self) -> tuple[int, int] | tuple[None, None]:
+        """Read calls, and bytes that storage delivered, since the last call."""
+        if self._counters is None:
+            return None, None
+        amounts = self._counters.take()
+        return amounts["read_operations"], amounts["storage_read_bytes"]
+
+
+def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) -> list[Turn]:
+    """Do `work`, which returns (images, bytes), for `seconds` in each repeat; a first call warms up."""
+    work()
+    turns, counter = [], ReadCounter()
+    for _ in range(repeats):
+        images = size_bytes = 0
+        counter.take()
+        start = time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds or not images:
+            done = work()
+            images, size_bytes = images + done[0], size_bytes + done[1]
+        turns.append(Turn(elapsed, images, size_bytes, *counter.take()))
+    return turns
+
+
+def check_record_file(path: Path) -> None:
+    """Make the folder of a study's records and the file, before anything is measured.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error}; choose another file") from None
+
+
+def append_study(path: Path, record: Mapping[str, Any], device: torch.device) -> None:
+    """Append a study's record with what the figures depend on: the machine and the versions, but no names of it."""
+    facts = describe_environment(World(Place(), device))
+    environment = {
+        **{key: value for key, value in facts.items() if key not in PRIVATE},
+        "processor": _processor(),
+        "load_average": os.getloadavg(),
+    }
+    writer = RecordWriter(path)
+    writer.write({**record, "unix_time": time.time(), "environment": environment})
+    writer.close()
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+
+
+def _spread(values: list[float]) -> Spread:
+    return (
+        Spread(*quantiles(values, method="inclusive")) if len(values) > 1 else Spread(values[0], values[0], values[0])
+    )

@@ -1,0 +1,228 @@
+"""The stages that an image passes on its way into a step, each alone: what one core, or the device, does of it.
+
+Files are read, decoded (with crop, resize and mirroring, which are one operation here), handed over by the loader
+process, copied to the device and normalised there, and changed at random there. Decoding is measured on files that
+already lie in memory, so that no stage pays for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from lockstep.config import AugmentConfig
+from lockstep.data import augment
+from lockstep.data.draws import Draws, Indices
+from lockstep.data.mixing import Mixing, mixes
+from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
+from lockstep.data.stream import FileSource, Raw, Request, Source, UserSource
+from lockstep.errors import CorruptImageError
+
+IN_MEMORY = 256  # files that are held for measuring how they are decoded
+Work = Callable[[], tuple[int, int]]  # one batch; returns its images and its bytes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage; its bytes are the files' before they are decoded, the pixels' after."""
+
+    name: str
+    about: str
+    work: Work
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is loaded, and how."""
+
+    data: ImageData
+    augment: AugmentConfig
+    batch: int
+    placement: Placement
+    seed: int = 0
+    skip_corrupt: bool = False
+
+
+class MemoryFiles(EncodedSplit):
+    """Some of a split's files, held in memory as they are."""
+
+    def __init__(self, split: EncodedSplit, samples: Indices):
+        self._names = [split.name(int(sample)) for sample in samples]
+        self._contents = [bytes(split.read(int(sample))) for sample in samples]
+        self.labels = [split.labels[int(sample)] for sample in samples]
+
+    def name(self, sample: int) -> str:
+        return self._names[sample]
+
+    def read(self, sample: int) -> bytes:
+        return self._contents[sample]
+
+
+def stages_of(setting: Setting) -> Iterator[Stage]:
+    """The stages of a training set's kind, in the order in which an image passes them."""
+    split = setting.data.train
+    if isinstance(split, MemorySplit):
+        yield Stage("pick", "a batch out of memory, shifted and mirrored", _pick(setting, split))
+        picked = _pick_batch(setting, split, next(orders(len(split), setting.batch, setting.seed)))
+        yield from _on_device(setting, picked)
+        return
+    if isinstance(split, EncodedSplit):
+        yield Stage("read", "files, as they are", _read(setting, split))
+        held = MemoryFiles(split, next(orders(len(split), min(IN_MEMORY, len(split)), setting.seed + 1)))
+        source: Source = FileSource(held, setting.data.input, setting.augment, setting.seed)
+        samples = len(held)
+        yield Stage("decode", "from memory, with crop, resize and mirroring", _make(setting, source, samples, held))
+    else:
+        source, samples = UserSource(split, setting.seed), len(split)
+        yield Stage("items", "of your own data set, stacked", _make(setting, source, samples))
+    raw = source.__getitems__(Request(0, next(orders(samples, setting.batch, setting.seed))))
+    yield _hand_over(setting, raw)
+    yield from _on_device(setting, raw.images, is_users=isinstance(split, UserSplit))
+
+
+def orders(samples: int, batch: int, seed: int) -> Iterator[Indices]:
+    """Batches of sample numbers without end; none comes again before all have come."""
+    generator, left = np.random.default_rng(seed), np.empty(0, np.int64)
+    while True:
+        while len(left) < batch:
+            left = np.concatenate([left, generator.permutation(samples)])
+        yield left[:batch]
+        left = left[batch:]
+
+
+def _read(setting: Setting, split: EncodedSplit) -> Work:
+    batches = orders(len(split), setting.batch, setting.seed)
+
+    def work() -> tuple[int, int]:
+        samples = next(batches)
+        try:
+            return len(samples), sum(len(split.read(int(sample))) for sample in samples)
+        except OSError as error:
+            raise CorruptImageError(f"an image cannot be read: {error}") from None
+
+    return work
+
+
+def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | None = None) -> Work:
+    """Batches of a source, made here; the bytes are those of the files, if there are any, else of the pixels."""
+    batches, epochs = orders(samples, setting.batch, setting.seed), count()
+
+    def work() -> tuple[int, int]:
+        chosen = next(batches)
+        raw = source.__getitems__(Request(next(epochs), chosen))
+        if raw.corrupt and not setting.skip_corrupt:
+            raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
+        size = sum(len(files.read(int(sample))) for sample in chosen) if files else raw.images.nbytes
+        return len(chosen) - len(raw.corrupt), size
+
+    return work
+
+
+class _Ready:
+    """A source of batches that are there at once."""
+
+    def __init__(self, raw: Raw):
+        self._raw = raw
+
+    def __getitems__(self, samples: Sequence[int]) -> Raw:
+        return self._raw._replace(images=torch.empty_like(self._raw.images))
+
+
+def _hand_over(setting: Setting, raw: Raw) -> Stage:
+    """A loader process that has its batches ready, and does nothing but hand them over."""
+    loader: DataLoader[Raw] = DataLoader(
+        _Ready(raw),  # type: ignore[arg-type]  # as for StreamReader
+        batch_sampler=_Endless(),
+        num_workers=1,
+        collate_fn=_as_it_is,  # type: ignore[arg-type]
+        pin_memory=setting.placement.device.type == "cuda",
+    )
+    batches = iter(loader)
+
+    def work() -> tuple[int, int]:
+        images = next(batches).images
+        return len(images), images.nbytes
+
+    close = batches._shutdown_workers  # type: ignore[attr-defined]  # else it lives until garbage collection
+    return Stage("collate", "a batch from a loader process to the worker", work, close)
+
+
+class _Endless:
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield []
+
+
+def _as_it_is(raw: Raw) -> Raw:
+    return raw
+
+
+def _pick_batch(setting: Setting, split: MemorySplit, samples: Indices) -> torch.Tensor:
+    return augment.gather(split.images, Draws(setting.seed, 0, samples), setting.augment)
+
+
+def _pick(setting: Setting, split: MemorySplit) -> Work:
+    batches = orders(len(split), setting.batch, setting.seed)
+    held = MemorySplit(split.images.to(setting.placement.device), split.labels)
+
+    def work() -> tuple[int, int]:
+        pixels = _pick_batch(setting, held, next(batches))
+        return len(pixels), pixels.nbytes
+
+    return _finished(work, setting)
+
+
+def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -> Iterator[Stage]:
+    """What happens to a batch of uint8 pixels, or of the user's own numbers, on the device."""
+    device, config = setting.placement.device, setting.augment
+    normalize = Normalizer(setting.data.input, setting.placement)
+    host = images.pin_memory() if device.type == "cuda" else images
+
+    def copy() -> tuple[int, int]:
+        there = host.to(device, non_blocking=True)
+        if there.dtype == torch.uint8:
+            normalize(there)
+        else:
+            there.to(setting.placement.dtype, memory_format=setting.placement.memory_format)
+        return len(host), host.nbytes
+
+    draws = Draws(setting.seed, 0, np.arange(len(images)))
+    pixels = images.to(device)
+    mixing = Mixing(config, setting.seed)
+    batch = Batch(pixels.to(setting.placement.dtype), torch.zeros(len(pixels), dtype=torch.int64, device=device))
+
+    def change() -> tuple[int, int]:
+        if not is_users:
+            changed = change_at_random(pixels, draws, config)
+            if augment.warps(config):
+                augment.warp(changed.to(setting.placement.dtype), draws, config)
+            if config.cutout:
+                augment.cutout_(batch.images, draws, config.cutout)
+        mixing(batch, draws.samples, 0)
+        return len(pixels), pixels.nbytes
+
+    own = [name for name in ("rand_augment", "cutout") if getattr(config, name)] + ["warp"] * augment.warps(config)
+    names = [*([] if is_users else own), *(["mixing"] if mixes(config) else [])]
+    if names:
+        yield Stage("augment", ", ".join(names).replace("_", "-"), _finished(change, setting))
+    yield Stage("copy", f"to {device.type}, normalised", _finished(copy, setting))
+
+
+def _finished(work: Work, setting: Setting) -> Work:
+    """The same, until the device has done it."""
+    if setting.placement.device.type != "cuda":
+        return work
+
+    def wait() -> tuple[int, int]:
+        done = work()
+        torch.cuda.synchronize()
+        return done
+
+    return wait

@@ -1,0 +1,55 @@
+"""-j auto over several workers: one number, by the slowest."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from processes import run_in_workers
+
+from lockstep.config import AugmentConfig, TrainConfig
+from lockstep.data.loaders import reader_for
+from lockstep.data.readers import Placement
+from lockstep.data.users import describe
+from lockstep.train import loader_tuning
+from lockstep.train.loader_tuning import choose_processes
+from lockstep.world import World
+
+
+class Slow:
+    classes = ("a", "b")
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self._seconds)
+        return torch.zeros(1, 4, 4), index % 2
+
+
+def _choose(world: World, folder: Path) -> None:
+    loader_tuning.usable_cores = lambda: 4  # two for each worker
+    data = describe("slow", Slow((0.01, 0.02)[world.rank]), Slow(0))
+    placement = Placement(world.device)
+    chosen = choose_processes(
+        TrainConfig(),
+        world,
+        data.train,
+        10_000,
+        8,
+        lambda processes: reader_for(data.train, data.input, placement, AugmentConfig(), processes=processes),
+    )
+    (folder / str(world.rank)).write_text(chosen.describe()[0])
+
+
+def test_workers_agree_on_the_number_that_the_slowest_needs(tmp_path: Path) -> None:
+    run_in_workers(2, _choose, tmp_path)
+    lines = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("2 loader processes a worker (measured over 2 workers: 1: ")
+    two = float(lines[0].split("2: ")[-1].removesuffix(" images/s)"))
+    assert 120 < two <= 200  # twice the slower one's 100 a second, not 300

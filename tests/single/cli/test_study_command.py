@@ -1,0 +1,94 @@
+"""`lockstep study`: what a user types, and sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.cli.study import STUDIES
+from lockstep.records import read_records
+
+QUICK = ["--repeats", "2", "--seconds", "0.02"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in STUDIES)
+    assert main(["study"]) == 2
+    assert capsys.readouterr().out == listed
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["laoding"], "did you mean `lockstep study loading`?"),
+        (["nothing"], "there are: loading"),
+        (["loading", "mnits"], "did you mean mnist?"),
+        (["loading", "digits", "--data", "a:b"], "contradict"),
+        (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
+        (["loading", "-a", "resnet19", *QUICK], "did you mean resnet18?"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_wrong_words_are_told_with_a_hint(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", *words]) != 0
+    error = capsys.readouterr().err
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["-j", "-1"], "-j takes numbers of processes, 0 or more"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--repeats", "0"], "--repeats must be 1 or more"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_wrong_values_name_the_flag(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "loading", *words])
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_augmentation_that_such_images_cannot_have_is_refused_first(
+    new_folder: Callable[..., Path], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = new_folder(sizes=((90, 70), (70, 90)), train=3)
+    assert main(["study", "loading", str(root), "--rotate", "5", *QUICK]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "--rotate: only for images in memory" in said.err) == ("", True)
+
+
+def test_loading_prints_tables_and_appends_a_record(
+    here: Path, new_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = new_folder(sizes=((90, 70), (70, 90)), train=6)
+    words = ["study", "loading", str(root), "--image-size", "32", "-b", "4", "-j", "0", "1", "-a", "cifar-small"]
+    assert main([*words, *QUICK]) == 0
+    out = capsys.readouterr().out
+    for part in ("read ", "decode ", "collate ", "copy ", "0 loader processes", "1 loader process ", "the model takes"):
+        assert part in out
+    (record,) = read_records(here / "study" / "loading.jsonl")
+    assert record["kind"] == "loading"
+    assert (record["data"], record["samples"], record["image"], record["batch"]) == (root.name, 12, [3, 32, 32], 4)
+    assert [stage["name"] for stage in record["stages"]] == ["read", "decode", "collate", "copy"]
+    assert [row["processes"] for row in record["pipeline"]] == [0, 1]
+    for figure in (*record["stages"], *record["pipeline"], record["demand"]):
+        assert len(figure["repeats"]) == 2
+        assert figure["images_per_second"]["low"] <= figure["images_per_second"]["high"]
+    assert str(here) not in str(record)
+    assert main(["study", "loading", *QUICK]) == 0  # the digits, by the recipe's augmentation
+    assert len(list(read_records(here / "study" / "loading.jsonl"))) == 2

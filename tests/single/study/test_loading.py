@@ -1,0 +1,147 @@
+"""The loading study: its stages, its verdict, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from lockstep.config import AugmentConfig, DataConfig
+from lockstep.data import digits, folder
+from lockstep.data.readers import Placement
+from lockstep.data.sets import FileSplit
+from lockstep.data.users import describe
+from lockstep.errors import CorruptImageError
+from lockstep.study.figures import Figure, Turn
+from lockstep.study.loading import (
+    Length,
+    LoadingStudy,
+    describe_storage,
+    image_bytes,
+    measure_demand,
+    measure_pipeline,
+    measure_stages,
+    wait_share,
+)
+from lockstep.study.stages import MemoryFiles, Setting, orders
+
+SHORT = Length(2, 0.02)
+CPU = Placement(torch.device("cpu"))
+
+
+def _figure(name: str, rate: int) -> Figure:
+    return Figure(name, "", [Turn(1.0, rate, 100 * rate, 0)] * 3)
+
+
+def _photographs(new_folder: Callable[..., Path], **config: bool) -> Setting:
+    root = new_folder(sizes=((90, 70), (70, 90)), train=6)
+    data = folder.load(root, DataConfig(dataset=str(root), image_size=32))
+    return Setting(data, AugmentConfig(flip=True, rand_augment=1, mixup=0.2), 4, CPU, **config)
+
+
+def test_orders_bring_each_sample_once_before_any_comes_again() -> None:
+    batches = list(islice(orders(10, 4, seed=0), 5))
+    assert all(len(batch) == 4 for batch in batches)
+    assert set(Counter(np.concatenate(batches).tolist()).values()) == {2}
+
+
+def test_files_pass_all_stages_and_no_process_stays(new_folder: Callable[..., Path]) -> None:
+    setting = _photographs(new_folder)
+    before, threads = psutil.Process().children(recursive=True), torch.get_num_threads()
+    stages = list(measure_stages(setting, SHORT))
+    assert [stage.name for stage in stages] == ["read", "decode", "collate", "augment", "copy"]
+    assert stages[3].about == "rand-augment, mixing"
+    assert all(stage.images_per_second.median > 0 for stage in stages)
+    assert isinstance(setting.data.train, FileSplit)
+    mean = np.mean([path.stat().st_size for path in setting.data.train.paths])
+    assert image_bytes(stages) == pytest.approx(mean, rel=0.05)
+    assert stages[0].images_per_second.median > 2 * stages[1].images_per_second.median  # reading is not decoding
+    pipeline = dict(measure_pipeline(setting, [0, 1], mean, SHORT))
+    assert list(pipeline) == [0, 1]
+    assert pipeline[1].bytes_per_second.median > 0
+    assert psutil.Process().children(recursive=True) == before
+    assert torch.get_num_threads() == threads
+
+
+def test_what_is_decoded_lies_in_memory_as_the_files_are(new_folder: Callable[..., Path]) -> None:
+    split = _photographs(new_folder).data.train
+    assert isinstance(split, FileSplit)
+    held = MemoryFiles(split, np.array([3, 1]))
+    assert [held.read(0), held.read(1)] == [split.paths[3].read_bytes(), split.paths[1].read_bytes()]
+    assert (held.name(0), held.labels) == (str(split.paths[3]), [split.labels[3], split.labels[1]])
+
+
+def test_images_in_memory_and_a_data_set_of_ones_own_have_their_stages() -> None:
+    memory = Setting(digits.load(), AugmentConfig(shift=1, rotate=5.0), 32, CPU)
+    assert [stage.name for stage in measure_stages(memory, SHORT)] == ["pick", "augment", "copy"]
+    assert list(dict(measure_pipeline(memory, [0, 1, 2], 64, SHORT))) == [0]
+    own = TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 2)
+    users = Setting(describe("own", own, own), AugmentConfig(), 4, CPU)
+    assert [stage.name for stage in measure_stages(users, SHORT)] == ["items", "collate", "copy"]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_corrupt_images_stop_it_unless_they_are_to_be_skipped(new_folder: Callable[..., Path], skip: bool) -> None:
+    setting = _photographs(new_folder, skip_corrupt=skip)
+    assert isinstance(setting.data.train, FileSplit)
+    path = setting.data.train.paths[5]
+    path.write_bytes(path.read_bytes()[:100])
+    if skip:
+        assert len(list(measure_stages(setting, Length(1, 0.2)))) == 5
+    else:
+        with pytest.raises(CorruptImageError, match=path.name):
+            list(measure_stages(setting, Length(1, 0.2)))
+
+
+def test_the_demand_is_that_of_training_steps() -> None:
+    setting = Setting(digits.load(), AugmentConfig(), 8, CPU)
+    figure = measure_demand(setting, "digits-net", "fp32", SHORT)
+    assert figure.about == "digits-net, fp32: forward, backward and step"
+    assert figure.turns[0].images % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("processes", "rate", "share"), [(0, 300, 0.25), (1, 50, 0.5), (2, 100, 0.0), (4, 1000, 0.0), (0, 100, 0.5)]
+)
+def test_loader_processes_work_while_the_model_does(processes: int, rate: float, share: float) -> None:
+    assert wait_share(processes, rate, 100) == pytest.approx(share)
+
+
+STAGES = [_figure("read", 5000), _figure("decode", 200), _figure("copy", 9000)]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "demand", "last"),
+    [
+        ({0: 180, 1: 190, 2: 370}, None, "add -a ARCH"),
+        ({0: 180, 1: 190, 2: 370}, 300, "the model takes 300 images/s: 2 loader processes a worker are enough"),
+        ({0: 180, 1: 190, 2: 370}, 5, "the model takes 5 images/s: 0 loader processes a worker are enough"),
+        ({0: 180, 1: 190, 2: 370}, 100, "1 loader process a worker is enough"),
+        ({1: 190, 2: 370}, 740, "what helps: more cores for each worker, a smaller --image-size"),
+    ],
+)
+def test_the_verdict_names_the_slowest_stage_and_the_processes(
+    pipeline: dict[int, int], demand: int | None, last: str
+) -> None:
+    figures = {number: _figure("pipeline", rate) for number, rate in pipeline.items()}
+    study = LoadingStudy(STAGES, figures, _figure("demand", demand) if demand else None)
+    lines = study.verdict()
+    assert lines[0] == "the slowest stage is decode: 200 images/s on one core"
+    assert last in lines[-1]
+    if demand == 740:
+        assert "with 2 loader processes it would wait 50 % of its time" in lines[2]
+        assert lines[3] == "if it goes on to grow, 4 loader processes a worker are enough"
+
+
+def test_it_says_whether_storage_was_met() -> None:
+    turns = [Turn(1.0, 10, 1000, 20, 250)] * 2
+    assert "25 % of what was read came from storage" in describe_storage([Figure("read", "", turns)])[0]
+    assert describe_storage([_figure("pick", 3)]) == []
+    assert describe_storage([_figure("read", 3)]) == []  # nobody counted
