@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,15 @@ LARGE = 12  # how many images are enlarged
 Make = Callable[[bytes, Callable[[int, int], Box]], object]
 
 
+class InMemory(NamedTuple):
+    """An image file."""
+
+    content: bytes
+
+    def read_bytes(self) -> bytes:
+        return self.content
+
+
 def resize(pixels: torch.Tensor, box: Box) -> torch.Tensor:
     """The box of uint8 [C, H, W], in 224 x 224."""
     left, top, right, bottom = map(int, box)
@@ -54,7 +63,7 @@ def pillow(encoded: bytes, cut: Callable[[int, int], Box]) -> object:
 
 def lockstep(decoder: Any, encoded: bytes, cut: Callable[[int, int], Box]) -> object:
     decoding.simplejpeg = decoder  # type: ignore[attr-defined]
-    return decoding.decode("photograph", 3, lambda: encoded, cut, (SIDE, SIDE))
+    return decoding.decode(InMemory(encoded), 3, cut, (SIDE, SIDE))
 
 
 def torchvision_io(encoded: bytes, cut: Callable[[int, int], Box]) -> object:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from lockstep.data.sets import InputSpec
+from lockstep.data.sets import ImageFile, InputSpec
 from lockstep.errors import CorruptImageError
 
 try:
@@ -38,20 +37,13 @@ REDUCTIONS = (8, 4, 2)  # by which a JPEG decoder scales at little cost
 SPARE = 2.0
 
 
-def decode(
-    name: str | Path,
-    channels: int,
-    read: Callable[[], bytes | memoryview] | None = None,
-    cut: Cut | None = None,
-    size: Size | None = None,
-) -> Pixels:
+def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | None = None) -> Pixels:
     """Decode an image, or the part of it that `cut` chooses, resized to `size` bilinearly with antialiasing.
 
     Any EXIF rotation is not applied; of 16-bit grey the upper 8 bits are kept; transparency is ignored; CMYK becomes
     RGB as Pillow converts it, without colour profiles.
 
     Args:
-        name: What messages call the image; without `read`, its file.
         channels: 1 for grey, 3 for RGB.
 
     Returns:
@@ -61,12 +53,12 @@ def decode(
         CorruptImageError: The file is missing, truncated, no image, or far too large; the message names it.
     """
     try:
-        encoded = read() if read else Path(name).read_bytes()
+        encoded = file.read_bytes()
         pixels = _by_simplejpeg(encoded, channels, cut, size)
         return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise CorruptImageError(
-            f"{name} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
+            f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
             f"`lockstep train --skip-corrupt` goes on without such files"
         ) from None
 
@@ -83,15 +75,13 @@ def centre(spec: InputSpec, width: int, height: int) -> Box:
     return x - half_width, y - half_height, x + half_width, y + half_height
 
 
-def evaluation_pixels(
-    name: str | Path, spec: InputSpec, read: Callable[[], bytes | memoryview] | None = None
-) -> Pixels:
+def evaluation_pixels(file: ImageFile, spec: InputSpec) -> Pixels:
     """An image as a model is to see it in evaluation: uint8 [spec.height, spec.width, spec.channels].
 
     Raises:
         CorruptImageError: As `decode` does.
     """
-    return decode(name, spec.channels, read, partial(centre, spec), (spec.width, spec.height))
+    return decode(file, spec.channels, partial(centre, spec), (spec.width, spec.height))
 
 
 def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels | None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from lockstep.data.buffers import share
 from lockstep.data.decode import Box, Cut, Pixels, Size, decode
-from lockstep.data.sets import EncodedSplit
+from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.data.stream import FileSource, Raw, Request
 from lockstep.errors import CorruptImageError
 
@@ -69,15 +69,15 @@ class EncodedSource:
         files: list[bytes | memoryview] = []
         wanted, made, corrupt, end = {}, {}, {}, 0
         for position, sample in enumerate(request.samples.tolist()):
-            name, read, cut = self._split.name(sample), partial(self._split.read, sample), cuts[position]
+            image, cut = self._split.image(sample), cuts[position]
             try:
-                file = self._plain_jpeg(read(), cut)
+                file = self._plain_jpeg(image, cut)
                 if file is None:
-                    pixels = decode(name, self._channels, read, cut, size)
+                    pixels = decode(image, self._channels, cut, size)
                     made[position] = pixels[:, ::-1].copy() if flipped[position] else pixels
                     continue
-            except (CorruptImageError, OSError) as error:
-                corrupt[position] = (name, str(error))
+            except CorruptImageError as error:
+                corrupt[position] = (str(image), str(error))
                 continue
             encoded, box = file
             wanted[position] = Wanted(end, end + len(encoded), box, bool(flipped[position]))
@@ -86,13 +86,14 @@ class EncodedSource:
         joined = torch.from_numpy(np.frombuffer(b"".join(files), np.uint8).copy())
         return Raw(Encoded(share(joined), size, wanted, made), self._by_cpu.labels(request), corrupt)
 
-    def _plain_jpeg(self, encoded: bytes | memoryview, cut: Cut) -> tuple[bytes | memoryview, Box] | None:
-        """A whole JPEG file of the right colours, and the box to cut out of it."""
+    def _plain_jpeg(self, file: ImageFile, cut: Cut) -> tuple[bytes | memoryview, Box] | None:
+        """A whole JPEG file of the right colours, and the box to cut out of it; None: it is for `decode`."""
         try:
+            encoded = file.read_bytes()
             with Image.open(BytesIO(encoded)) as image:  # which reads the header alone
                 plain = image.format == "JPEG" and MODES.get(image.mode) in (self._channels, 1)
                 box = cut(*image.size)
-        except Exception:  # it is for `decode` to say what is wrong
+        except Exception:  # `decode` will say what is wrong
             return None
         return (encoded, box) if plain and b"\xff\xd9" in bytes(encoded[-TAIL:]) else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -125,16 +124,15 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
 
 
 def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
-    name = split.name(sample)
+    file = split.image(sample)
     if spec.channels == 1:
         _check_grey(split, sample)
-    read = partial(split.read, sample)
     if resize:
-        return evaluation_pixels(name, spec, read)
-    pixels = decode(name, spec.channels, read)
+        return evaluation_pixels(file, spec)
+    pixels = decode(file, spec.channels)
     height, width = pixels.shape[:2]
     if (height, width) != (spec.height, spec.width):
-        raise _NotAlikeError(f"{name} is {width} x {height}, others are {spec.width} x {spec.height}")
+        raise _NotAlikeError(f"{file} is {width} x {height}, others are {spec.width} x {spec.height}")
     return pixels
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # processes that only move files need no torch
     import torch
@@ -38,6 +38,17 @@ class MemorySplit:
         return len(self.labels)
 
 
+class ImageFile(Protocol):
+    """An encoded image: a Path is one, an image of a split another. As a string it is its place, for messages."""
+
+    def read_bytes(self) -> bytes | memoryview:
+        """The file as it is: JPEG, PNG, WebP or another form that Pillow knows.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+
+
 class EncodedSplit(ABC):
     """Images that are read and decoded when they are needed."""
 
@@ -52,11 +63,28 @@ class EncodedSplit(ABC):
 
     @abstractmethod
     def read(self, sample: int) -> bytes | memoryview:
-        """An image's file, as it is: JPEG, PNG, WebP or another form that Pillow knows.
+        """An image's file, as it is.
 
         Raises:
             OSError: It cannot be read.
         """
+
+    def image(self, sample: int) -> ImageFile:
+        return _ImageOfSplit(self, sample)
+
+
+@dataclass(frozen=True)
+class _ImageOfSplit:
+    """Its place is looked up only for a message, for that takes a pack as long as reading."""
+
+    split: EncodedSplit
+    sample: int
+
+    def read_bytes(self) -> bytes | memoryview:
+        return self.split.read(self.sample)
+
+    def __str__(self) -> str:
+        return self.split.name(self.sample)
 
 
 @dataclass(frozen=True)

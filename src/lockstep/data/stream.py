@@ -75,11 +75,10 @@ class FileSource:
         pixels = self._buffers.take((len(request.samples), height, width, self._spec.channels)).permute(0, 3, 1, 2)
         corrupt = {}
         for position, sample in enumerate(request.samples.tolist()):
-            name, read = self._split.name(sample), partial(self._split.read, sample)
             try:
-                image = decode(name, self._spec.channels, read, cuts[position], (width, height))
+                image = decode(self._split.image(sample), self._spec.channels, cuts[position], (width, height))
             except CorruptImageError as error:
-                corrupt[position] = (name, str(error))
+                corrupt[position] = (self._split.name(sample), str(error))
                 pixels[position] = 0
             else:
                 planes = torch.from_numpy(image).permute(2, 0, 1)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -69,12 +70,24 @@ def test_colour_becomes_grey_by_its_luminance(tmp_path: Path) -> None:
     assert set(decode(tmp_path / "red.png", 1).flatten().tolist()) == {76}  # 0.299 of 255
 
 
-def _as_png(image: Image.Image) -> Callable[[], bytes]:
-    return lambda: _encoded(image, "PNG")
+class _Drawn(NamedTuple):
+    """An image file in memory."""
+
+    content: bytes
+
+    def read_bytes(self) -> bytes:
+        return self.content
+
+    def __str__(self) -> str:
+        return "drawn"
 
 
-def _as_jpeg(image: Image.Image) -> Callable[[], bytes]:
-    return lambda: _encoded(image, "JPEG")
+def _as_png(image: Image.Image) -> _Drawn:
+    return _Drawn(_encoded(image, "PNG"))
+
+
+def _as_jpeg(image: Image.Image) -> _Drawn:
+    return _Drawn(_encoded(image, "JPEG"))
 
 
 def _encoded(image: Image.Image, form: str) -> bytes:
@@ -121,7 +134,7 @@ def test_what_cannot_be_decoded_is_named(tmp_path: Path, spoil: Callable[[Path],
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (1200, 260), (100, 120)])
 def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: int, height: int) -> None:
     image = _colours(width, height)
-    ours = evaluation_pixels("drawn", _spec(224, 224, 0.875), _as_png(image))
+    ours = evaluation_pixels(_as_png(image), _spec(224, 224, 0.875))
     theirs = np.asarray(Compose([Resize(256, InterpolationMode.BILINEAR), CenterCrop(224)])(image))
     assert ours.shape == (224, 224, 3)
     difference = np.abs(ours.astype(float) - theirs)
@@ -130,14 +143,14 @@ def test_evaluation_is_resizing_the_short_side_to_256_and_cropping_224(width: in
 
 
 def test_evaluation_keeps_the_aspect_ratio_for_inputs_that_are_not_square() -> None:
-    pixels = evaluation_pixels("drawn", _spec(50, 100), _as_png(_colours(300, 100)))
+    pixels = evaluation_pixels(_as_png(_colours(300, 100)), _spec(50, 100))
     expected = _colours(300, 100).crop((50, 0, 250, 100)).resize((100, 50), Image.Resampling.BILINEAR)
     assert np.abs(pixels.astype(int) - np.asarray(expected)).max() <= 1
 
 
 def test_an_image_of_the_right_size_is_taken_as_it_is() -> None:
     image = _colours()
-    assert np.array_equal(evaluation_pixels("drawn", _spec(HEIGHT, WIDTH), _as_png(image)), np.asarray(image))
+    assert np.array_equal(evaluation_pixels(_as_png(image), _spec(HEIGHT, WIDTH)), np.asarray(image))
 
 
 @pytest.mark.parametrize("side", [8, 28, 32, 224])
@@ -145,13 +158,13 @@ def test_images_of_any_size_can_be_evaluated(side: int) -> None:
     """The centre's box must not leave the image, not even by a rounding error."""
     refused = []
 
-    def blank(width: int, height: int) -> Callable[[], bytes]:
+    def blank(width: int, height: int) -> _Drawn:
         return _as_png(Image.new("L", (width, height)))
 
     for width in range(1, 130):
         for height in (width, 2 * width + 1):
             try:
-                pixels = evaluation_pixels("blank", _spec(side, side, channels=1), blank(width, height))
+                pixels = evaluation_pixels(blank(width, height), _spec(side, side, channels=1))
                 assert pixels.shape == (side, side, 1)
             except CorruptImageError as error:
                 refused.append((width, height, str(error)))
@@ -161,9 +174,9 @@ def test_images_of_any_size_can_be_evaluated(side: int) -> None:
 def test_a_box_is_cut_out_and_resized() -> None:
     image = _colours()
     read = _as_png(image)
-    cut = decode("drawn", 3, read, lambda width, height: (4.0, 2.0, 14.0, 10.0), (10, 8))
+    cut = decode(read, 3, lambda width, height: (4.0, 2.0, 14.0, 10.0), (10, 8))
     assert np.array_equal(cut, np.asarray(image)[2:10, 4:14])
-    whole = decode("drawn", 3, read, None, (12, 8))
+    whole = decode(read, 3, None, (12, 8))
     expected = np.asarray(image.resize((12, 8), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(whole - expected).max() <= 1
 
@@ -175,9 +188,9 @@ def test_a_jpeg_gives_the_same_pixels_by_either_decoder(
 ) -> None:
     pytest.importorskip("simplejpeg")
     image = _colours(200, 120).convert(mode)
-    ours = decode("drawn", channels, _as_jpeg(image))
+    ours = decode(_as_jpeg(image), channels)
     monkeypatch.setattr(decoding, "simplejpeg", None)
-    assert np.array_equal(ours, decode("drawn", channels, _as_jpeg(image)))
+    assert np.array_equal(ours, decode(_as_jpeg(image), channels))
     expected = np.asarray(image.convert("RGB").convert("L" if channels == 1 else "RGB")).astype(int)
     assert np.abs(ours - expected.reshape(ours.shape)).mean() < 6  # JPEG is lossy
 
@@ -192,19 +205,19 @@ def test_a_large_jpeg_is_reduced_in_decoding_and_looks_the_same(
     else:
         pytest.importorskip("simplejpeg")
     read = _as_jpeg(_colours(width, height))
-    ours = evaluation_pixels("drawn", _spec(64, 64, 0.875), read)
+    ours = evaluation_pixels(read, _spec(64, 64, 0.875))
     monkeypatch.setattr(decoding, "REDUCTIONS", ())
-    whole = evaluation_pixels("drawn", _spec(64, 64, 0.875), read)
+    whole = evaluation_pixels(read, _spec(64, 64, 0.875))
     assert not np.array_equal(ours, whole)  # it was reduced
     assert np.abs(ours.astype(int) - whole).mean() < 1  # of 255
 
 
 def test_what_simplejpeg_refuses_is_for_pillow_to_judge() -> None:
     """A JPEG with rubbish after its end has all of its picture, so it is none of those that are damaged."""
-    content = _as_jpeg(_colours(40, 30))()
-    pixels = decode("drawn", 3, lambda: content + b"rubbish" * 100)
-    assert np.array_equal(pixels, decode("drawn", 3, lambda: content))
+    content = _as_jpeg(_colours(40, 30)).content
+    pixels = decode(_Drawn(content + b"rubbish" * 100), 3)
+    assert np.array_equal(pixels, decode(_Drawn(content), 3))
     broken = bytearray(content)
     broken[len(content) // 2 : len(content) // 2] = b"\xff\xd9"  # an early end of the image
     with pytest.raises(CorruptImageError, match="drawn cannot be decoded"):
-        decode("drawn", 3, lambda: bytes(broken[: len(content) // 2]))
+        decode(_Drawn(bytes(broken[: len(content) // 2])), 3)
