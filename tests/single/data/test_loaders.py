@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packs import pack_folder
 from torch.utils.data import Subset, TensorDataset
 
 from lockstep.config import AugmentConfig, DataConfig
-from lockstep.data import digits, folder
+from lockstep.data import catalog, digits, folder
 from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
 from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.readers import Batch, Placement
-from lockstep.data.sets import FileSplit, InputSpec, MemorySplit, Split, UserSplit
+from lockstep.data.sets import EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError, DataError, LockstepError
 
@@ -35,9 +36,18 @@ def _noise(*shape: int, count: int = SAMPLES) -> MemorySplit:
     return MemorySplit(images, torch.arange(count))
 
 
-def _numbered(split: FileSplit) -> FileSplit:
-    """The first images, each with its number as its label, so that a batch tells which samples it has."""
-    return FileSplit(split.paths[:SAMPLES], range(SAMPLES))
+class _First(EncodedSplit):
+    """The first images of a split, each with its number as its label, so that a batch tells which samples it has."""
+
+    def __init__(self, split: EncodedSplit):
+        self._split = split
+        self.labels = range(SAMPLES)
+
+    def name(self, sample: int) -> str:
+        return self._split.name(sample)
+
+    def read(self, sample: int) -> bytes | memoryview:
+        return self._split.read(sample)
 
 
 def _spec(height: int, width: int, channels: int) -> InputSpec:
@@ -133,7 +143,7 @@ def test_1_2_and_3_workers_see_the_same_crops_of_files(new_folder: Callable[...,
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
     data = folder.load(path, DataConfig(dataset=str(path), image_size=14))
     assert isinstance(data.train, FileSplit)
-    split, augment = _numbered(data.train), AugmentConfig(flip=True, min_crop=0.3)
+    split, augment = _First(data.train), AugmentConfig(flip=True, min_crop=0.3)
     (alone,) = _epochs(split, data.input, 1, augment=augment)
     for size in (1, 2, 3):
         _assert_same_steps(alone, _epochs(split, data.input, size, augment=augment, processes=processes))
@@ -146,7 +156,7 @@ def test_1_2_and_3_workers_see_the_same_files_mixed_changed_and_growing(
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
     data = folder.load(path, DataConfig(dataset=str(path), image_size=14))
     assert isinstance(data.train, FileSplit)
-    split = _numbered(data.train)
+    split = _First(data.train)
     augment = AugmentConfig(flip=True, flip_alternate=True, rand_augment=2, mixup=0.2, cutmix=1.0)
     sizes = {0: 10, 1: 14}
     (alone,) = _epochs(split, data.input, 1, augment=augment, sizes=sizes)
@@ -197,18 +207,33 @@ def test_1_2_and_3_workers_see_the_same_items_of_a_users_set() -> None:
 
 
 @pytest.mark.parametrize("start", [1, 2, 3])
-def test_an_epoch_entered_later_gives_its_tail(start: int) -> None:
-    split, augment = _noise(3, 8, 8), AugmentConfig(shift=1, flip=True, cutout=3)
-    for whole, tail in zip(
-        _epochs(split, _spec(8, 8, 3), 2, augment=augment),
-        _epochs(split, _spec(8, 8, 3), 2, start, augment=augment),
-        strict=True,
-    ):
-        for before, after in zip(whole, tail, strict=True):
-            assert len(after) == 3 - start
-            for one, other in zip(before[start:], after, strict=True):
-                assert torch.equal(one.images, other.images)
-                assert torch.equal(one.labels, other.labels)
+@pytest.mark.parametrize("kind", ["memory", "files", "files, by processes", "packed", "user"])
+def test_any_number_of_workers_enters_an_epoch_at_any_step(
+    kind: str, start: int, new_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    if kind == "memory":
+        split: Split = _noise(3, 8, 8)
+    elif kind == "user":
+        split = UserSplit(TensorDataset(torch.rand(SAMPLES, 3, 8, 8), torch.arange(SAMPLES)))
+    else:
+        path = new_folder(sizes=((20, 14), (12, 18)), train=13, val=1)
+        if kind == "packed":
+            path = pack_folder(path, tmp_path / "packed")
+        found = catalog.load(DataConfig(dataset=str(path), in_memory="never")).train
+        assert isinstance(found, EncodedSplit)
+        split = _First(found)
+    augment = AugmentConfig(shift=1, flip=True) if kind == "memory" else AugmentConfig(flip=True)
+    options: dict[str, Any] = {"augment": augment, "processes": 2 if "processes" in kind else 0}
+    (whole,) = _epochs(split, _spec(8, 8, 3), 1, **options)
+    for size in (1, 2, 3):
+        entered = _epochs(split, _spec(8, 8, 3), size, start, **options)
+        for epoch, steps in enumerate(whole):
+            assert [len(worker[epoch]) for worker in entered] == [3 - start] * size
+            for step, expected in enumerate(steps[start:]):
+                parts = [worker[epoch][step] for worker in entered]
+                shares = [part for part in parts if part.weights is None]
+                assert torch.equal(torch.cat([part.labels for part in shares]), expected.labels)
+                assert torch.equal(torch.cat([part.images for part in shares]), expected.images)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 25])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from packs import pack_folder
 
 from lockstep.config import AugmentConfig, DataConfig
 from lockstep.data import catalog, pack
@@ -27,14 +28,9 @@ from lockstep.errors import CorruptImageError, DataError
 NewFolder = Callable[..., Path]
 
 
-def _pack(folder: Path, out: Path) -> Path:
-    pack.write(pack.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
-    return out
-
-
 @pytest.fixture
 def packed(folder: Path, tmp_path: Path) -> Path:
-    return _pack(folder, tmp_path / "packed")
+    return pack_folder(folder, tmp_path / "packed")
 
 
 def _load(path: Path, **settings: Any) -> ImageData:

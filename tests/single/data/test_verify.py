@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packs import pack_folder
 
-from lockstep.data import pack, verify
+from lockstep.data import verify
 from lockstep.data.describe import describe
-from lockstep.data.encode import Encoding
 from lockstep.data.packed import ROW, Manifest, splits
 from lockstep.errors import DataError
 
 
 @pytest.fixture
 def packed(folder: Path, tmp_path: Path) -> Path:
-    pack.write(pack.make_plan(folder, tmp_path / "packed", Encoding(), 8192), 1, lambda count: None)
-    return tmp_path / "packed"
+    return pack_folder(folder, tmp_path / "packed")
 
 
 def _verify(path: Path, processes: int = 1) -> list[str]:

@@ -1,0 +1,14 @@
+"""Packing a folder in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.data import pack
+from lockstep.data.encode import Encoding
+
+
+def pack_folder(folder: Path, out: Path) -> Path:
+    """Pack a folder as it is, with several tar files, in this process."""
+    pack.write(pack.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
+    return out
