@@ -103,7 +103,8 @@ def _read(setting: Setting, split: EncodedSplit) -> Work:
     def work() -> tuple[int, int]:
         samples = next(batches)
         try:
-            return len(samples), sum(len(split.read(int(sample))) for sample in samples)
+            # Copied, for a memory map is read only then.
+            return len(samples), sum(len(bytes(split.read(int(sample)))) for sample in samples)
         except OSError as error:
             raise CorruptImageError(f"an image cannot be read: {error}") from None
 
