@@ -7,6 +7,7 @@ normalising it.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -48,16 +49,19 @@ class Pool:
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
+        self._one_by_one = threading.Lock()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor."""
         size = math.prod(shape) * dtype.itemsize
-        block = next((block for block in self._blocks if block.is_free() and block.memory.nbytes >= size), None)
-        if block is None:
-            self._blocks = [block for block in self._blocks if not block.is_free()]  # they are too small
-            block = _Block(size)
-            self._blocks.append(block)
-        return torch.from_numpy(block.lend())[:size].view(dtype).view(*shape)
+        with self._one_by_one:
+            block = next((block for block in self._blocks if block.is_free() and block.memory.nbytes >= size), None)
+            if block is None:
+                self._blocks = [block for block in self._blocks if not block.is_free()]  # they are too small
+                block = _Block(size)
+                self._blocks.append(block)
+            array = block.lend()
+        return torch.from_numpy(array)[:size].view(dtype).view(*shape)
 
 
 class _Block:

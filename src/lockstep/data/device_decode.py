@@ -5,6 +5,7 @@ For training images alone: evaluation's crops lie between pixels, and its pixels
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -19,7 +20,7 @@ from lockstep.data.buffers import share
 from lockstep.data.decode import Box, Cut, Pixels, Size, decode
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.data.stream import FileSource, Raw, Request
-from lockstep.errors import CorruptImageError
+from lockstep.errors import ConfigError, CorruptImageError, first_line
 
 MODES = {"L": 1, "RGB": 3}  # of a JPEG file whose channels are those of its images: their number
 TAIL = 1024  # bytes at the end of a file in which its last marker is looked for; cameras add some
@@ -99,27 +100,70 @@ class EncodedSource:
 
 
 class DeviceDecoder:
-    """Makes images of an encoded batch, on a device; where that fails, the CPU decides on each image."""
+    """Makes images of an encoded batch, on a device; what the device refuses is decoded by the CPU."""
 
-    def __init__(self, device: torch.device, channels: int, by_cpu: FileSource):
-        self._device, self._channels, self._by_cpu = device, channels, by_cpu
+    def __init__(self, device: torch.device, channels: int, split: EncodedSplit):
+        """Raises ConfigError where the device decodes nothing."""
+        self._device, self._channels, self._split = device, channels, split
         self._decode = batch_decoder(device, channels)
+        self._warned = False
+        blank = BytesIO()
+        Image.new("RGB", (16, 16)).save(blank, "JPEG")
+        try:
+            self._decode([torch.frombuffer(bytearray(blank.getvalue()), dtype=torch.uint8)])
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--decode gpu: JPEG cannot be decoded on {device} ({first_line(error)}); "
+                f"pip install 'lockstep-torch[gpu-decode]', or leave --decode out"
+            ) from None
 
     def __call__(self, request: Request, raw: Raw) -> Raw:
         batch = raw.images
         assert isinstance(batch, Encoded)
         width, height = batch.size
         images = torch.zeros(len(raw.labels), self._channels, height, width, dtype=torch.uint8, device=self._device)
-        for position, pixels in batch.made.items():
-            images[position] = torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
-        files = [batch.files[part.start : part.end] for part in batch.wanted.values()]
-        try:
-            decoded = self._decode(files) if files else []
-        except RuntimeError:
-            return self._by_cpu.__getitems__(request)
-        for (position, part), image in zip(batch.wanted.items(), decoded, strict=True):
+        made, corrupt = dict(batch.made), dict(raw.corrupt)
+        for position, image in self._decode_all(batch).items():
+            part = batch.wanted[position]
+            if image is None:
+                try:
+                    made[position] = self._by_cpu(int(request.samples[position]), part, batch.size)
+                except CorruptImageError as error:
+                    corrupt[position] = (self._split.name(int(request.samples[position])), str(error))
+                continue
             left, top, right, bottom = map(round, part.box)
             cut = image[:, top:bottom, left:right].unsqueeze(0).float()
             resized = F.interpolate(cut, (height, width), mode="bilinear", antialias=True)[0]
             images[position] = (resized.flip(2) if part.flipped else resized).round_().clamp_(0, 255)
-        return raw._replace(images=images)
+        for position, pixels in made.items():
+            images[position] = torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
+        return Raw(images, raw.labels, corrupt)
+
+    def _decode_all(self, batch: Encoded) -> dict[int, torch.Tensor | None]:
+        """The images by position; None: the device refuses this one."""
+        files = {position: batch.files[part.start : part.end] for position, part in batch.wanted.items()}
+        if not files:
+            return {}
+        try:
+            return dict(zip(files, self._decode(list(files.values())), strict=True))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return {position: self._decode_one(file) for position, file in files.items()}
+
+    def _decode_one(self, file: torch.Tensor) -> torch.Tensor | None:
+        try:
+            return self._decode([file])[0]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not self._warned:
+                logging.getLogger("lockstep").warning(
+                    f"--decode gpu: the GPU refuses an image ({first_line(error)}); the CPU decodes such"
+                )
+            self._warned = True
+            return None
+
+    def _by_cpu(self, sample: int, part: Wanted, size: Size) -> Pixels:
+        pixels = decode(self._split.image(sample), self._channels, lambda width, height: part.box, size)
+        return pixels[:, ::-1].copy() if part.flipped else pixels.copy()

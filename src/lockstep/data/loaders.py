@@ -57,7 +57,7 @@ def reader_for(
             return StreamReader(source, *options)
         from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
-        finish = DeviceDecoder(placement.device, spec.channels, source)
+        finish = DeviceDecoder(placement.device, spec.channels, split)
         return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)
     if sizes:
         raise ConfigError("--progressive-sizes: your own data set decides how large its images are; resize them there")

@@ -20,8 +20,6 @@ from lockstep.data.progressive import Sizes, resize, side_at
 from lockstep.data.sets import InputSpec, MemorySplit
 from lockstep.errors import ConfigError
 
-CACHED = 1 << 17  # numbers that fit a core's cache well
-
 
 class Batch(NamedTuple):
     """Images, floating [N, C, H, W], and labels, int64 [N]; `weights` [N] is None where every sample counts once.
@@ -74,38 +72,27 @@ class Normalizer:
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 or floating (0 to 255) [N, C, H, W] to normalised numbers of the same shape."""
-        if pixels.device.type == "cpu":
-            return self._in_cache(pixels)
-        images = pixels.to(self._placement.dtype, memory_format=self._placement.memory_format, copy=True)
-        return images.mul_(self._scale).add_(self._shift)
+        images = self._new(pixels)
+        scale, shift = self._factors_for(images)
+        return images.copy_(pixels).mul_(scale).add_(shift)
 
-    def _in_cache(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The same for a CPU, whose cache holds a few images through all passes over them."""
-        images = self._new(pixels.shape)
-        in_order = images.stride() == pixels.stride()
-        scale, shift = self._factors_like(pixels)
-        at_once = max(1, CACHED // pixels[0].numel())
-        for part, out in zip(pixels.split(at_once), images.split(at_once), strict=True):
-            numbers = out.copy_(part) if in_order else part.to(images.dtype, copy=True)
-            numbers.mul_(scale).add_(shift)
-            if not in_order:
-                out.copy_(numbers)
-        return images
-
-    def _new(self, shape: torch.Size) -> torch.Tensor:
-        count, channels, height, width = shape
+    def _new(self, pixels: torch.Tensor) -> torch.Tensor:
+        (count, channels, height, width), dtype = pixels.shape, self._placement.dtype
+        if pixels.device.type != "cpu":
+            return torch.empty_like(pixels, dtype=dtype, memory_format=self._placement.memory_format)
         if self._placement.memory_format == torch.channels_last:
-            return self._pool.take((count, height, width, channels), self._placement.dtype).permute(0, 3, 1, 2)
-        return self._pool.take(shape, self._placement.dtype)
+            return self._pool.take((count, height, width, channels), dtype).permute(0, 3, 1, 2)
+        return self._pool.take(pixels.shape, dtype)
 
-    def _factors_like(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and shift of each number of an image, where that makes for longer runs of numbers in memory."""
-        if pixels.is_contiguous():
+    def _factors_for(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and shift; for each number of an image, where a CPU would else take the channels of a pixel alone."""
+        if images.device.type != "cpu" or images.is_contiguous():
             return self._scale, self._shift
-        if self._factors is None or self._factors[0].shape[1:] != pixels.shape[1:]:
-            blank = torch.zeros_like(pixels[:1], dtype=self._placement.dtype)
-            self._factors = blank + self._scale, blank + self._shift
-        return self._factors
+        factors = self._factors
+        if factors is None or factors[0].shape[1:] != images.shape[1:]:
+            blank = torch.zeros_like(images[:1])
+            self._factors = factors = (blank + self._scale, blank + self._shift)
+        return factors
 
 
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:

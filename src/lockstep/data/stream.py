@@ -145,6 +145,7 @@ class StreamReader:
         self._normalize = Normalizer(spec, placement)
         self._skip_corrupt = skip_corrupt
         self._finish = finish
+        self._passes = 0
         self.left_out: set[str] = set()
         # Processes work ahead by themselves; a user's data set draws from the global generators.
         self.any_thread = processes == 0 and isinstance(source, FileSource)
@@ -159,10 +160,17 @@ class StreamReader:
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
-        self._requests[:] = [Request(epoch, samples) for samples in plan]
+        requests = [Request(epoch, samples) for samples in plan]
+        self._requests[:] = requests
+        self._passes += 1
+        number, batches = self._passes, iter(self._loader)
         try:
-            for request, raw in zip(list(self._requests), self._loader, strict=True):
-                yield self._batch(raw, request)
+            for request in requests:
+                if self._passes != number:
+                    raise DataError(
+                        "a new pass over these images has begun, so the older one cannot go on; end it first"
+                    )
+                yield self._batch(next(batches), request)
         except DataError as error:
             if "Original Traceback" not in str(error):  # which torch adds to an error of a loader process
                 raise

@@ -18,7 +18,7 @@ from lockstep.data.device_decode import batch_decoder
 from lockstep.data.loaders import reader_for
 from lockstep.data.readers import Batch, Placement
 from lockstep.data.sets import FileSplit, InputSpec
-from lockstep.errors import CorruptImageError
+from lockstep.errors import ConfigError, CorruptImageError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -82,13 +82,45 @@ def test_a_damaged_file_stops_with_its_name(split: FileSplit) -> None:
         _read(split, on_device=True)
 
 
-def test_what_the_device_refuses_is_decoded_by_the_cpu(split: FileSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("nvJPEG: unsupported")
+def _refusing(sizes: list[int]) -> Any:
+    """A decoder that takes no file of one of `sizes` in bytes."""
 
-    monkeypatch.setattr(device_decode, "batch_decoder", lambda device, channels: refuse)
+    def make(device: torch.device, channels: int) -> Any:
+        decode = batch_decoder(device, channels)
+
+        def refuse(files: list[torch.Tensor]) -> list[torch.Tensor]:
+            if any(file.numel() in sizes for file in files):
+                raise RuntimeError("nvJPEG: unsupported")
+            return decode(files)
+
+        return refuse
+
+    return make
+
+
+def test_what_the_device_refuses_is_decoded_by_the_cpu_and_said_once(
+    split: FileSplit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device_decode, "batch_decoder", _refusing([split.paths[0].stat().st_size]))
     there, here = (_read(split, on_device, skip_corrupt=True) for on_device in (True, False))
-    assert all(torch.equal(ours.images, theirs.images) for ours, theirs in zip(there, here, strict=True))
+    for ours, theirs in zip(there, here, strict=True):
+        assert (ours.images - theirs.images).abs().mean() < 0.5
+    assert torch.equal(there[0].images[0], here[0].images[0])
+    assert [record.message for record in caplog.records if "the GPU refuses" in record.message] == [
+        "--decode gpu: the GPU refuses an image (nvJPEG: unsupported); the CPU decodes such"
+    ]
+
+
+def test_a_device_that_decodes_nothing_is_refused_at_once(split: FileSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(device: torch.device, channels: int) -> Any:
+        def decode(files: list[torch.Tensor]) -> list[torch.Tensor]:
+            raise RuntimeError("not compiled with nvJPEG support")
+
+        return decode
+
+    monkeypatch.setattr(device_decode, "batch_decoder", lacking)
+    with pytest.raises(ConfigError, match=r"not compiled with nvJPEG.*leave --decode out"):
+        _read(split, on_device=True)
 
 
 def test_only_plain_files_are_left_to_the_device(split: FileSplit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +132,7 @@ def test_only_plain_files_are_left_to_the_device(split: FileSplit, monkeypatch: 
 
     monkeypatch.setattr(device_decode, "batch_decoder", counting)
     _read(split, on_device=True, skip_corrupt=True)
-    assert counts == [2, 2] * 3  # not the PNG, the CMYK and the damaged one
+    assert counts == [1, *[2, 2] * 3]  # the first is a trial; not the PNG, the CMYK and the damaged one
 
 
 @pytest.fixture

@@ -228,6 +228,20 @@ def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> N
     reader.close()
 
 
+@BOTH
+def test_an_older_pass_cannot_go_on_beside_a_new_one(split: FileSplit, processes: int) -> None:
+    reader = _reader(split, processes)
+    older = reader.read(PLAN, 0)
+    next(older)
+    newer = reader.read(PLAN, 1)
+    first = next(newer)
+    with pytest.raises(DataError, match="a new pass over these images has begun"):
+        next(older)
+    expected = _read(_reader(split), 1)
+    assert _same([first, *newer], expected)
+    reader.close()
+
+
 class _Broken:
     """A set of the user's own whose item 4 calls `act`."""
 
