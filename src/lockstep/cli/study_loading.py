@@ -98,7 +98,6 @@ def main(words: Sequence[str]) -> int:
     from lockstep.train.loader_tuning import candidates
     from lockstep.world import connect, usable_cores
 
-    check_record_file(command.out)
     console = Console()
     length = Length(command.repeats, command.seconds)
     with connect(Place(), command.device) as world:
@@ -106,6 +105,7 @@ def main(words: Sequence[str]) -> int:
         device = world.device
         setting = Setting(data, command.augment, command.batch_size, Placement(device), 0, config.skip_corrupt)
         loading.check(setting)
+        check_record_file(command.out)
         console.print(
             f"{data.name}: {len(data.train):,} training images, {data.input.width} x {data.input.height} as the model "
             f"sees them, batches of {command.batch_size}, on {_name(device)}; medians of {command.repeats} x "

@@ -58,8 +58,8 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
         return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise CorruptImageError(
-            f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
-            f"`lockstep train --skip-corrupt` goes on without such files"
+            f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; --skip-corrupt goes on "
+            f"without such files"
         ) from None
 
 

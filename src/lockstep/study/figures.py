@@ -108,14 +108,17 @@ def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) ->
 
 
 def check_record_file(path: Path) -> None:
-    """Make the folder of a study's records and the file, before anything is measured.
+    """Make the folder of a study's records and try the file, before anything is measured.
 
     Raises:
         ConfigError: It cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
         path.open("a").close()
+        if is_new:
+            path.unlink()
     except OSError as error:
         raise ConfigError(f"--out {path} cannot be written: {error}; choose another file") from None
 

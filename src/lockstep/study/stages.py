@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from lockstep.config import AugmentConfig
 from lockstep.data import augment
+from lockstep.data.buffers import SharedRing, share
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
@@ -83,8 +84,9 @@ def stages_of(setting: Setting) -> Iterator[Stage]:
         source, samples = UserSource(split, setting.seed), len(split)
         yield Stage("items", "of your own data set, stacked", _make(setting, source, samples))
     raw = source.__getitems__(Request(0, next(orders(samples, setting.batch, setting.seed))))
-    yield _hand_over(setting, raw)
-    yield from _on_device(setting, raw.images, is_users=isinstance(split, UserSplit))
+    is_users = isinstance(split, UserSplit)
+    yield _hand_over(setting, raw, is_users)
+    yield from _on_device(setting, raw.images, is_users)
 
 
 def orders(samples: int, batch: int, seed: int) -> Iterator[Indices]:
@@ -127,19 +129,24 @@ def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | N
 
 
 class _Ready:
-    """A source of batches that are there at once."""
+    """A source of batches that are there at once: of files in memory used again, of the user's own in new memory."""
 
-    def __init__(self, raw: Raw):
-        self._raw = raw
+    def __init__(self, raw: Raw, is_users: bool):
+        self._raw, self._is_users = raw, is_users
+        self._buffers = SharedRing()
 
     def __getitems__(self, samples: Sequence[int]) -> Raw:
-        return self._raw._replace(images=torch.empty_like(self._raw.images))
+        images = self._raw.images
+        if self._is_users:
+            return self._raw._replace(images=share(torch.empty_like(images)))
+        count, channels, height, width = images.shape
+        return self._raw._replace(images=self._buffers.take((count, height, width, channels)).permute(0, 3, 1, 2))
 
 
-def _hand_over(setting: Setting, raw: Raw) -> Stage:
+def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
     """A loader process that has its batches ready, and does nothing but hand them over."""
     loader: DataLoader[Raw] = DataLoader(
-        _Ready(raw),  # type: ignore[arg-type]  # as for StreamReader
+        _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
         batch_sampler=_Endless(),
         num_workers=1,
         collate_fn=_as_it_is,  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ class Loading:
     device: str
     side: int
     augment: AugmentConfig
+    decode: Literal["cpu", "gpu"] = "cpu"
     network: str = ""
     decoded_bytes: int = 0
     room_bytes: int = 0
@@ -52,6 +53,7 @@ def describe_loading(config: TrainConfig, world: World, data: ImageData, process
         device=world.device.type,
         side=min(spec.height, spec.width),
         augment=config.augment,
+        decode=config.data.decode,
         network=network_of(Path(split.name(0))) if isinstance(split, FileSplit) else "",
         decoded_bytes=(len(data.train) + len(data.val)) * spec.channels * spec.height * spec.width,
         room_bytes=psutil.virtual_memory().available // (2 * world.place.local_size),
@@ -64,7 +66,8 @@ def network_of(path: Path) -> str:
     mounts = [mount for mount in psutil.disk_partitions(all=True) if whole.is_relative_to(mount.mountpoint)]
     if not mounts:
         return ""
-    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype
+    # Of mounts in one place the last is on top, as NFS is on the automounter's.
+    kind = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype
     return kind if kind in NETWORK or kind.startswith("fuse.") else ""
 
 
@@ -74,7 +77,8 @@ def advise(loading: Loading) -> str:
     if loading.kind == "memory":
         return _advise_on_memory(loading)
     if processes.number < cores and not processes.is_measured:
-        return f"raise -j from {processes.number} to {cores}, the cores of this worker; -j auto measures what helps"
+        hint = "" if processes.reason else "; -j auto measures what helps"
+        return f"raise -j from {processes.number} to {cores}, the cores of this worker{hint}"
     if loading.kind == "user":
         return (
             f"your data set's items take longer than a step, with {_count(processes.number)}: make them cheaper, or "
@@ -107,6 +111,11 @@ def _advise_on_memory(loading: Loading) -> str:
 
 def _advise_on_cores(loading: Loading) -> str:
     """The cores decode all the time: less to decode for each image, or more cores."""
+    if loading.decode == "gpu":
+        return (
+            "reading files and decoding them on the GPU take this time: make the files smaller with `lockstep data pack`, "
+            "or leave --decode gpu out"
+        )
     where = "which the model computes on as well" if loading.device == "cpu" else "all busy with decoding"
     ways = []
     if loading.decoded_bytes <= loading.room_bytes:
@@ -115,6 +124,8 @@ def _advise_on_cores(loading: Loading) -> str:
     ways.append(f"a smaller --image-size than {loading.side}")
     if loading.kind == "files":
         ways.append("smaller files, as `lockstep data pack` can make them")
+    if loading.device == "cuda":
+        ways.append("--decode gpu, if they are JPEG")
     ways.append("more cores for each worker")
     return f"the cores are the limit ({_cores(loading.cores)} a worker, {where}): {'; '.join(ways)}"
 

@@ -9,6 +9,7 @@ children are found. The thread that counts has counters of its own, by which thi
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ _PROC_NAMES = {
     "syscw": "write_operations",
     "write_bytes": "storage_written_bytes",
 }
+_UNREADABLE = (NotImplementedError, OSError, RuntimeError, ValueError)  # what psutil raises in some containers
 LUSTRE = Path("/proc/fs/lustre/llite")
 _LUSTRE_NAMES = {"read_bytes": ("reads", "read_bytes"), "write_bytes": ("writes", "written_bytes")}
 
@@ -78,6 +80,17 @@ def _read(path: Path) -> Amounts:
 def of_node(lustre: Path = LUSTRE) -> Amounts:
     """The totals of this node's disks, network interfaces and Lustre mounts, whoever uses them."""
     totals: Amounts = Counter()
+    with suppress(*_UNREADABLE):
+        totals.update(_of_disks())
+    with suppress(*_UNREADABLE):
+        totals.update(_of_network())
+    for stats in lustre.glob("*/stats"):
+        totals.update(_of_lustre(stats))
+    return totals
+
+
+def _of_disks() -> Amounts:
+    totals: Amounts = Counter()
     real = {path.parent.name for path in Path("/sys/block").glob("*/device")}  # not the mappings laid over them
     for disk, disk_counts in (psutil.disk_io_counters(perdisk=True) or {}).items():
         if disk in real:
@@ -85,12 +98,15 @@ def of_node(lustre: Path = LUSTRE) -> Amounts:
             totals["disk_reads"] += disk_counts.read_count
             totals["disk_written_bytes"] += disk_counts.write_bytes
             totals["disk_writes"] += disk_counts.write_count
+    return totals
+
+
+def _of_network() -> Amounts:
+    totals: Amounts = Counter()
     for interface, network_counts in (psutil.net_io_counters(pernic=True) or {}).items():
         if interface != "lo":
             totals["network_received_bytes"] += network_counts.bytes_recv
             totals["network_sent_bytes"] += network_counts.bytes_sent
-    for stats in lustre.glob("*/stats"):
-        totals.update(_of_lustre(stats))
     return totals
 
 

@@ -49,12 +49,16 @@ def cores_of_worker(world: World) -> int:
 
 
 def usual_processes(config: TrainConfig, world: World, split: Split) -> LoaderProcesses:
-    """The number of loader processes without measuring: as given, or one a core of the worker up to 8."""
+    """The number of loader processes without measuring: as given, or one a core of the worker up to 8.
+
+    The same on all workers, who must all call this.
+    """
     if isinstance(split, MemorySplit):
         return LoaderProcesses(0)
     if config.data.loader_workers != "auto":
         return LoaderProcesses(config.data.loader_workers)
-    return LoaderProcesses(min(USUAL_MOST, cores_of_worker(world)), "by its cores, not measured")
+    cores = min(world.gather(cores_of_worker(world)))
+    return LoaderProcesses(min(USUAL_MOST, cores), "by its cores, not measured")
 
 
 def choose_processes(
@@ -84,7 +88,7 @@ def choose_processes(
         return LoaderProcesses(usual.number, "by its cores; so short a run is not measured")
     begun = time.monotonic()
     rates: dict[int, float] = {}
-    samples = np.random.default_rng([config.seed, world.rank]).integers(len(split), size=1 << 18)
+    samples = np.random.default_rng([config.seed, world.rank]).integers(len(split), size=1 << 15)
     parts = np.array_split(samples, len(tried))  # other images each time: none is in the page cache for that reason
     size, most = 1, max(1, min(batch, len(parts[-1]) // (8 * cores)))
     for processes, part in zip(tried, parts, strict=True):

@@ -101,9 +101,7 @@ def report_training(job: Job) -> None:
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
     job.tracker.record(record | {"data_wait": share} | ({"side": side} if side else {}))
-    for line in job.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds):
-        job.tracker.say(line)
-        logger.info(line)
+    say(job, job.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float) -> None:
@@ -165,6 +163,13 @@ def _traffic(job: Job) -> dict[str, Any]:
     if not traffic.plain_bytes:
         return {}
     return {"gradient_bytes": traffic.plain_bytes, "sent_bytes": traffic.sent_bytes}
+
+
+def say(job: Job, lines: Sequence[str]) -> None:
+    """Tell people, and every worker's own log."""
+    for line in lines:
+        job.tracker.say(line)
+        logger.info(line)
 
 
 def list_left_out(paths: Sequence[str]) -> list[str]:

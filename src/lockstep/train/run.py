@@ -17,7 +17,7 @@ from lockstep.errors import StoppedError
 from lockstep.train import goal
 from lockstep.train.io_sampling import IoSampler, start_counting
 from lockstep.train.loop import Result, train
-from lockstep.train.reporting import list_left_out
+from lockstep.train.reporting import list_left_out, say
 from lockstep.train.run_folder import logger, start_log
 from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
@@ -53,21 +53,14 @@ def run_with(
     with job.stopping.listening():
         try:
             with io.recording(job.folder.path), closing(job):
-                _say(job, [*_introduce(job, workers), *io.notes])
+                say(job, [*_introduce(job, workers), *io.notes])
                 result = train(job)
-                _say(job, _conclude(job, result))
+                say(job, _conclude(job, result))
         except StoppedError as stop:
             logger.info(str(stop))
             world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing
             raise
     return result
-
-
-def _say(job: Job, lines: list[str]) -> None:
-    """Tell people, and every worker's own log."""
-    for line in lines:
-        job.tracker.say(line)
-        logger.info(line)
 
 
 def _describe_worker(world: World) -> str:
