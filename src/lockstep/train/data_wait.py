@@ -113,8 +113,8 @@ def _advise_on_cores(loading: Loading) -> str:
     """The cores decode all the time: less to decode for each image, or more cores."""
     if loading.decode == "gpu":
         return (
-            "reading files and decoding them on the GPU take this time: make the files smaller with `lockstep data pack`, "
-            "or leave --decode gpu out"
+            "reading files and decoding them on the GPU take this time: make the files smaller with "
+            "`lockstep data pack`, or leave --decode gpu out"
         )
     where = "which the model computes on as well" if loading.device == "cpu" else "all busy with decoding"
     ways = []
