@@ -241,7 +241,7 @@ def test_two_packings_do_not_write_one_pack(folder: Path, tmp_path: Path) -> Non
     other = os.open(tmp_path / "out", os.O_RDONLY)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another `lockstep data pack` is writing"):
+        with pytest.raises(ConfigError, match="another `lockstep data` is writing"):
             pack_folder(folder, tmp_path / "out")
     finally:
         os.close(other)
