@@ -57,16 +57,18 @@ def run_all(
             advance(seen - before)
             for future in done:
                 yield future.result()
+        pool.shutdown()
     except BrokenProcessPool:
         raise DataError(
             "a process was killed from outside; if memory ran out, lower -j; the same command goes on"
         ) from None
     finally:
-        own = set(multiprocessing.active_children()) - others
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in own if pending else ():
+        own = set(multiprocessing.active_children()) - others  # none after a good end
+        for process in own:
             process.terminate()
-        pool.shutdown()
+        for process in own:
+            process.join()
 
 
 _done_things: Any = None
