@@ -188,7 +188,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
         try:
             partial.write_bytes(content)
             os.replace(partial, target)
-        except OSError:
+        except BaseException:
             partial.unlink(missing_ok=True)
             raise
 

@@ -14,8 +14,9 @@ from PIL import Image
 from lockstep.cli import main
 from lockstep.config import DataConfig
 from lockstep.data import catalog
+from lockstep.data.lock import alone
 from lockstep.data.prepare_imagenet import look, md5, prepare
-from lockstep.errors import DataError
+from lockstep.errors import ConfigError, DataError
 
 scipy_io = pytest.importorskip("scipy.io")
 
@@ -261,6 +262,13 @@ def test_a_class_that_is_there_twice_names_what_to_remove(archives: Archives, tm
     (dest / "train" / "n01000000.part").mkdir()
     with pytest.raises(DataError, match=r"are both there; remove .*n01000000\.part"):
         _prepare(archives, dest)
+
+
+def test_two_commands_do_not_write_one_folder(archives: Archives, tmp_path: Path) -> None:
+    (tmp_path / "dest").mkdir()
+    with alone(tmp_path / "dest"), pytest.raises(ConfigError, match="another `lockstep data` is writing"):
+        _prepare(archives, tmp_path / "dest")
+    assert _prepare(archives, tmp_path / "dest") == (9, 5)
 
 
 def test_progress_ends_at_the_archives_sizes(archives: Archives, tmp_path: Path) -> None:
