@@ -15,10 +15,29 @@ from typing import Any
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one indented JSON object in place of `path`, whole or not at all."""
+    """Write one indented JSON object in place of `path`, whole or not at all, and sync it."""
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # a file system that syncs no folders
+    finally:
+        os.close(descriptor)
 
 
 class RecordWriter:

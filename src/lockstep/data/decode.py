@@ -13,12 +13,11 @@ from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.nn.functional as F
 from PIL import Image
 
+from lockstep.data.images import eight_bits
 from lockstep.data.sets import ImageFile, InputSpec
-from lockstep.errors import CorruptImageError
+from lockstep.errors import CorruptImageError, LockstepError
 
 try:
     import simplejpeg
@@ -30,7 +29,6 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 Size = tuple[int, int]  # width, height
 Cut = Callable[[int, int], Box]  # from an image's width and height to the part of it that is wanted
 
-GREY_MODES = ("1", "L", "I;16")
 REDUCTIONS = (8, 4, 2)  # by which a JPEG decoder scales at little cost
 # A reduced image keeps this many times the pixels a side that are wanted, and resizing does the rest: so evaluation's
 # pixels stay within 1 of 255 of those of the whole image, on average.
@@ -51,16 +49,25 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
 
     Raises:
         CorruptImageError: The file is missing, truncated, no image, or far too large; the message names it.
+        DataError: The split that it belongs to cannot be read.
     """
     try:
-        encoded = file.read_bytes()
-        pixels = _by_simplejpeg(encoded, channels, cut, size)
-        return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
+        return decode_bytes(file.read_bytes(), channels, cut, size)
+    except LockstepError:
+        raise
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise CorruptImageError(
             f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; --skip-corrupt goes on "
             f"without such files"
         ) from None
+
+
+def decode_bytes(
+    encoded: bytes | memoryview, channels: int, cut: Cut | None = None, size: Size | None = None
+) -> Pixels:
+    """Decode as `decode` does; what the decoder raises is raised as it is, and has many types."""
+    pixels = _by_simplejpeg(encoded, channels, cut, size)
+    return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
 
 
 def centre(spec: InputSpec, width: int, height: int) -> Box:
@@ -107,16 +114,8 @@ def _by_pillow(encoded: bytes | memoryview, channels: int, cut: Cut | None, size
         box, factor = _plan(width, height, cut, size)
         if factor > 1 and image.draft(None, (width // factor, height // factor)) is None:
             factor = 1  # only JPEG can be reduced
-        pixels = np.array(_to_eight_bits(image).convert("L" if channels == 1 else "RGB"))
+        pixels = np.array(eight_bits(image).convert("L" if channels == 1 else "RGB"))
     return _resize(pixels.reshape(*pixels.shape[:2], channels), box, factor, size)
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):  # Pillow would clip, not scale
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:  # Pillow would warn of what it cannot keep
-        return image.convert("RGBA")
-    return image
 
 
 def _plan(width: int, height: int, cut: Cut | None, size: Size | None) -> tuple[Box, int]:
@@ -137,8 +136,10 @@ def _resize(pixels: Pixels, box: Box, factor: int, size: Size | None) -> Pixels:
         pixels = pixels[int(top) : int(bottom), int(left) : int(right)]
         if size is None or size == (pixels.shape[1], pixels.shape[0]):
             return pixels
+        import torch  # here, for images that are only checked are not resized
+
         planes = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
-        planes = F.interpolate(planes, (size[1], size[0]), mode="bilinear", antialias=True)
+        planes = torch.nn.functional.interpolate(planes, (size[1], size[0]), mode="bilinear", antialias=True)
         return planes[0].permute(1, 2, 0).numpy()
     image = Image.fromarray(pixels if channels == 3 else pixels[:, :, 0])
     resized = np.array(image.resize(size or image.size, Image.Resampling.BILINEAR, box=(left, top, right, bottom)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from lockstep.data.images import header
 from lockstep.data.listing import list_images
 from lockstep.data.packed import SPLITS, Manifest, PackedSplit, is_packed, splits
 from lockstep.data.sets import EncodedSplit, FileSplit
@@ -66,12 +64,7 @@ def describe(path: Path) -> SetFacts:
 def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
     counts = np.bincount(np.asarray(split.labels), minlength=classes)
     samples = np.unique(np.linspace(0, len(split) - 1, min(len(split), SAMPLED)).astype(int))
-    forms: Counter[str] = Counter()
-    sizes = []
-    for sample in samples.tolist():
-        with suppress(OSError, Image.DecompressionBombError), Image.open(BytesIO(split.read(sample))) as image:
-            forms[image.format or "?"] += 1
-            sizes.append(image.size)
+    looks = [look for sample in samples.tolist() if (look := header(split, sample))]
     shards = len(split.shards) if isinstance(split, PackedSplit) else 0
     return SplitFacts(
         name,
@@ -80,10 +73,10 @@ def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
         shards,
         (int(counts.min()), int(counts.max())),
         len(samples),
-        len(samples) - len(sizes),
-        forms,
-        _spread([min(size) for size in sizes]),
-        _spread([max(size) for size in sizes]),
+        len(samples) - len(looks),
+        Counter(look.form for look in looks),
+        _spread([min(look.size) for look in looks]),
+        _spread([max(look.size) for look in looks]),
     )
 
 
@@ -91,7 +84,7 @@ def _size_bytes(split: EncodedSplit) -> int:
     if isinstance(split, PackedSplit):
         return int(split.index["length"].sum(dtype=np.int64))
     assert isinstance(split, FileSplit)
-    return sum(path.stat().st_size for path in split.paths)
+    return sum(path.stat().st_size for path in split.paths if path.exists())  # a link may lead nowhere
 
 
 def _spread(sides: Sequence[int]) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from lockstep.data.buffers import share
 from lockstep.data.decode import Box, Cut, Pixels, Size, decode
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.data.stream import FileSource, Raw, Request
-from lockstep.errors import ConfigError, CorruptImageError, first_line
+from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 
 MODES = {"L": 1, "RGB": 3}  # of a JPEG file whose channels are those of its images: their number
 TAIL = 1024  # bytes at the end of a file in which its last marker is looked for; cameras add some
@@ -94,6 +94,8 @@ class EncodedSource:
             with Image.open(BytesIO(encoded)) as image:  # which reads the header alone
                 plain = image.format == "JPEG" and MODES.get(image.mode) in (self._channels, 1)
                 box = cut(*image.size)
+        except LockstepError:
+            raise
         except Exception:  # `decode` will say what is wrong
             return None
         return (encoded, box) if plain and b"\xff\xd9" in bytes(encoded[-TAIL:]) else None

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
-from lockstep.errors import ConfigError, CorruptImageError
+from lockstep.data.images import GREY_MODES, eight_bits
+from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line
 
 # Pillow's names, and the extensions that WebDataset's readers know.
 FORMS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
@@ -49,20 +49,24 @@ class Encoding:
 
         Raises:
             CorruptImageError: It had to be decoded and cannot be.
+            DataError: It cannot be stored in this form.
         """
         if not self.changes:
             return content, _extension(path)
         try:
             with Image.open(BytesIO(content)) as image:
-                size = self._reduced(image.size)
-                if size == image.size and self.form in (None, (image.format or "").lower()):
-                    return content, _extension(path)
-                return self._encode(image, size)
+                size, form = self._reduced(image.size), (image.format or "").lower()
+                if size == image.size and self.form in (None, form):
+                    return content, FORMS.get(form) or _extension(path)
+                pixels = _decode(image, size)
+        except MemoryError:
+            raise
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             raise CorruptImageError(
                 f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
                 f"`lockstep data pack --skip-corrupt` leaves such files out"
             ) from None
+        return self._store(pixels, path)
 
     def _reduced(self, size: tuple[int, int]) -> tuple[int, int]:
         short = min(size)
@@ -71,24 +75,27 @@ class Encoding:
         width, height = (max(1, round(side * self.short_side / short)) for side in size)
         return width, height
 
-    def _encode(self, image: Image.Image, size: tuple[int, int]) -> tuple[bytes, str]:
-        image.draft(None, (2 * size[0], 2 * size[1]))  # JPEG: decode at 1/2, 1/4 or 1/8, never below twice the size
-        pixels = _eight_bits(image)
-        if pixels.size != size:
-            pixels = pixels.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    def _store(self, pixels: Image.Image, path: Path) -> tuple[bytes, str]:
         form, stored = self.form or "jpeg", BytesIO()
         quality = {} if form == "png" else {"quality": self.quality or DEFAULT_QUALITY}
-        pixels.save(stored, form, **quality)  # of JPEG, Pillow's chroma subsampling is 4:2:0
+        try:
+            pixels.save(stored, form, **quality)  # of JPEG, Pillow's chroma subsampling is 4:2:0
+        except MemoryError:
+            raise
+        except Exception as error:  # such as more pixels than the form can have
+            other = "png" if form == "jpeg" else "jpeg"
+            raise DataError(
+                f"{path} cannot be stored as {form}: {first_line(error)}; use --format {other}, or a --short-side"
+            ) from None
         return stored.getvalue(), FORMS[form]
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey or RGB, as training sees it: of 16-bit grey the upper 8 bits."""
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+def _decode(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Grey or RGB, as training sees it, in `size`."""
+    image.draft(None, (2 * size[0], 2 * size[1]))  # JPEG: decode at 1/2, 1/4 or 1/8, never below twice the size
+    pixels = eight_bits(image)
+    pixels = pixels.convert("L" if pixels.mode in GREY_MODES else "RGB")
+    return pixels if pixels.size == size else pixels.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
 
 
 def _extension(path: Path) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from io import BytesIO
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from lockstep.config import DataConfig
-from lockstep.data.decode import GREY_MODES, Pixels, decode, evaluation_pixels
-from lockstep.data.listing import list_images
+from lockstep.data.decode import Pixels, decode, evaluation_pixels
+from lockstep.data.images import Header, header
+from lockstep.data.listing import list_images, name_of
 from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
@@ -31,7 +29,7 @@ def load(folder: Path, config: DataConfig) -> ImageData:
         ConfigError: Flags that this folder cannot follow.
     """
     classes, train, val = list_images(folder)
-    return from_splits(folder.name, classes, train, val, config)
+    return from_splits(name_of(folder), classes, train, val, config)
 
 
 def from_splits(
@@ -60,24 +58,12 @@ class _NotAlikeError(Exception):
     """An image differs from the others in size, or is coloured where they are grey."""
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What an image's header tells."""
-
-    size: tuple[int, int]
-    grey: bool
+def _look_at_first_of_each_class(split: EncodedSplit) -> set[Header]:
+    _, first = np.unique(np.asarray(split.labels), return_index=True)
+    return {look for sample in first.tolist() if (look := header(split, sample))}
 
 
-def _look_at_first_of_each_class(split: EncodedSplit) -> set[_Look]:
-    first = {int(label): sample for sample, label in reversed(list(enumerate(split.labels)))}
-    looks = set()
-    for sample in first.values():
-        with suppress(OSError, Image.DecompressionBombError), Image.open(BytesIO(split.read(sample))) as image:
-            looks.add(_Look(image.size, image.mode in GREY_MODES))
-    return looks
-
-
-def _all_small(config: DataConfig, looks: set[_Look], images: int) -> bool:
+def _all_small(config: DataConfig, looks: set[Header], images: int) -> bool:
     sizes = {look.size for look in looks}
     if len(sizes) != 1 or config.image_size is not None:
         return False
@@ -90,7 +76,7 @@ def _hold_in_memory(
     classes: tuple[str, ...],
     train: EncodedSplit,
     val: EncodedSplit,
-    looks: set[_Look],
+    looks: set[Header],
     config: DataConfig,
 ) -> ImageData:
     sizes = {look.size for look in looks}
@@ -137,9 +123,9 @@ def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> 
 
 
 def _check_grey(split: EncodedSplit, sample: int) -> None:
-    with suppress(OSError, Image.DecompressionBombError), Image.open(BytesIO(split.read(sample))) as image:
-        if image.mode not in GREY_MODES:
-            raise _NotAlikeError(f"{split.name(sample)} is coloured, others are grey")
+    look = header(split, sample)
+    if look and not look.grey:
+        raise _NotAlikeError(f"{split.name(sample)} is coloured, others are grey")
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -14,6 +14,11 @@ from lockstep.errors import DataError
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
 
 
+def name_of(folder: Path) -> str:
+    """A data set's name: its folder's, as the user named it, also where that is a link, "." or the like."""
+    return os.path.basename(os.path.abspath(folder))
+
+
 def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
     """A folder's classes, its training files and its validation files.
 

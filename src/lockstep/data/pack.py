@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.encode import Encoding
-from lockstep.data.listing import list_images, validation_folder
+from lockstep.data.listing import list_images, name_of, validation_folder
+from lockstep.data.lock import alone
 from lockstep.data.packed import (
+    FORMAT,
     INDEX_FILE,
     MANIFEST_FILE,
     ROW,
@@ -26,13 +26,14 @@ from lockstep.data.packed import (
     Manifest,
     PackedPart,
     Shard,
+    is_begun,
     is_packed,
 )
 from lockstep.data.processes import Advance, run_all
 from lockstep.data.sets import FileSplit
 from lockstep.data.shards import Item, ShardRecord, ShardTask, write_shard
 from lockstep.errors import ConfigError, DataError
-from lockstep.records import write_json
+from lockstep.records import sync_folder, write_json
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,21 @@ def make_plan(
     classes, *file_splits = list_images(folder)
     roots = folder / "train", validation_folder(folder)
     digest = hashlib.sha256()
-    tasks = {}
+    tasks: dict[str, list[ShardTask]] = {}
     for name, root, split in zip(SPLITS, roots, file_splits, strict=True):
-        sizes = _sizes(split, folder, digest)
-        files = zip(split.paths, _keys(split, root), split.labels, strict=True)
-        items = [Item(str(path), key, label) for path, key, label in files]
-        tasks[name] = [
-            ShardTask(out / name / f"{name}-{number:06d}.tar", tuple(items[start:end]), encoding, skip_corrupt)
-            for number, (start, end) in enumerate(_cut(sizes, shard_bytes))
+        facts = [_facts(path) for path in split.paths]
+        items = [
+            Item(str(path), key, label)
+            for path, key, label in zip(split.paths, _keys(split, root), split.labels, strict=True)
         ]
-    settings = {**asdict(encoding), "shard_bytes": shard_bytes, "skip_corrupt": skip_corrupt}
-    return PackPlan(out, folder.resolve().name, classes, settings, digest.hexdigest(), tasks)
+        tasks[name] = []
+        for number, (start, end) in enumerate(_cut([size for size, _ in facts], shard_bytes)):
+            source = _digest(items[start:end], facts[start:end])
+            digest.update(source.encode())
+            path = out / name / f"{name}-{number:06d}.tar"
+            tasks[name].append(ShardTask(path, tuple(items[start:end]), source, encoding, skip_corrupt))
+    settings = {**asdict(encoding), "shard_bytes": shard_bytes}
+    return PackPlan(out, name_of(folder), classes, settings, digest.hexdigest(), tasks)
 
 
 def _check_places(folder: Path, out: Path) -> None:
@@ -90,32 +95,44 @@ def _check_places(folder: Path, out: Path) -> None:
         raise ConfigError(f"OUT {out} and FOLDER {folder} lie in each other; name another OUT")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"OUT {out} is a file; name a new folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / UNFINISHED_FILE).exists() and not is_packed(out):
+    own = {f"{name}.part" for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
+    others = out.is_dir() and any(path.name not in own for path in out.iterdir())
+    if others and not is_begun(out) and not is_packed(out):
         raise ConfigError(f"OUT {out} holds other things; name a new folder")
 
 
-def _sizes(split: FileSplit, folder: Path, digest: hashlib._Hash) -> list[int]:
-    """The files' sizes; into the digest goes all that a change of the folder would change."""
-    sizes = []
-    for path in split.paths:
+def _facts(path: Path) -> tuple[int, int]:
+    """A file's size and its time of change; of a link that leads nowhere, zeros: to read it will say so."""
+    try:
         facts = path.stat()
-        sizes.append(facts.st_size)
-        line = f"{path.relative_to(folder)}\0{facts.st_size}\0{facts.st_mtime_ns}\n"
+    except OSError:
+        return 0, 0
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _digest(items: Sequence[Item], facts: Sequence[tuple[int, int]]) -> str:
+    """Of all that a change of the files, or of their place in the set, would change."""
+    digest = hashlib.sha256()
+    for item, (size, changed) in zip(items, facts, strict=True):
+        line = f"{item.key}\0{os.path.basename(item.path)}\0{item.label}\0{size}\0{changed}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
-    return sizes
+    return digest.hexdigest()
 
 
 def _keys(split: FileSplit, root: Path) -> Iterator[str]:
     """Members' names without extension, CLASS/..., each once.
 
-    WebDataset ends a key at the first dot of its base name; so dots in it become %2E, and % itself %25. Where files
-    differ in nothing but their extension, it belongs to their keys.
+    WebDataset ends a key at the first dot of its base name; so dots in it become %2E, and % itself %25. The extension
+    belongs to a file's key where another has the same name without it, or has what is left as its whole name.
     """
-    stems = Counter(path.with_suffix("") for path in split.paths)
-    for path in split.paths:
-        base = path.name if stems[path.with_suffix("")] > 1 else path.stem
-        folder = path.parent.relative_to(root)
-        yield str(folder / base.replace("%", "%25").replace(".", "%2E"))
+    names = [str(path) for path in split.paths]
+    stems = [os.path.splitext(name)[0] for name in names]
+    counts = Counter(stems)
+    counts.update(names)
+    begin = len(str(root)) + 1
+    for name, stem in zip(names, stems, strict=True):
+        folder, base = os.path.split(name if counts[stem] > 1 else stem)
+        yield f"{folder[begin:]}/{base.replace('%', '%25').replace('.', '%2E')}"
 
 
 def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
@@ -136,64 +153,44 @@ def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
         CorruptImageError: An image had to be decoded and cannot be.
         ConfigError: The pack there was begun from other files or with other settings.
     """
-    if (plan.out / MANIFEST_FILE).exists():
-        manifest = Manifest.read(plan.out)
-        _check_same(plan, manifest.settings, manifest.source)
-        _remove_traces(plan)
-        advance(plan.samples)
-        return manifest
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
-        with _alone(plan.out):
-            _begin(plan)
-            for name in SPLITS:
-                (plan.out / name).mkdir(exist_ok=True)
-            _write_shards(plan, processes, advance)
-            parts = {name: _write_index(plan.out / name, plan.tasks[name]) for name in SPLITS}
-            manifest = Manifest(plan.name, plan.classes, plan.settings, plan.source, parts)
-            manifest.write(plan.out)
+        with alone(plan.out):
+            if (plan.out / MANIFEST_FILE).exists():
+                manifest = Manifest.read(plan.out)
+                _check_same(plan, manifest.settings, manifest.source)
+                advance(plan.samples)
+            else:
+                _begin(plan)
+                manifest = _write_all(plan, processes, advance)
             _remove_traces(plan)
     except OSError as error:
         raise DataError(f"{plan.out} cannot be written ({error}); mend that and run the same command again") from None
     return manifest
 
 
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Hold the pack against a second writer, for as long as this process lives."""
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        _lock(folder, out)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _lock(folder: int, out: Path) -> None:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"another `lockstep data pack` is writing {out}; wait for it, or name another OUT") from None
-    except OSError:
-        pass  # a file system without locks, such as Lustre may be
-
-
 def _begin(plan: PackPlan) -> None:
+    """Mark the pack as begun, and remove what kills and changed files have left there."""
     path = plan.out / UNFINISHED_FILE
     if path.exists():
         try:
             begun = json.loads(path.read_text(encoding="utf-8"))
-            settings, source = begun["settings"], begun["source"]
+            settings, name = begun["settings"], begun["name"]
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{path} is damaged; remove {plan.out} and pack anew") from None
-        _check_same(plan, settings, source)
-    for partial in plan.out.rglob("*.part"):
-        partial.unlink()
-    write_json(path, {"settings": plan.settings, "source": plan.source})
+        if name != plan.name:
+            raise ConfigError(f"{plan.out} was begun from another folder, {name}; name another OUT, or remove it")
+        _check_same(plan, settings, plan.source)  # of changed files, only their shards are written anew
+    write_json(path, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
+    planned = {path for task in _all_tasks(plan) for path in (task.path, task.record_path)}
+    for name in SPLITS:
+        (plan.out / name).mkdir(exist_ok=True)
+        for stale in set((plan.out / name).iterdir()) - planned:
+            stale.unlink()
 
 
 def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
-    flags = {"short_side": "--short-side", "form": "--format", "quality": "--quality", "skip_corrupt": "--skip-corrupt"}
+    flags = {"short_side": "--short-side", "form": "--format", "quality": "--quality"}
     for name, value in plan.settings.items():
         if settings.get(name) != value:
             raise ConfigError(
@@ -209,29 +206,32 @@ def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
 def _said(name: str, value: Any) -> str:
     if name == "shard_bytes" and isinstance(value, int):
         return f"{value >> 20}"
-    return {None: "unset", True: "on", False: "off"}.get(value, str(value))
+    return "unset" if value is None else str(value)
 
 
-def _write_shards(plan: PackPlan, processes: int, advance: Advance) -> None:
-    missing = []
-    for task in _all_tasks(plan):
-        if ShardRecord.of(task) is None:
-            missing.append(task)
-        else:
-            advance(len(task.items))
+def _write_all(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
+    records = {task.path: ShardRecord.of(task) for task in _all_tasks(plan)}
+    missing = [task for task in _all_tasks(plan) if records[task.path] is None]
+    advance(plan.samples - sum(len(task.items) for task in missing))
     try:
         for _ in run_all(write_shard, missing, processes, advance):
             pass
     finally:
         for task in missing:  # of processes that were ended
-            task.path.with_name(task.path.name + ".part").unlink(missing_ok=True)
+            for path in (task.path, task.record_path):
+                path.with_name(path.name + ".part").unlink(missing_ok=True)
+    records.update((task.path, ShardRecord.of(task)) for task in missing)
+    parts = {name: _write_index(plan.out / name, plan.tasks[name], records) for name in SPLITS}
+    manifest = Manifest(plan.name, plan.classes, plan.settings, plan.source, parts)
+    manifest.write(plan.out)
+    return manifest
 
 
-def _write_index(folder: Path, tasks: Sequence[ShardTask]) -> PackedPart:
+def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path, ShardRecord | None]) -> PackedPart:
     """Gather the shards' rows into the split's index."""
     rows, shards, left_out = [], [], []
     for number, task in enumerate(tasks):
-        record = ShardRecord.of(task)
+        record = records[task.path]
         if record is None:
             raise DataError(f"{task.path} has vanished while it was packed; run the same command again")
         rows += [(number, *row) for row in record.rows]
@@ -247,6 +247,7 @@ def _write_index(folder: Path, tasks: Sequence[ShardTask]) -> PackedPart:
         os.fsync(file.fileno())
     digest = hashlib.sha256(partial.read_bytes()).hexdigest()
     os.replace(partial, path)
+    sync_folder(folder)
     return PackedPart(len(rows), digest, tuple(shards), tuple(left_out))
 
 

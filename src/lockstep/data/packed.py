@@ -11,11 +11,14 @@ by what stands before the first dot of their base name).
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
 import tarfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -51,6 +54,12 @@ class Shard:
     samples: int
     size_bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(number, int) and number >= 0 for number in (self.samples, self.size_bytes))
+        plain = isinstance(self.file, str) and self.file == os.path.basename(self.file) and self.file.endswith(".tar")
+        if not (whole and plain and isinstance(self.sha256, str)):
+            raise ValueError(f"{self} cannot be")
 
     def check_size(self, folder: Path) -> None:
         """Refuse a shard of another size: to read past the end of a mapped file would kill the process.
@@ -118,25 +127,47 @@ class Manifest:
             }
             if set(parts) != set(SPLITS):
                 raise ValueError(f"its splits are {', '.join(parts)}")
-            return cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
+            manifest = cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
+            manifest._check_types()
+            return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is damaged ({error!r}); copy it again, or pack anew") from None
+
+    def _check_types(self) -> None:
+        texts = [self.name, self.source, *self.classes]
+        for part in self.splits.values():
+            texts += [part.index_sha256, *part.left_out]
+            if part.samples != sum(shard.samples for shard in part.shards):
+                raise ValueError("the shards' samples do not add up")
+        if not isinstance(self.settings, dict) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("a value is of another type")
 
 
 def is_packed(folder: Path) -> bool:
     """Whether a folder is a pack of this form, and not a tree of images, which may have its own dataset.json.
 
     Raises:
-        DataError: It is one that is not finished.
+        DataError: It is one that is not finished, or has lost its dataset.json.
     """
-    try:
-        if FORMAT in (folder / MANIFEST_FILE).read_text(encoding="utf-8", errors="replace"):
-            return True
-    except OSError:
-        pass
-    if (folder / UNFINISHED_FILE).is_file():
+    if _is_ours(folder / MANIFEST_FILE):
+        return True
+    if is_begun(folder):
         raise DataError(f"{folder} is not packed to the end; run the same `lockstep data pack` again, and it goes on")
+    if (folder / SPLITS[0] / INDEX_FILE).is_file():
+        raise DataError(f"{folder} is a damaged pack, without a whole {MANIFEST_FILE}; copy it again, or pack anew")
     return False
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether packing to a folder has begun, and not come to its end."""
+    return _is_ours(folder / UNFINISHED_FILE)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return FORMAT in path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 class PackedSplit(EncodedSplit):
@@ -154,6 +185,7 @@ class PackedSplit(EncodedSplit):
         """
         self.folder, self.shards = folder, tuple(shards)
         self._maps: dict[int, mmap.mmap] = {}
+        _allow_open_files()
         for shard in self.shards:
             shard.check_size(folder)
         self.index = self._open_index()
@@ -181,12 +213,13 @@ class PackedSplit(EncodedSplit):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.folder, self.shards, self._maps = state["folder"], state["shards"], {}
+        _allow_open_files()
         self.index = self._open_index()
 
     def name(self, sample: int) -> str:
         row = self.index[sample]
         header = bytes(self._map(row)[int(row["start"]) : int(row["offset"])])
-        return f"{self.folder / self.shards[row['shard']].file}!{_member_name(header)}"
+        return f"{self.folder / self.shards[row['shard']].file}!{member_name(header)}"
 
     def read(self, sample: int) -> memoryview:
         row = self.index[sample]
@@ -196,27 +229,33 @@ class PackedSplit(EncodedSplit):
     def _map(self, row: np.void) -> mmap.mmap:
         number = int(row["shard"])
         if number not in self._maps:
-            if not self._maps:
-                _allow_open_files(len(self.shards))
             shard = self.shards[number]
             shard.check_size(self.folder)
-            with (self.folder / shard.file).open("rb") as file:
-                self._maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            path = self.folder / shard.file
+            try:
+                with path.open("rb") as file:
+                    self._maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    raise
+                raise DataError(
+                    f"{path} cannot be opened ({error.strerror}); each of {len(self.shards):,} tar files stays open: "
+                    f"raise `ulimit -n`, or pack anew with a larger --shard-mb"
+                ) from None
         return self._maps[number]
 
 
-def _allow_open_files(count: int) -> None:
-    """Raise this process's soft limit of open files where it must be: each map holds its file open."""
+@cache
+def _allow_open_files() -> None:
+    """Raise this process's soft limit of open files to the hard one, once: each map holds its file open."""
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = len(os.listdir("/dev/fd")) + count + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # macOS takes no "unlimited" here
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _member_name(header: bytes) -> str:
+def member_name(header: bytes) -> str:
     """The name in a member's tar headers; every sample's is asked for, and tarfile takes ten times as long."""
     if len(header) == BLOCK:  # ustar: name, ..., prefix
         name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
@@ -236,6 +275,10 @@ def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
         DataError: An index or a shard is missing or not what was packed.
     """
     train, val = (PackedSplit(folder / name, manifest.splits[name].shards) for name in SPLITS)
+    for split in (train, val):
+        labels = np.asarray(split.labels)
+        if labels.size and not 0 <= labels.min() <= labels.max() < len(manifest.classes):
+            raise DataError(f"{split.folder / INDEX_FILE} has labels without a class; copy it again, or pack anew")
     return train, val
 
 
@@ -250,8 +293,4 @@ def load(folder: Path, config: DataConfig) -> ImageData:
 
     manifest = Manifest.read(folder)
     train, val = splits(folder, manifest)
-    for split, name in ((train, SPLITS[0]), (val, SPLITS[1])):
-        labels = np.asarray(split.labels)
-        if labels.size and not 0 <= labels.min() <= labels.max() < len(manifest.classes):
-            raise DataError(f"{folder / name / INDEX_FILE} has labels without a class; copy it again, or pack anew")
     return from_splits(manifest.name, manifest.classes, train, val, config)

@@ -21,6 +21,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.lock import alone
 from lockstep.errors import DataError, first_line
 
 OFFICIAL_MD5 = {
@@ -96,91 +97,110 @@ def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) ->
     Raises:
         DataError: An archive is damaged, DEST holds other things, or it cannot be written.
     """
-    _check_target(folder, archives.classes)
-    try:
-        count = 0
+    with _writing(folder):
+        _check_target(folder, archives.classes)
+        folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        count, left = 0, _size(archives.train)
         for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # as they lie on disk
             start, size = archives.train_tars[name]
             count += _extract_class(archives.train, start, size, folder / "train" / name)
             advance(size)
+            left -= size
+        advance(left)  # its headers
         return count, _extract_validation(archives, folder / "val", advance)
-    except OSError as error:
-        raise DataError(f"{folder} cannot be written ({error}); mend that and run the same command again") from None
 
 
 def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
     """Write one class's images under another name, and give the folder its name when all are there."""
+    end = start + size
     with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
-        members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive)}
-        if any(member.offset_data + member.size > start + size for member in members.values()):
-            raise tarfile.ReadError("an image ends outside its class's tar")
+        members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
         if not members:
             raise DataError(f"{archive} has no images of class {target.name}; fetch it again")
-        partial = target.with_name(target.name + ".part")
-        if target.is_dir():
-            os.rename(target, partial)  # what lies there is compared below
-        partial.mkdir(parents=True, exist_ok=True)
-        _check_no_others(partial, set(members))
-        for name, member in members.items():
-            _extract(inner, member, partial / name)
-    os.rename(partial, target)
+        for _ in _fill(target, inner, members):
+            pass
     return len(members)
 
 
 def _extract_validation(archives: Archives, target: Path, advance: Callable[[int], None]) -> int:
-    path = archives.val
-    partial = target.with_name(target.name + ".part")
+    path, left = archives.val, _size(archives.val)
     with _damage_named(path, "the validation images"), tarfile.open(path, "r:") as archive:
-        members = {}
-        for member in _files(archive, path):
+        images = {}
+        for member in _files(archive, path, left):
             match = _matching(VAL_IMAGE, member, path)
-            members[int(match[1])] = match[0], member
-        if sorted(members) != list(range(1, len(archives.val_classes) + 1)):
+            images[int(match[1])] = match[0], member
+        if sorted(images) != list(range(1, len(archives.val_classes) + 1)):
             raise DataError(
-                f"{path} has {len(members):,} images, the devkit labels {len(archives.val_classes):,}; fetch it again"
+                f"{path} has {len(images):,} images, the devkit labels {len(archives.val_classes):,}; fetch it again"
             )
-        if target.is_dir():
-            os.rename(target, partial)
-        for name in set(archives.val_classes):
-            (partial / name).mkdir(parents=True, exist_ok=True)
-        for number, (name, member) in members.items():
-            _extract(archive, member, partial / archives.val_classes[number - 1] / name)
-            advance(member.size)
-    os.rename(partial, target)
+        members = {f"{archives.val_classes[number - 1]}/{name}": member for number, (name, member) in images.items()}
+        for size in _fill(target, archive, members):
+            advance(size)
+            left -= size
+    advance(left)
     return len(members)
 
 
+def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> Iterator[int]:
+    """Write what is missing of a folder's files under another name, and give it its own when all are there.
+
+    Yields the bytes of each file, as it is done. A whole folder keeps its name all along.
+    """
+    partial = target.with_name(target.name + ".part")
+    with _writing(target):
+        if target.is_dir() and partial.is_dir():
+            raise DataError(f"{target} and {partial} are both there; remove {partial}, and run the same command again")
+        found = _sizes(target if target.is_dir() else partial)
+        others = sorted({name.removesuffix(".part") for name in found} - members.keys())
+        if others:
+            raise DataError(
+                f"{target} holds {others[0]}, which is not in the archives; remove it, or name another DEST"
+            )
+        missing = [name for name, member in members.items() if found.get(name) != member.size]
+        if target.is_dir() and not missing:
+            return
+        if target.is_dir():
+            os.rename(target, partial)
+        for folder in {(partial / name).parent for name in members}:
+            folder.mkdir(parents=True, exist_ok=True)
+    for name in missing:
+        _extract(archive, members[name], partial / name)
+        yield members[name].size
+    with _writing(target):
+        os.rename(partial, target)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The bytes of all that lies in a folder and below, by names in it."""
+    return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
+
+
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write one file, whole or not at all, unless it is there with its size."""
-    if target.is_file() and target.stat().st_size == member.size:
-        return
+    """Write one file, whole or not at all."""
     source = archive.extractfile(member)
     assert source is not None
     content = source.read()
     if len(content) != member.size:
         raise tarfile.ReadError("unexpected end of data")
     partial = target.with_name(target.name + ".part")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, target)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    with _writing(target):
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; name a new folder, or one that this command has begun")
-    known = {*classes, *(f"{name}.part" for name in classes)}
     for part in (folder / "train", folder / "val", folder / "val.part"):
-        if part.is_dir():
-            _check_no_others(part, known)
-
-
-def _check_no_others(folder: Path, known: set[str]) -> None:
-    others = sorted({path.name.removesuffix(".part") for path in folder.iterdir()} - known)
-    if others:
-        raise DataError(f"{folder} holds {others[0]}, which is not in the archives; remove it, or name another DEST")
+        found = {path.name.removesuffix(".part") for path in part.iterdir()} if part.is_dir() else set()
+        others = sorted(found - set(classes))
+        if others:
+            raise DataError(f"{part} holds {others[0]}, which is not in the archives; remove it, or name another DEST")
 
 
 def _check_kind(path: Path, kind: str) -> None:
@@ -190,7 +210,7 @@ def _check_kind(path: Path, kind: str) -> None:
     try:
         with tarfile.open(path) as archive:
             member = archive.next()
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except Exception as error:  # tarfile passes on what gzip and zlib raise
         raise DataError(
             f"{path}, the {kind} archive, is no tar or damaged ({first_line(error)}); fetch it again"
         ) from None
@@ -209,7 +229,9 @@ def _read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
             meta = _content(archive, "ILSVRC2012_devkit_t12/data/meta.mat")
             truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
         return _leaf_classes(meta), [int(line) for line in truth.split()]
-    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError, IndexError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # on damaged files tarfile, gzip and SciPy raise many types
         raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
 
 
@@ -238,11 +260,15 @@ def _leaf_classes(meta: bytes) -> dict[int, str]:
 
 def _members(path: Path) -> list[tarfile.TarInfo]:
     with _damage_named(path, "its table of contents"), tarfile.open(path, "r:") as archive:
-        return list(_files(archive, path))
+        return list(_files(archive, path, _size(path)))
 
 
-def _files(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-    """The members, each a plain file with a name of its own."""
+def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.TarInfo]:
+    """The members of a tar that ends at byte `end` of `path`, each a plain file with a name of its own.
+
+    Raises:
+        tarfile.ReadError: There is more after the last of them than the zeros that end a tar.
+    """
     seen = set()
     for member in archive:
         if not member.isreg() or member.issparse() or member.name in seen:
@@ -251,6 +277,25 @@ def _files(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
             )
         seen.add(member.name)
         yield member
+    _check_end(path, archive.offset, end)
+
+
+def _check_end(path: Path, start: int, end: int) -> None:
+    """tarfile takes a damaged header for the end, and says nothing of what comes after it."""
+    if start >= end:
+        raise tarfile.ReadError("it has no end")
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < end:
+            piece = file.read(min(COPY_BYTES, end - start))
+            if not piece or piece.strip(b"\0"):
+                raise tarfile.ReadError(f"no tar header at byte {start:,}, where there should be one")
+            start += len(piece)
+
+
+def _size(path: Path) -> int:
+    with _damage_named(path, "its end"):
+        return path.stat().st_size
 
 
 def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.Match[str]:
@@ -277,3 +322,13 @@ def _damage_named(path: Path, what: str) -> Iterator[None]:
         raise DataError(
             f"{path} is cut off or damaged at {what} ({first_line(error)}); fetch it again: the same command goes on"
         ) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); mend that and run the same command again") from None
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error}); mend that and run the same command again") from None

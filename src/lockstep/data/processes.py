@@ -40,31 +40,35 @@ def run_all(
     context = multiprocessing.get_context("spawn")  # progress bars have a thread, with which forking is not safe
     done_things, seen = context.Value("q", 0), 0
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, context, _begin, (done_things,)) as pool:
+    pool = ProcessPoolExecutor(processes, context, _begin, (done_things,))
+    pending: set[Future[Result]] = set()
+    try:
         # Ctrl-C goes to all of a terminal's processes: it stays blocked in those that start here.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            pending: set[Future[Result]] = {pool.submit(_work, function, task) for task in tasks}
+            for task in tasks:
+                pending.add(pool.submit(_work, function, task))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        own = set(multiprocessing.active_children()) - others
-        try:
-            while pending:
-                done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                # Past the lock, with which a process may have died; an aligned number is read at once.
-                before, seen = seen, done_things.get_obj().value
-                advance(seen - before)
-                for future in done:
-                    yield future.result()
-        except BrokenProcessPool:
-            raise DataError(
-                "a process was killed from outside; if memory ran out, lower -j; the same command goes on"
-            ) from None
-        finally:
-            if pending:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in own:
-                    process.terminate()
+        while pending:
+            done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+            # Past the lock, with which a process may have died; an aligned number is read at once.
+            before, seen = seen, done_things.get_obj().value
+            advance(seen - before)
+            for future in done:
+                yield future.result()
+        pool.shutdown()
+    except BrokenProcessPool:
+        raise DataError(
+            "a process was killed from outside; if memory ran out, lower -j; the same command goes on"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        own = set(multiprocessing.active_children()) - others  # none after a good end
+        for process in own:
+            process.terminate()
+        for process in own:
+            process.join()
 
 
 _done_things: Any = None

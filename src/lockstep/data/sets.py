@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 if TYPE_CHECKING:  # processes that only move files need no torch
     import torch
@@ -69,6 +70,10 @@ class EncodedSplit(ABC):
             OSError: It cannot be read.
         """
 
+    def open(self, sample: int) -> BinaryIO:
+        """An image's file, to read a part of it."""
+        return BytesIO(self.read(sample))
+
     def image(self, sample: int) -> ImageFile:
         return _ImageOfSplit(self, sample)
 
@@ -99,6 +104,9 @@ class FileSplit(EncodedSplit):
 
     def read(self, sample: int) -> bytes:
         return self.paths[sample].read_bytes()
+
+    def open(self, sample: int) -> BinaryIO:
+        return self.paths[sample].open("rb")
 
 
 @dataclass(frozen=True)

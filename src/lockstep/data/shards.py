@@ -18,6 +18,8 @@ from lockstep.data.processes import Advance
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.records import write_json
 
+LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # a file's own faults; others pass, or are the machine's
+
 
 class Item(NamedTuple):
     """One image to pack: its file, its members' name without an extension, and its class's number."""
@@ -33,6 +35,7 @@ class ShardTask:
 
     path: Path
     items: tuple[Item, ...]
+    source: str  # a digest of all that a change of the items would change
     encoding: Encoding
     skip_corrupt: bool = False
 
@@ -46,6 +49,7 @@ class ShardTask:
 class ShardRecord:
     """What a written shard adds to the index: (label, start, offset, length, crc) of each sample."""
 
+    source: str
     size_bytes: int
     sha256: str
     rows: list[list[int]]
@@ -53,23 +57,25 @@ class ShardRecord:
 
     @classmethod
     def of(cls, task: ShardTask) -> ShardRecord | None:
-        """The record of a shard that was written before; None: there is none, or not of this file."""
+        """The record of a shard that was written before; None: there is none, or of other files, or of less."""
         try:
             record = cls(**json.loads(task.record_path.read_text(encoding="utf-8")))
-            return record if task.path.stat().st_size == record.size_bytes else None
+            same = record.source == task.source and task.path.stat().st_size == record.size_bytes
+            return record if same and (task.skip_corrupt or not record.left_out) else None
         except (OSError, ValueError, TypeError):
             return None
 
 
-def write_shard(task: ShardTask, advance: Advance) -> ShardRecord:
+def write_shard(task: ShardTask, advance: Advance) -> None:
     """Write a shard under another name, sync it, and give it its name: it is whole or not there.
 
     Raises:
-        DataError: It cannot be written, as on a full disk, or an image cannot be read.
-        CorruptImageError: An image cannot be decoded, and has to be.
+        DataError: It cannot be written, as on a full disk, or an image cannot be read for now.
+        CorruptImageError: An image is missing, or cannot be decoded, and has to be.
     """
     partial = task.path.with_name(task.path.name + ".part")
     try:
+        task.path.unlink(missing_ok=True)  # of other files: it must not lie beside the record of these
         with partial.open("wb") as file:
             record = _write_items(file, task, advance)
             file.flush()
@@ -78,16 +84,17 @@ def write_shard(task: ShardTask, advance: Advance) -> ShardRecord:
         os.replace(partial, task.path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        task.record_path.with_name(task.record_path.name + ".part").unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fix = "make room there" if full else "mend that"
         raise DataError(
             f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again: it goes on"
         ) from None
+    except MemoryError:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"memory ran out at {task.path}; lower -j and run the same command again: it goes on") from None
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    return record
 
 
 def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardRecord:
@@ -106,13 +113,17 @@ def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardReco
             rows.append([item.label, start, offset, len(content), crc32(content)])
         advance(1)
     tar.end()
-    return ShardRecord(tar.size, tar.digest.hexdigest(), rows, left_out)
+    return ShardRecord(task.source, tar.size, tar.digest.hexdigest(), rows, left_out)
 
 
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
+        if error.errno not in LEFT_OUT:
+            raise DataError(
+                f"{path} cannot be read ({error.strerror}); mend that and run the same command again: it goes on"
+            ) from None
         raise CorruptImageError(
             f"{path} cannot be read ({error.strerror}); mend or remove it; "
             f"`lockstep data pack --skip-corrupt` leaves such files out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.data import pack
@@ -12,3 +14,9 @@ def pack_folder(folder: Path, out: Path) -> Path:
     """Pack a folder as it is, with several tar files, in this process."""
     pack.write(pack.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
     return out
+
+
+def slow(seconds: float, advance: Callable[[int], None]) -> None:
+    """A task that takes its time."""
+    time.sleep(seconds)
+    advance(1)

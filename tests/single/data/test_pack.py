@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,10 @@ import psutil
 import pytest
 from PIL import Image
 
+from lockstep.config import DataConfig
 from lockstep.data import pack
+from lockstep.data.catalog import load
+from lockstep.data.describe import describe
 from lockstep.data.encode import Encoding
 from lockstep.data.listing import list_images
 from lockstep.data.packed import MANIFEST_FILE, Manifest, splits
@@ -52,14 +57,30 @@ def _start(*words: object, limit: int | None = None) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A folder of 24 + 2 noisy images of some 0.5 MB each."""
+    """A folder of 8 + 2 noisy images of some 0.5 MB each."""
     generator = np.random.default_rng(0)
-    for number in range(26):
-        path = tmp_path / "large" / ("val" if number > 23 else "train") / f"class-{number % 2}"
+    for number in range(10):
+        path = tmp_path / "large" / ("val" if number > 7 else "train") / f"class-{number % 2}"
         path.mkdir(parents=True, exist_ok=True)
         pixels = generator.integers(0, 256, (400, 450, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path / f"{number:02d}.png", compress_level=0)
     return tmp_path / "large"
+
+
+def _start_and_block(large: Path, out: Path) -> subprocess.Popen[str]:
+    """Start packing with 2 processes and wait for a shard. The last image can never be read: it goes no further."""
+    os.mkfifo(large / "val" / "class-1" / "last.png")
+    process = _start(large, out, "--short-side", 300, "--shard-mb", 1, "-j", 2)
+    while not list(out.glob("train/*.tar")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    return process
+
+
+def _unblock(large: Path) -> None:
+    last = large / "val" / "class-1" / "last.png"
+    last.unlink()
+    shutil.copy(large / "train" / "class-1" / "01.png", last)
 
 
 def test_samples_are_the_folders_files_in_its_order(folder: Path, tmp_path: Path) -> None:
@@ -104,6 +125,17 @@ def test_keys_are_unique_without_dots_and_survive_odd_names(tmp_path: Path) -> N
         assert [name.rpartition("/")[2] for name in archive.getnames()[::2]] == named
 
 
+def test_keys_are_unique_where_extensions_are_stacked(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "in" / split / "c").mkdir(parents=True)
+        for name in ("a.jpg", "a.png", "a.jpg.png"):
+            Image.new("RGB", (8, 8)).save(tmp_path / "in" / split / "c" / name)
+    pack_folder(tmp_path / "in", tmp_path / "out")
+    with tarfile.open(tmp_path / "out" / "train" / "train-000000.tar") as archive:
+        keys = [name.removesuffix(".cls") for name in archive.getnames() if name.endswith(".cls")]
+    assert keys == ["c/a%2Ejpg", "c/a%2Ejpg%2Epng", "c/a%2Epng"]
+
+
 @pytest.mark.parametrize("size", [(100, 60), (60, 100), (200, 60), (61, 61)])
 def test_larger_images_are_resized_by_their_short_side_and_encoded_as_jpeg(
     new_folder: NewFolder, tmp_path: Path, size: tuple[int, int]
@@ -136,26 +168,65 @@ def test_format_re_encodes_images_of_other_forms_alone(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"), [("L", "L"), ("1", "L"), ("I;16", "L"), ("P", "RGB"), ("RGBA", "RGB"), ("CMYK", "RGB")]
+    ("mode", "expected"),
+    [
+        *((mode, "L") for mode in ("L", "1", "LA", "I;16", "I;16B", "I")),
+        *((mode, "RGB") for mode in ("P", "RGBA", "CMYK")),
+    ],
 )
 def test_every_kind_of_pixels_becomes_grey_or_rgb(mode: str, expected: str) -> None:
     stored = io.BytesIO()
-    Image.new(mode, (40, 40), 40000 if mode == "I;16" else 1).save(stored, "TIFF")
+    Image.new(mode, (40, 40), 40000 if mode[0] == "I" else (1, 9) if mode == "LA" else 1).save(stored, "TIFF")
     content, extension = Encoding(short_side=20).apply(stored.getvalue(), Path("x.tiff"))
     image = Image.open(io.BytesIO(content))
     assert (image.mode, image.size, extension) == (expected, (20, 20), "jpg")
-    if mode == "I;16":
+    if mode[0] == "I":
         assert abs(int(np.asarray(image).mean()) - (40000 >> 8)) <= 1
 
 
+def test_floating_pixels_are_refused_for_they_have_no_range() -> None:
+    stored = io.BytesIO()
+    Image.new("F", (40, 40), 0.5).save(stored, "TIFF")
+    with pytest.raises(CorruptImageError, match="floating pixels"):
+        Encoding(short_side=20).apply(stored.getvalue(), Path("x.tiff"))
+
+
+def test_an_image_that_was_opened_gets_its_true_extension() -> None:
+    stored = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(stored, "JPEG")
+    assert Encoding(form="jpeg").apply(stored.getvalue(), Path("x.png")) == (stored.getvalue(), "jpg")
+    assert Encoding().apply(stored.getvalue(), Path("x.png"))[1] == "png"  # nothing is opened
+
+
+def test_what_a_form_cannot_store_is_not_called_corrupt(folder: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (17000, 2)).save(folder / "train" / "red" / "long.png")
+    with pytest.raises(DataError, match=r"long\.png cannot be stored as webp: .*--format jpeg") as caught:
+        pack_folder(folder, tmp_path / "out", encoding=Encoding(form="webp"), skip_corrupt=True)
+    assert not isinstance(caught.value, CorruptImageError)
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "bad disk"), OSError(errno.EMFILE, "files"), MemoryError()])
+def test_faults_of_the_machine_stop_and_leave_nothing_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    real = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == "013.png":
+            raise fault
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", read_bytes)
+        with pytest.raises(DataError, match="the same command again") as caught:
+            pack_folder(folder, tmp_path / "out", skip_corrupt=True)
+    assert not isinstance(caught.value, CorruptImageError)
+    assert pack_folder(folder, tmp_path / "out", skip_corrupt=True).splits["train"].left_out == ()
+
+
 def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_path: Path) -> None:
-    flags = ["--short-side", 300, "--shard-mb", 1]
-    pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
     killed = tmp_path / "killed"
-    process = _start(large, killed, *flags, "-j", 2)
-    while not list(killed.glob("train/*.tar")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
+    process = _start_and_block(large, killed)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate(timeout=10)
@@ -165,19 +236,18 @@ def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_
     done = {path: path.stat().st_mtime_ns for path in killed.glob("*/*.tar")}
     with pytest.raises(DataError, match="not packed to the end"):
         pack.is_packed(killed)
-    again = _start(large, killed, *flags, "-j", 2)
+    _unblock(large)
+    pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
+    again = _start(large, killed, "--short-side", 300, "--shard-mb", 1, "-j", 2)
     out, err = again.communicate(timeout=60)
     assert (again.returncode, err) == (0, "")
-    assert "24 + 2 images, 2 classes" in out
+    assert "8 + 3 images, 2 classes" in out
     assert _contents(killed) == _contents(tmp_path / "whole")
     assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
 
 
 def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Path) -> None:
-    process = _start(large, tmp_path / "out", "--short-side", 300, "--shard-mb", 1, "-j", 2)
-    while not list(tmp_path.glob("out/train/*.tar")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
+    process = _start_and_block(large, tmp_path / "out")
     workers = psutil.Process(process.pid).children(recursive=True)
     for one in [psutil.Process(process.pid), *workers]:  # as a terminal does
         one.send_signal(signal.SIGINT)
@@ -190,10 +260,7 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Pa
 
 
 def test_a_killed_worker_is_named_and_the_command_goes_on(large: Path, tmp_path: Path) -> None:
-    process = _start(large, tmp_path / "out", "--short-side", 300, "--shard-mb", 1, "-j", 2)
-    while not list(tmp_path.glob("out/train/*.tar")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
+    process = _start_and_block(large, tmp_path / "out")
     children = psutil.Process(process.pid).children()
     worker = next(child for child in children if "spawn_main" in " ".join(child.cmdline()))
     worker.kill()
@@ -201,6 +268,7 @@ def test_a_killed_worker_is_named_and_the_command_goes_on(large: Path, tmp_path:
     assert process.returncode == 4
     assert "a process was killed" in err
     assert "Traceback" not in err
+    _unblock(large)
     pack_folder(large, tmp_path / "out", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
 
 
@@ -213,6 +281,81 @@ def test_a_full_disk_is_one_message_and_leaves_no_partial_file(large: Path, tmp_
     assert "goes on" in err
     assert not list((tmp_path / "out").rglob("*.part"))
     pack_folder(large, tmp_path / "out", shard_bytes=4 << 20)
+
+
+def test_a_disk_that_is_full_at_once_leaves_nothing_that_is_in_the_way(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(DataError, match=r"cannot be written.*No space left"):
+            pack_folder(folder, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "out" / "packing.json.part").touch()  # as a kill may leave it
+    assert pack_folder(folder, tmp_path / "out").splits["train"].samples == 40
+
+
+@pytest.mark.parametrize("fix", ["leave out", "mend", "remove"])
+def test_after_a_corrupt_image_every_fix_that_is_advised_lets_it_go_on(folder: Path, tmp_path: Path, fix: str) -> None:
+    spoiled, out, small = folder / "train" / "red" / "010.png", tmp_path / "out", Encoding(short_side=8)
+    whole = spoiled.read_bytes()
+    spoiled.write_bytes(b"no image")
+    with pytest.raises(CorruptImageError):
+        pack_folder(folder, out, encoding=small)
+    done = {path: path.stat().st_mtime_ns for path in out.glob("train/*.tar")}
+    assert done
+    if fix == "mend":
+        spoiled.write_bytes(whole)
+    elif fix == "remove":
+        spoiled.unlink()
+    manifest = pack_folder(folder, out, encoding=small, skip_corrupt=fix == "leave out")
+    assert manifest.splits["train"].left_out == ((str(spoiled),) if fix == "leave out" else ())
+    assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
+    assert pack_folder(folder, tmp_path / "other", encoding=small, skip_corrupt=True) == manifest
+    assert _contents(out) == _contents(tmp_path / "other")
+
+
+def test_shards_of_files_that_were_removed_since_are_made_anew(folder: Path, tmp_path: Path) -> None:
+    out, spoiled = tmp_path / "out", folder / "val" / "red" / "004.png"
+    spoiled.write_bytes(b"no image")
+    small = Encoding(short_side=8)
+    with pytest.raises(CorruptImageError):
+        pack_folder(folder, out, encoding=small)
+    assert len(list(out.glob("train/*.tar"))) == 4
+    for path in [spoiled, *sorted((folder / "train" / "blue").iterdir())[:15]]:
+        path.unlink()
+    pack_folder(folder, out, encoding=small)
+    pack_folder(folder, tmp_path / "other", encoding=small)
+    assert _contents(out) == _contents(tmp_path / "other")
+    assert len(list(out.glob("train/*.tar"))) == 2
+
+
+def test_what_was_begun_from_another_folder_is_left_alone(folder: Path, new_folder: NewFolder, tmp_path: Path) -> None:
+    (folder / "val" / "red" / "004.png").write_bytes(b"no image")
+    with pytest.raises(CorruptImageError):
+        pack_folder(folder, tmp_path / "out", encoding=Encoding(short_side=8))
+    before = _contents(tmp_path / "out")
+    with pytest.raises(ConfigError, match="begun from another folder, images"):
+        pack_folder(new_folder(), tmp_path / "out", encoding=Encoding(short_side=8))
+    assert _contents(tmp_path / "out") == before
+
+
+def test_links_that_lead_nowhere_are_missing_files(folder: Path, tmp_path: Path) -> None:
+    link = folder / "train" / "red" / "zz.png"
+    link.symlink_to("nowhere.png")
+    with pytest.raises(CorruptImageError, match=r"zz\.png cannot be read"):
+        pack_folder(folder, tmp_path / "out")
+    assert pack_folder(folder, tmp_path / "out", skip_corrupt=True).splits["train"].left_out == (str(link),)
+    assert describe(folder).splits[0].unreadable == 1
+
+
+def test_a_pack_and_its_folder_have_one_name_through_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    names = {load(DataConfig(dataset=str(tmp_path / "link"))).name, pack_folder(tmp_path / "link", tmp_path / "o").name}
+    assert names == {"link"}
 
 
 def test_packing_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
@@ -241,7 +384,7 @@ def test_two_packings_do_not_write_one_pack(folder: Path, tmp_path: Path) -> Non
     other = os.open(tmp_path / "out", os.O_RDONLY)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another `lockstep data pack` is writing"):
+        with pytest.raises(ConfigError, match="another `lockstep data` is writing"):
             pack_folder(folder, tmp_path / "out")
     finally:
         os.close(other)

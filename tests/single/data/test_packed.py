@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from packs import pack_folder
+from PIL import Image, PngImagePlugin
 
 from lockstep.config import AugmentConfig, DataConfig
-from lockstep.data import catalog, pack
+from lockstep.data import catalog, pack, verify
+from lockstep.data.describe import describe
 from lockstep.data.encode import Encoding
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.packed import Manifest, PackedSplit, is_packed, splits
@@ -137,6 +140,23 @@ def _manifest(change: Callable[[dict[str, Any]], object], words: str) -> Callabl
     return act
 
 
+def _first(values: dict[str, Any]) -> dict[str, Any]:
+    shard: dict[str, Any] = values["splits"]["train"]["shards"][0]
+    return shard
+
+
+def _negative_label(packed: Path) -> str:
+    index = np.load(packed / "train" / "index.npy")
+    index["label"][3] = -5
+    np.save(packed / "train" / "index.npy", index)
+    return "labels without a class"
+
+
+def _empty_manifest(packed: Path) -> str:
+    (packed / "dataset.json").write_text("")
+    return "is a damaged pack"
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -148,16 +168,32 @@ def _manifest(change: Callable[[dict[str, Any]], object], words: str) -> Callabl
         _manifest(lambda values: values.pop("classes"), "dataset.json is damaged"),
         _manifest(lambda values: values.update(splits={}), "dataset.json is damaged"),
         _manifest(lambda values: values.update(classes=["one"]), "labels without a class"),
+        _manifest(lambda values: values.update(classes=[1, 2]), "dataset.json is damaged"),
+        _manifest(lambda values: _first(values).update(samples="x"), "dataset.json is damaged"),
+        _manifest(lambda values: _first(values).update(file=5), "dataset.json is damaged"),
+        _manifest(lambda values: _first(values).update(file="../val/val-000000.tar"), "dataset.json is damaged"),
+        _negative_label,
+        _empty_manifest,
     ],
 )
 def test_a_damaged_pack_is_refused_by_name(packed: Path, spoil: Callable[[Path], str]) -> None:
     words = spoil(packed)
+    for read in (_load, describe):
+        with pytest.raises(DataError, match=words):
+            read(packed)
+
+
+def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed: Path) -> None:
+    words = _empty_manifest(packed)
     with pytest.raises(DataError, match=words):
-        _load(packed)
+        pack_folder(folder, packed)
+    with pytest.raises(DataError, match=words):
+        verify.plan(packed)
 
 
 def test_a_folder_with_somebody_elses_dataset_json_is_a_folder(folder: Path) -> None:
     (folder / "dataset.json").write_text('{"license": "none"}')
+    (folder / "packing.json").write_text("{}")
     assert not is_packed(folder)
     assert len(_load(folder).train) == 40
 
@@ -171,6 +207,38 @@ def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Pat
         "assert len(train.shards) == 40 and all(train.read(sample) for sample in range(40))"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "many")], check=True)
+
+
+def test_too_few_files_that_may_be_open_are_not_corrupt_images(folder: Path, tmp_path: Path) -> None:
+    pack.write(pack.make_plan(folder, tmp_path / "many", Encoding(), 1), 1, lambda count: None)
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.packed import *\n"
+        "from lockstep.data.decode import decode\nfrom lockstep.errors import *\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"
+        "try: [decode(train.image(sample), 3) for sample in range(40)]\n"
+        "except DataError as e: assert not isinstance(e, CorruptImageError) and 'ulimit -n' in str(e), e\n"
+        "else: assert False"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "many")], check=True)
+
+
+def test_a_header_that_pillow_chokes_on_is_an_unreadable_image(folder: Path) -> None:
+    """Pillow raises ValueError where a PNG's text is too long."""
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Comment", "x" * (2 << 20), zip=True)
+    Image.new("RGB", (16, 12)).save(folder / "train" / "red" / "000.png", pnginfo=text)
+    assert describe(folder).splits[0].unreadable == 1
+    assert len(_load(folder, skip_corrupt=True).train) == 39
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_lost_shard_stops_training_also_where_corrupt_images_do_not(packed: Path, processes: int) -> None:
+    data = _load(packed, in_memory="never", image_size=16)
+    (packed / "train" / "train-000002.tar").unlink()
+    with pytest.raises(DataError, match=r"^\S*train-000002\.tar cannot be read") as caught:
+        _batches(data, processes, skip_corrupt=True)
+    assert not isinstance(caught.value, CorruptImageError)
 
 
 def test_webdataset_itself_reads_the_shards(packed: Path) -> None:

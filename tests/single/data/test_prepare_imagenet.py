@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lockstep.cli import main
 from lockstep.config import DataConfig
 from lockstep.data import catalog
+from lockstep.data.lock import alone
 from lockstep.data.prepare_imagenet import look, md5, prepare
-from lockstep.errors import DataError
+from lockstep.errors import ConfigError, DataError
 
 scipy_io = pytest.importorskip("scipy.io")
 
@@ -59,10 +61,10 @@ def _meta() -> bytes:
     return stored.getvalue()
 
 
-def _write_devkit(path: Path, truth: list[int]) -> None:
+def _write_devkit(path: Path, truth: list[int], meta: bytes | None = None) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in (
-            ("data/meta.mat", _meta()),
+            ("data/meta.mat", _meta() if meta is None else meta),
             ("data/ILSVRC2012_validation_ground_truth.txt", "".join(f"{n}\n" for n in truth).encode()),
         ):
             info = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/{name}")
@@ -191,33 +193,106 @@ def _link(name: str) -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize(
-    "hostile",
-    [
-        tarfile.TarInfo("../../escaped.JPEG"),
-        tarfile.TarInfo("/tmp/escaped.JPEG"),
-        tarfile.TarInfo("n03000000_1/../../../escaped.JPEG"),
-        _link("n03000000_1.JPEG"),
-    ],
-    ids=lambda info: info.name,
+    "name", ["../../../escaped.JPEG", "{outside}/escaped.JPEG", "n03000000_1/../../../../escaped.JPEG", "link"]
 )
 @pytest.mark.parametrize("where", ["training", "class", "validation"])
 def test_members_that_would_leave_the_folder_are_refused(
-    archives: Archives, tmp_path: Path, hostile: tarfile.TarInfo, where: str
+    archives: Archives, tmp_path: Path, name: str, where: str
 ) -> None:
-    with tarfile.open(fileobj=(bad := io.BytesIO()), mode="w") as archive:
-        archive.addfile(hostile)
+    """DEST lies so deep that each name, taken at its word, ends below tmp_path, where it would be seen."""
+    dest = tmp_path / "a" / "b" / "dest"
+    hostile = _link("n03000000_1.JPEG") if name == "link" else tarfile.TarInfo(name.format(outside=tmp_path))
     members = _train_members()
     if where == "class":
+        with tarfile.open(fileobj=(bad := io.BytesIO()), mode="w") as archive:
+            archive.addfile(hostile)
         members["n03000000.tar"] = bad.getvalue()
         archives[0].write_bytes(_tar(members))
     else:
         with tarfile.open(archives[0 if where == "training" else 1], "a") as archive:
             archive.addfile(hostile)
-    before = {path for path in tmp_path.rglob("*") if tmp_path / "dest" not in path.parents}
+    before = set(tmp_path.rglob("*"))
     with pytest.raises(DataError, match=hostile.name.replace(".", r"\.")):
+        _prepare(archives, dest)
+    new = {path for path in tmp_path.rglob("*") if dest not in (path, *path.parents)} - before
+    assert new <= {tmp_path / "a", tmp_path / "a" / "b"}
+    assert not any(path.is_symlink() for path in dest.rglob("*"))
+
+
+@pytest.mark.parametrize("spoil", [lambda header: b"\0" * 512, lambda header: header[:150] + b"\1" + header[151:]])
+@pytest.mark.parametrize("where", ["class", "training", "validation"])
+def test_a_damaged_header_between_images_is_named_not_taken_for_the_end(
+    archives: Archives, tmp_path: Path, where: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    ready = look(*archives)
+    path = archives[1 if where == "validation" else 0]
+    content = bytearray(path.read_bytes())
+    begin = ready.train_tars["n03000000"][0] if where == "class" else 0
+    with tarfile.open(fileobj=io.BytesIO(content[begin:])) as archive:
+        start = begin + archive.getmembers()[1].offset
+    content[start : start + 512] = spoil(bytes(content[start : start + 512]))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path} is cut off or damaged.*no tar header at byte {start:,}"):
         _prepare(archives, tmp_path / "dest")
-    after = {path for path in tmp_path.rglob("*") if tmp_path / "dest" not in path.parents}
-    assert after - before <= {tmp_path / "dest"}
+
+
+def test_a_whole_folder_keeps_its_names_when_the_command_is_given_again(
+    archives: Archives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "dest"
+    _prepare(archives, dest)
+    monkeypatch.setattr("os.rename", lambda *names: pytest.fail(f"renamed {names}"))
+    assert _prepare(archives, dest) == (9, 5)
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_foreign_files_are_refused_before_anything_is_renamed(archives: Archives, tmp_path: Path, part: str) -> None:
+    dest = tmp_path / "dest"
+    _prepare(archives, dest)
+    (dest / part / "n01000000" / "mine.JPEG").touch()
+    before = sorted(dest.rglob("*"))
+    with pytest.raises(DataError, match=r"mine\.JPEG, which is not in the archives"):
+        _prepare(archives, dest)
+    assert sorted(dest.rglob("*")) == before
+
+
+def test_a_class_that_is_there_twice_names_what_to_remove(archives: Archives, tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    _prepare(archives, dest)
+    (dest / "train" / "n01000000.part").mkdir()
+    with pytest.raises(DataError, match=r"are both there; remove .*n01000000\.part"):
+        _prepare(archives, dest)
+
+
+def test_two_commands_do_not_write_one_folder(archives: Archives, tmp_path: Path) -> None:
+    (tmp_path / "dest").mkdir()
+    with alone(tmp_path / "dest"), pytest.raises(ConfigError, match="another `lockstep data` is writing"):
+        _prepare(archives, tmp_path / "dest")
+    assert _prepare(archives, tmp_path / "dest") == (9, 5)
+
+
+def test_progress_ends_at_the_archives_sizes(archives: Archives, tmp_path: Path) -> None:
+    for _ in ("first", "again"):
+        done: list[int] = []
+        prepare(look(*archives), tmp_path / "dest", done.append)
+        assert sum(done) == archives[0].stat().st_size + archives[1].stat().st_size
+
+
+def test_reading_and_writing_are_told_apart(archives: Archives, tmp_path: Path) -> None:
+    ready = look(*archives)
+    (tmp_path / "dest").mkdir()
+    (tmp_path / "dest" / "train").touch()
+    with pytest.raises(DataError, match=r"train/n.* cannot be written"):
+        prepare(ready, tmp_path / "dest", lambda count: None)
+    archives[0].unlink()
+    with pytest.raises(DataError, match=r"train\.tar cannot be read"):
+        prepare(ready, tmp_path / "other", lambda count: None)
+
+
+def test_a_meta_mat_that_scipy_chokes_on_is_one_message(archives: Archives) -> None:
+    _write_devkit(archives[2], TRUTH, meta=b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400))
+    with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
+        look(*archives)
 
 
 def test_a_folder_with_other_things_is_left_alone(archives: Archives, tmp_path: Path) -> None:
@@ -232,3 +307,12 @@ def test_md5_says_whether_an_archive_is_the_official_one(archives: Archives) -> 
     digest, official = md5(archives[0], "training")
     assert len(digest) == 32
     assert not official
+
+
+def test_another_md5_sum_stops_the_command(
+    archives: Archives, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*map(str, archives), str(tmp_path / "dest")]
+    assert main(["data", "prepare", "imagenet", *words, "--md5"]) == 4
+    assert "not the official training archive" in capsys.readouterr().err
+    assert not (tmp_path / "dest").exists()

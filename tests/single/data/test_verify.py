@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packs import pack_folder
 
@@ -68,6 +70,30 @@ def test_missing_and_cut_shards_are_named(packed: Path) -> None:
     assert len(lines) == 2
     assert str(cut) in lines[0]
     assert str(lost) in lines[1]
+
+
+def test_a_changed_image_is_named_beside_a_cut_shard(packed: Path) -> None:
+    train, _ = splits(packed, Manifest.read(packed))
+    name, cut = train.name(0), packed / "train" / "train-000001.tar"
+    _flip(packed / "train" / "train-000000.tar", int(train.index[0]["offset"]) + 300)
+    cut.write_bytes(cut.read_bytes()[:-512])
+    lines = _verify(packed)
+    assert [line.partition(" ")[0] for line in lines] == [name, str(cut)]
+
+
+def test_another_index_is_one_line_and_the_shards_are_compared_all_the_same(packed: Path) -> None:
+    np.save(packed / "train" / "index.npy", np.zeros(40))
+    (line,) = _verify(packed)
+    assert line == f"{packed}/train/index.npy is not the index that was packed"
+    _flip(packed / "train" / "train-000000.tar", 2000)
+    assert _verify(packed) == [line, f"{packed}/train/train-000000.tar differs from what was packed"]
+
+
+def test_a_shard_that_shrinks_while_it_is_read_does_not_kill_the_process(packed: Path) -> None:
+    plan = verify.plan(packed)
+    bad = verify.run(plan, 1, lambda count: os.truncate(packed / "train" / "train-000000.tar", 0))
+    assert all("train-000000.tar" in line for line in bad)
+    assert bad
 
 
 def test_images_of_a_folder_that_cannot_be_decoded_are_named(folder: Path) -> None:

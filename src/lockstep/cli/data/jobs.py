@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 
 from tyro.conf import arg
 
 from lockstep.errors import ConfigError
+from lockstep.world import usable_cores
 
 Jobs = Annotated[int | Literal["auto"], arg(aliases=["-j"], metavar="N|auto")]
 
@@ -20,6 +20,4 @@ def check_jobs(jobs: int | Literal["auto"]) -> None:
 
 def cores(jobs: int | Literal["auto"]) -> int:
     """The number of processes; auto: one for each core that this process may use."""
-    if jobs != "auto":
-        return jobs
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores() if jobs == "auto" else jobs

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
+from lockstep.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class PrepareCommand:
     dest: Annotated[Positional[Path], arg(metavar="DEST")]
     """The folder to make, such as data/imagenet."""
     md5: bool = False
-    """Also say of each archive whether its MD5 sum is the official one's; reads all of it once more."""
+    """First compare each archive's MD5 sum with the official one, and stop if it is another; reads all once more."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -43,6 +44,8 @@ def main(words: Sequence[str]) -> int:
         for path, kind in ((command.train, "training"), (command.val, "validation"), (command.devkit, "devkit")):
             digest, official = prepare_imagenet.md5(path, kind)
             print(f"{path}: MD5 {digest}, {'the' if official else 'not the'} official {kind} archive", flush=True)
+            if not official:
+                raise DataError(f"{path} is not the official {kind} archive; fetch it again, or leave out --md5")
     with progress("preparing", command.train.stat().st_size + command.val.stat().st_size, "bytes") as advance:
         train, val = prepare_imagenet.prepare(archives, command.dest, advance)
     print(

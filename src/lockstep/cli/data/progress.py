@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,4 +49,5 @@ class _Lines:
         if time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
             share = 100 * self._done / max(1, self._total)
-            print(f"{self._doing}: {self._done:,} of {self._total:,} {self._unit} ({share:.0f} %)", flush=True)
+            line = f"{self._doing}: {self._done:,} of {self._total:,} {self._unit} ({share:.0f} %)"
+            print(line, file=sys.stderr, flush=True)
