@@ -241,6 +241,7 @@ def test_a_lost_shard_stops_training_also_where_corrupt_images_do_not(packed: Pa
     assert not isinstance(caught.value, CorruptImageError)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files open
 def test_webdataset_itself_reads_the_shards(packed: Path) -> None:
     if importlib.util.find_spec("webdataset") is None:
         pytest.skip("webdataset is not installed")
