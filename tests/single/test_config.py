@@ -35,6 +35,7 @@ FULL = TrainConfig(
         loader_workers=4,
         in_memory="never",
         image_size=64,
+        decode="gpu",
         progressive_sizes=("0:32", "2:64"),
         drop_last=True,
         skip_corrupt=True,
