@@ -15,12 +15,14 @@ def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = F
 
     Args:
         batches: For a GPU, it makes its tensors with non-blocking copies from pinned memory, on the current stream.
-        in_thread: On a CPU, make them in a thread; `batches` must not touch global state, such as torch's generator.
-            Else they are made when they are asked for.
+        in_thread: On a CPU, they may be made in a thread, for they touch no global state, such as torch's generator.
+            They are where torch has one thread for the step: several wait for each other after each operation, and
+            another thread beside them on the same cores makes the step half as slow again. Else batches are made when
+            they are asked for.
     """
     if device.type == "cuda":
         return _by_stream(batches, device)
-    return _by_thread(batches) if in_thread else batches
+    return _by_thread(batches) if in_thread and torch.get_num_threads() == 1 else batches
 
 
 def _by_thread(batches: Iterator[Batch]) -> Iterator[Batch]:

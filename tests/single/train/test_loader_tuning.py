@@ -109,7 +109,7 @@ def test_items_that_wait_get_all_processes_and_none_stays_behind() -> None:
     before = psutil.Process().children(recursive=True)
     start = time.monotonic()
     chosen = _choose(describe("slow", Slow(0.01), Slow(0)))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20  # seconds; in vain, each number of processes would take 0.4 and a start
     assert psutil.Process().children(recursive=True) == before
     assert (chosen.number, chosen.is_measured) == (4, True)
     (line,) = chosen.describe()
