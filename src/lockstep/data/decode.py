@@ -6,6 +6,7 @@ Pillow also has the last word on what simplejpeg refuses, so what counts as dama
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from PIL import Image
 
 from lockstep.data.images import eight_bits
 from lockstep.data.sets import ImageFile, InputSpec
-from lockstep.errors import CorruptImageError, LockstepError
+from lockstep.errors import CorruptImageError, DataError, LockstepError
 
 try:
     import simplejpeg
@@ -29,6 +30,8 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 Size = tuple[int, int]  # width, height
 Cut = Callable[[int, int], Box]  # from an image's width and height to the part of it that is wanted
 
+# Errors of reading that say nothing about the file: too many open ones, no memory, a failing disk or server.
+MACHINE_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 REDUCTIONS = (8, 4, 2)  # by which a JPEG decoder scales at little cost
 # A reduced image keeps this many times the pixels a side that are wanted, and resizing does the rest: so evaluation's
 # pixels stay within 1 of 255 of those of the whole image, on average.
@@ -49,13 +52,17 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
 
     Raises:
         CorruptImageError: The file is missing, truncated, no image, or far too large; the message names it.
-        DataError: The split that it belongs to cannot be read.
+        DataError: The split that it belongs to cannot be read, or the machine is at fault.
     """
     try:
         return decode_bytes(file.read_bytes(), channels, cut, size)
     except LockstepError:
         raise
+    except MemoryError:
+        raise DataError(f"memory ran out over {file}; lower --workers or --batch-size") from None
     except Exception as error:  # Pillow's decoders raise many types on damaged files
+        if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
+            raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
         raise CorruptImageError(
             f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; --skip-corrupt goes on "
             f"without such files"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from io import BytesIO
@@ -18,7 +19,7 @@ from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resiz
 from lockstep.data import decode as decoding
 from lockstep.data.decode import decode, evaluation_pixels
 from lockstep.data.sets import InputSpec
-from lockstep.errors import CorruptImageError
+from lockstep.errors import CorruptImageError, DataError
 
 WIDTH, HEIGHT = 24, 16
 
@@ -129,6 +130,30 @@ def test_what_cannot_be_decoded_is_named(tmp_path: Path, spoil: Callable[[Path],
     spoil(path)
     with pytest.raises(CorruptImageError, match=f"{path}.*--skip-corrupt"):
         decode(path, 3)
+
+
+class _Failing(NamedTuple):
+    error: BaseException
+
+    def read_bytes(self) -> bytes:
+        raise self.error
+
+    def __str__(self) -> str:
+        return "seven.jpg"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), r"seven\.jpg cannot be read \(Too many open files\)"),
+        (OSError(errno.EIO, "Input/output error"), r"seven\.jpg cannot be read \(Input/output error\)"),
+        (MemoryError(), r"memory ran out over seven\.jpg; lower --workers"),
+    ],
+)
+def test_a_fault_of_the_machine_does_not_make_an_image_corrupt(error: BaseException, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        decode(_Failing(error), 3)
+    assert not isinstance(caught.value, CorruptImageError)
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300), (1200, 260), (100, 120)])
