@@ -153,7 +153,7 @@ class StreamReader:
             source,  # type: ignore[arg-type]  # DataLoader asks __getitems__ first, and nothing else of it
             batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
             num_workers=processes,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]  # a source hands over whole batches
+            collate_fn=as_it_is,  # type: ignore[arg-type]  # a source hands over whole batches
             pin_memory=placement.device.type == "cuda",
             persistent_workers=processes > 0,
             worker_init_fn=_heed_parent_alone,
@@ -187,7 +187,10 @@ class StreamReader:
     def _batch(self, raw: Raw, request: Request) -> Batch:
         device = self._placement.device
         raw = self._finish(request, raw) if self._finish else raw
-        images, labels = (x.to(device, non_blocking=True) for x in (raw.images, torch.from_numpy(raw.labels)))
+        labels = torch.from_numpy(raw.labels)
+        if device.type == "cuda":  # from memory that is not pinned, the copy would wait for the images' before it
+            labels = labels.pin_memory()
+        images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, labels))
         if images.dtype == torch.uint8:
             if request.epoch is not None:
                 draws = Draws(self._seed, request.epoch, request.samples)
@@ -246,5 +249,6 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _as_it_is(raw: Raw) -> Raw:
+def as_it_is(raw: Raw) -> Raw:
+    """What a DataLoader does with the batches of a `Source`: nothing."""
     return raw

@@ -21,7 +21,7 @@ from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
 from lockstep.study.figures import Figure, ReadCounter, Turn, repeat
 from lockstep.study.stages import Setting, orders, stages_of
-from lockstep.train.loader_tuning import smallest_of_best
+from lockstep.train.loader_tuning import count_processes, show_rate, smallest_of_best
 from lockstep.train.precision import build_precision
 
 PLAN_IMAGES = 1 << 14
@@ -75,7 +75,7 @@ class LoadingStudy:
         best, limit = rates[number], self.limit
         lines = [
             f"the slowest stage is {limit.name}: {_rate(limit.images_per_second.median)} on one core",
-            f"the pipeline's best is {_rate(best)}, with {_processes(number)}",
+            f"the pipeline's best is {_rate(best)}, with {count_processes(number)}",
         ]
         if self.demand is None:
             return [*lines, "add -a ARCH to compare that with what a model takes"]
@@ -86,7 +86,7 @@ class LoadingStudy:
             return [*lines, f"the model takes {_rate(need)}: {_enough(enough)}"]
         least = min(waits, key=lambda processes: waits[processes])
         lines.append(
-            f"the model takes {_rate(need)}: none of these is enough; with {_processes(least)} it would wait "
+            f"the model takes {_rate(need)}: none of these is enough; with {count_processes(least)} it would wait "
             f"{100 * waits[least]:.0f} % of its time"
         )
         if len(rates) > 1 and number == max(rates):  # the rate still grew
@@ -156,7 +156,7 @@ def measure_pipeline(
                     torch.cuda.synchronize()
                 elapsed = time.perf_counter() - start
                 turns.append(Turn(elapsed, images, round(images * image_bytes), *counter.take()))
-        yield number, Figure("pipeline", _processes(number), turns)
+        yield number, Figure("pipeline", count_processes(number), turns)
 
 
 def image_bytes(stages: Sequence[Figure]) -> float:
@@ -218,13 +218,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _processes(number: int) -> str:
-    return f"{number} loader process{'' if number == 1 else 'es'}"
-
-
 def _enough(number: int) -> str:
-    return f"{_processes(number)} a worker {'is' if number == 1 else 'are'} enough"
+    return f"{count_processes(number)} a worker {'is' if number == 1 else 'are'} enough"
 
 
 def _rate(images_per_second: float) -> str:
-    return f"{images_per_second:,.0f} images/s" if images_per_second >= 10 else f"{images_per_second:.2g} images/s"
+    return f"{show_rate(images_per_second)} images/s"

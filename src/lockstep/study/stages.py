@@ -22,7 +22,7 @@ from lockstep.data.draws import Draws, Indices
 from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
-from lockstep.data.stream import FileSource, Raw, Request, Source, UserSource
+from lockstep.data.stream import FileSource, Raw, Request, Source, UserSource, as_it_is
 from lockstep.errors import CorruptImageError
 
 IN_MEMORY = 256  # files that are held for measuring how they are decoded
@@ -149,7 +149,7 @@ def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
         _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
         batch_sampler=_Endless(),
         num_workers=1,
-        collate_fn=_as_it_is,  # type: ignore[arg-type]
+        collate_fn=as_it_is,  # type: ignore[arg-type]
         pin_memory=setting.placement.device.type == "cuda",
     )
     batches = iter(loader)
@@ -166,10 +166,6 @@ class _Endless:
     def __iter__(self) -> Iterator[list[int]]:
         while True:
             yield []
-
-
-def _as_it_is(raw: Raw) -> Raw:
-    return raw
 
 
 def _pick_batch(setting: Setting, split: MemorySplit, samples: Indices) -> torch.Tensor:

@@ -10,7 +10,7 @@ import psutil
 
 from lockstep.config import AugmentConfig, TrainConfig
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, MemorySplit
-from lockstep.train.loader_tuning import LoaderProcesses, cores_of_worker
+from lockstep.train.loader_tuning import LoaderProcesses, cores_of_worker, count_processes
 from lockstep.world import World
 
 MUCH = 0.1  # the share of an epoch's time from which on a remedy is named
@@ -81,8 +81,8 @@ def advise(loading: Loading) -> str:
         return f"raise -j from {processes.number} to {cores}, the cores of this worker{hint}"
     if loading.kind == "user":
         return (
-            f"your data set's items take longer than a step, with {_count(processes.number)}: make them cheaper, or "
-            f"store what is the same in every epoch; more cores for each worker help, too"
+            f"your data set's items take longer than a step, with {count_processes(processes.number)}: make them "
+            f"cheaper, or store what is the same in every epoch; more cores for each worker help, too"
         )
     if loading.network:
         return (
@@ -91,8 +91,8 @@ def advise(loading: Loading) -> str:
         )
     if 0 < processes.number < cores and loading.kind == "files":
         return (
-            f"more than {_count(processes.number)} were no faster when measured, so storage is the limit: pack the set "
-            f"into large files with `lockstep data pack`, or copy it to a faster disk"
+            f"more than {count_processes(processes.number)} were no faster when measured, so storage is the limit: "
+            f"pack the set into large files with `lockstep data pack`, or copy it to a faster disk"
         )
     return _advise_on_cores(loading)
 
@@ -132,10 +132,6 @@ def _advise_on_cores(loading: Loading) -> str:
 
 def _cores(number: int) -> str:
     return "1 core" if number == 1 else f"{number} cores"
-
-
-def _count(processes: int) -> str:
-    return f"{processes} loader process{'' if processes == 1 else 'es'}"
 
 
 class DataWait:

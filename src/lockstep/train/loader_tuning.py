@@ -39,8 +39,7 @@ class LoaderProcesses:
 
     def describe(self) -> list[str]:
         """A line for people, where the number was not theirs."""
-        noun = "process" if self.number == 1 else "processes"
-        return [f"{self.number} loader {noun} a worker ({self.reason})"] if self.reason else []
+        return [f"{count_processes(self.number)} a worker ({self.reason})"] if self.reason else []
 
 
 def cores_of_worker(world: World) -> int:
@@ -105,7 +104,7 @@ def choose_processes(
             break
     number = smallest_of_best(rates)
     over = f" over {world.size} workers" if world.size > 1 else ""
-    figures = ", ".join(f"{processes}: {_round(rate)}" for processes, rate in rates.items())
+    figures = ", ".join(f"{processes}: {show_rate(rate)}" for processes, rate in rates.items())
     reason = f"measured{over}: {figures} images/s"
     if number < usual.number and len(rates) < len(tried) and not is_flat(rates):
         return LoaderProcesses(usual.number, f"by its cores; {reason}, too slow to try more")
@@ -164,5 +163,11 @@ def _request_size(reader: Reader, samples: Indices, most: int) -> int:
     return max(1, min(most, int(REQUEST_SECONDS / each)))
 
 
-def _round(rate: float) -> str:
+def count_processes(number: int) -> str:
+    """A number of loader processes, in words."""
+    return f"{number} loader process{'' if number == 1 else 'es'}"
+
+
+def show_rate(rate: float) -> str:
+    """Images a second, rounded for people."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"

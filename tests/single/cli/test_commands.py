@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision import models
 
 from lockstep.cli import COMMANDS, main
+from lockstep.cli.data import ACTIONS
 from lockstep.data import digits
 
 
@@ -40,10 +41,10 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
     assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"data {action}" for action in ACTIONS)])
 def test_every_command_explains_itself_without_torch(command: str) -> None:
     code = (
-        f"import sys\nfrom lockstep.cli import main\ntry: main(['{command}', '--help'])\n"
+        f"import sys\nfrom lockstep.cli import main\ntry: main([*'{command}'.split(), '--help'])\n"
         f"except SystemExit as e: assert e.code == 0\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
