@@ -72,8 +72,9 @@ def test_a_stopped_job_is_queued_again_and_goes_on_in_the_same_file(
     job = submit()
     slurm.run(["scancel", "--batch", "--signal=USR1", job])  # as --signal=B:USR1@120 ahead of the time limit
     wait_for(lambda: facts(slurm, job)["Restarts"] == "1" and facts(slurm, job)["JobState"] == "PENDING")
-    slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])  # Slurm itself waits two minutes
-    wait_for(lambda: facts(slurm, job)["JobState"] == "COMPLETED")
+    # Slurm itself waits two minutes; within the second of its end, a node takes the job for one already killed.
+    slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+3"])
+    wait_for(lambda: facts(slurm, job)["JobState"] == "COMPLETED", seconds=180)
     assert output(tmp_path, job).count("started with run -- python train.py\n") == 2
     slurm.wait_until_idle()
 

@@ -1,0 +1,132 @@
+"""What a report says, without saying how it is drawn: sections of charts and tables.
+
+Images (`images`), Markdown (`markdown`) and the page (`page`) are drawn from the same document, so they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Scale = Literal["linear", "log2", "log10"]
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Args:
+        name: As the legend has it.
+        x, y: Of its points, in the chart's units. A None in `y` is a gap.
+        low, high: The spread around each point, such as quartiles or an interval; None where there is none.
+        look: dashed for what is ideal or predicted, dotted for validation beside training, points without a line.
+        color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
+            colour of text, for reference lines such as the ideal one.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    look: Literal["solid", "dashed", "dotted", "points"] = "solid"
+    color: int | None = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A remark at a place of the x axis, such as a knee at a node's boundary."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one pair of axes.
+
+    Args:
+        key: The name of its files, such as "throughput".
+        x_label, y_label: With the unit, such as "throughput (images/s)".
+        note: A sentence or two of what is drawn and how it was measured.
+    """
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
+    marks: Sequence[Mark] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars: what a step's time consists of, by the number of workers.
+
+    Args:
+        stacks: The parts, from below, each with one value a category.
+        totals: What the whole of each category was measured as, if that is known besides its parts.
+    """
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    categories: Sequence[str]
+    stacks: Sequence[tuple[str, Sequence[float]]]
+    totals: Sequence[float] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of results.
+
+    Args:
+        columns: Headings with units.
+        rows: Numbers as numbers, so that the page can sort them; None where there is nothing.
+        formats: For each column how its numbers are shown, such as ",.0f" or ".2f"; "" for text.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    formats: Sequence[str]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands below it; `text` is plain, a paragraph a line."""
+
+    title: str
+    text: str = ""
+    parts: Sequence[Chart | Bars | Table] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """The whole report.
+
+    Args:
+        warnings: What was missing, half-written or could not be read, one line each.
+        made: When and by what version it was made.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    warnings: Sequence[str] = ()
+    made: str = ""
+
+
+def show(value: Cell, format_spec: str) -> str:
+    """A cell as people read it."""
+    if value is None:
+        return "–"
+    return format(value, format_spec) if format_spec and not isinstance(value, str) else str(value)
