@@ -12,7 +12,6 @@ import ctypes
 import os
 import random
 import resource
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,11 +23,10 @@ import torch
 
 from lockstep.place import Place
 from lockstep.records import RecordWriter
-from lockstep.train.environment import describe_environment
+from lockstep.train.environment import describe_publicly
 from lockstep.world import World
 
 FOLDER = Path(__file__).parent
-PRIVATE = ("command", "folder", "host")  # facts of the environment that are not for a public record
 Work = Callable[[], int]  # one turn; returns how many units of work it did
 Turn = dict[str, float]  # units, and seconds by each clock
 
@@ -116,17 +114,8 @@ def _show(spread: Sequence[float]) -> str:
 
 
 def append_record(record: Mapping[str, Any]) -> None:
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    commit = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty"]
-    facts = describe_environment(World(Place(), torch.device("cpu")))
-    environment = {
-        **{key: value for key, value in facts.items() if key not in PRIVATE},
-        "processor": next(line.partition(": ")[2] for line in cpuinfo if line.startswith("model name")),
-        "load_average": os.getloadavg(),
-        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
-    }
     path = FOLDER / "records" / f"{record['name'].partition(':')[0]}.jsonl"
     path.parent.mkdir(exist_ok=True)
     writer = RecordWriter(path)
-    writer.write({**record, "environment": environment})
+    writer.write({**record, "environment": describe_publicly(World(Place(), torch.device("cpu")))})
     writer.close()

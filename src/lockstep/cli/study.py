@@ -9,6 +9,7 @@ from importlib import import_module
 from lockstep.errors import ConfigError
 
 STUDIES = {
+    "scaling": "what more workers bring, and where the time of a step goes",
     "loading": "images a second of each stage of data loading, against what a model takes",
 }
 

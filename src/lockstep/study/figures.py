@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,9 @@ import torch
 from lockstep.errors import ConfigError
 from lockstep.place import Place
 from lockstep.records import RecordWriter
-from lockstep.train.environment import describe_environment
+from lockstep.train.environment import describe_publicly
 from lockstep.train.io_counters import CountersMissingError, IoCounters
 from lockstep.world import World
-
-PRIVATE = ("command", "folder", "host")  # facts of the environment that are not for a public record
 
 
 class Turn(NamedTuple):
@@ -53,16 +50,16 @@ class Figure:
 
     @property
     def images_per_second(self) -> Spread:
-        return _spread([turn.images / turn.seconds for turn in self.turns])
+        return spread([turn.images / turn.seconds for turn in self.turns])
 
     @property
     def bytes_per_second(self) -> Spread:
-        return _spread([turn.size_bytes / turn.seconds for turn in self.turns])
+        return spread([turn.size_bytes / turn.seconds for turn in self.turns])
 
     @property
     def operations_per_second(self) -> Spread | None:
         counted = [turn.operations / turn.seconds for turn in self.turns if turn.operations is not None]
-        return _spread(counted) if counted else None
+        return spread(counted) if counted else None
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -125,24 +122,13 @@ def check_record_file(path: Path) -> None:
 
 def append_study(path: Path, record: Mapping[str, Any], device: torch.device) -> None:
     """Append a study's record with what the figures depend on: the machine and the versions, but no names of it."""
-    facts = describe_environment(World(Place(), device))
-    environment = {
-        **{key: value for key, value in facts.items() if key not in PRIVATE},
-        "processor": _processor(),
-        "load_average": os.getloadavg(),
-    }
     writer = RecordWriter(path)
-    writer.write({**record, "unix_time": time.time(), "environment": environment})
+    writer.write({**record, "unix_time": time.time(), "environment": describe_publicly(World(Place(), device))})
     writer.close()
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
-
-
-def _spread(values: list[float]) -> Spread:
+def spread(values: Sequence[float]) -> Spread:
+    """The quartiles of repeated measurements; of a single one, itself."""
     return (
         Spread(*quantiles(values, method="inclusive")) if len(values) > 1 else Spread(values[0], values[0], values[0])
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -15,6 +17,9 @@ import torch
 
 from lockstep import __version__
 from lockstep.world import World, usable_cores
+
+PRIVATE = ("command", "folder", "host")  # facts that are not for a public record
+GIT_SECONDS = 5.0
 
 
 def describe_environment(world: World) -> dict[str, Any]:
@@ -30,9 +35,42 @@ def describe_environment(world: World) -> dict[str, Any]:
             "lockstep-torch": __version__,  # also where it runs from its sources, without being installed
             **{name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")},
         },
+        "commit": _commit(Path(__file__)),  # Lockstep's, where it runs from a checkout
+        "project_commit": _commit(Path.cwd()),  # of the folder that the run was started in
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "workers": world.size,
         "threads_per_worker": torch.get_num_threads(),
     }
+
+
+def describe_publicly(world: World) -> dict[str, Any]:
+    """What figures depend on, for a record that may be published: the same without names of machines and folders."""
+    facts = describe_environment(world)
+    return {
+        **{key: value for key, value in facts.items() if key not in PRIVATE},
+        "processor": _processor(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+
+
+def _commit(path: Path) -> str:
+    """The Git commit of what a checkout tracks, with "-dirty" if that was changed; "" outside one."""
+    git = ["git", "-C", str(path if path.is_dir() else path.parent)]
+    try:
+        _run([*git, "ls-files", "--error-unmatch", str(path)])
+        return _run([*git, "describe", "--always", "--dirty"])
+    except (OSError, subprocess.SubprocessError):  # no git, no checkout, or one so large that it takes its time
+        return ""
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_SECONDS)
+    return done.stdout.strip()

@@ -96,7 +96,7 @@ def train_epoch(job: Job) -> None:
             job.data_wait.first_batch(interval.wait_seconds)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
-        _take_step(job, batch, position)
+        take_step(job, batch, position)
         progress.step += 1
         job.tracker.advance()
         finished = position == steps - 1 or progress.step == job.last_step
@@ -113,8 +113,10 @@ def train_epoch(job: Job) -> None:
             return
 
 
-def _take_step(job: Job, batch: Batch, position: int) -> None:
+def take_step(job: Job, batch: Batch, position: int) -> None:
     """One optimizer step on this worker's share of the epoch's global batch number `position`."""
+    clock = job.clock
+    clock.begin("optimizer")
     set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
     sharding = job.train_loader.sharding
     passes = _split(batch, sharding.passes(position, job.batching.accumulate))
@@ -122,14 +124,19 @@ def _take_step(job: Job, batch: Batch, position: int) -> None:
     scale = job.strategy.workers_averaged / sharding.count(position)
     for number, part in enumerate(passes, start=1):
         with job.strategy.accumulating(is_last=number == len(passes)):
+            clock.begin("forward")
             with job.precision.autocast():
                 logits = job.replica(part.images)
                 losses = _losses(job.criterion, logits.to(job.precision.loss_dtype), part)
                 loss = (losses if part.weights is None else losses * part.weights).sum() * scale
+            clock.begin("backward")
             job.precision.backward(loss)
+        clock.begin("metrics")
         job.meter.add(losses, logits, part.labels, part.weights)
     job.meter.end_step()
+    clock.begin("reduction")
     job.strategy.finish_gradients()
+    clock.begin("optimizer")
     job.precision.unscale(job.optimizer)
     if job.config.optim.clip_norm:
         clip_gradients(job.optimizer, job.config.optim.clip_norm)
@@ -143,6 +150,7 @@ def _take_step(job: Job, batch: Batch, position: int) -> None:
         job.strategy.forget_gradients()
         report_overflow(job)
     job.model.zero_grad()
+    clock.end()
 
 
 def _losses(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:

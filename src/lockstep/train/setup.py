@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -42,6 +42,7 @@ from lockstep.train.progress import Progress
 from lockstep.train.resume import find_checkpoint, identify, open_folder, restore
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.step_clock import StepClock
 from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
@@ -83,6 +84,7 @@ class Job:
     stopping: Stopping
     identity: dict[str, Any]
     notes: list[str]
+    clock: StepClock = field(default_factory=StepClock)
 
     @property
     def steps_per_epoch(self) -> int:

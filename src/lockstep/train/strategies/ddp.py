@@ -13,6 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy, Tensors
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
 from lockstep.train.strategies.compression import Compression
@@ -123,20 +124,7 @@ def settle_buckets(ddp: DistributedDataParallel) -> None:
     uninterrupted run. Here a backward pass over the bare parameters stands in for that first step: its gradients
     arrive in reverse order of definition, and the layout is settled before training starts.
     """
-    module = ddp.module
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-    def touch_parameters() -> torch.Tensor:
-        # The engine runs the youngest branch first, and so the last parameter's gradient arrives first.
-        return torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
-
-    own_forward = vars(module).get("forward")
-    module.forward = touch_parameters
-    try:
+    with bare_forward(ddp.module):
         ddp().backward()
-    finally:
-        del module.forward
-        if own_forward is not None:
-            module.forward = own_forward
-    for parameter in parameters:
+    for parameter in ddp.module.parameters():
         parameter.grad = None

@@ -1,0 +1,86 @@
+"""What a study starts as the workers of a job: they measure its steps, and rank 0 prints a line of JSON."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.workers import run_workers
+from lockstep.config import TrainConfig
+from lockstep.world import World
+
+if TYPE_CHECKING:
+    from lockstep.study.points import Length
+
+# How torch, oneDNN, NumPy and the C++ library say that there is no more memory.
+NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
+
+
+def main(words: list[str]) -> int:
+    from lockstep.study import step_jobs
+
+    config, length, memory_limit = step_jobs.decode(words[0])
+    work = partial(_work, config, length, memory_limit)
+    return run_workers("step_worker", words, None, config.device, work, backend=config.parallel.dist_backend)
+
+
+def _work(config: TrainConfig, length: Length, memory_limit: int | None, world: World) -> None:
+    from lockstep.study import step_jobs
+
+    try:
+        _limit_memory(world, memory_limit)
+        _measure(config, length, world)
+    except Exception as error:
+        lacks_memory = isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+        step_jobs.tell("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
+        raise
+
+
+def _measure(config: TrainConfig, length: Length, world: World) -> None:
+    from lockstep.study import step_jobs
+    from lockstep.study.steps import measure_steps
+    from lockstep.train.environment import describe_publicly
+    from lockstep.train.setup import build_job, build_model, load_data
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config = replace(config, run=replace(config.run, run_dir=Path(scratch) / "run"))
+        data = load_data(config, world)
+        with closing(build_job(config, world, data, build_model(config, data))) as job:
+            figures = measure_steps(job, length)
+            figures |= {
+                "data": data.name,
+                "arch": config.model.arch,
+                "precision": job.precision.name,
+                "strategy": job.strategy.name,
+                "compress": config.parallel.compress,
+                "device": world.device.type,
+                "samples": job.train_loader.sharding.samples,
+                "global_batch": job.batching.global_batch,
+                "environment": describe_publicly(world),
+            }
+        world.barrier()  # rank 0's scratch folder is the run's
+    if world.is_main:
+        step_jobs.tell("figures", figures)
+
+
+def _limit_memory(world: World, size_bytes: int | None) -> None:
+    """Let allocations fail beyond a size: of a GPU's memory, else of the process's own data."""
+    if size_bytes is None:
+        return
+    if world.device.type == "cuda":
+        import torch
+
+        total = torch.cuda.get_device_properties(world.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total))
+    else:
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

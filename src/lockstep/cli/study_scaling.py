@@ -1,0 +1,227 @@
+"""`lockstep study scaling`: what more workers bring to a training job, and where the time of its steps goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from lockstep.cli.parse import parse, parse_train
+from lockstep.cli.run import split
+from lockstep.config import TrainConfig, check_workers
+from lockstep.errors import ConfigError
+from lockstep.launch.options import LaunchOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.launch.plan import JobPlan
+    from lockstep.study.points import Length, Mode, Point
+
+INTERRUPTED = 130
+PARTS = {
+    "data_wait": "data wait",
+    "forward": "forward",
+    "backward": "backward",
+    "communication_exposed": "exchange",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True)
+class ScalingCommand:
+    """Measure a training job's steps on several numbers of workers: throughput, and where the time goes.
+
+    The job stands after `--` in the words of `lockstep train`; at the smallest number of workers its batch is as given.
+    What is recorded already is not measured again, so the same command goes on after an interruption.
+    """
+
+    workers: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
+    """Numbers of workers, such as 1,2,4,8."""
+    mode: Literal["strong", "weak", "both"] = "both"
+    """strong: the same global batch on all. weak: the same batch of each worker."""
+    repeats: int = 3
+    """How often each number is measured, each time in new processes."""
+    steps: int = 30
+    """Steps of each measurement."""
+    warmup_steps: int = 5
+    """Steps before it that do not count."""
+    where: LaunchOptions = field(default_factory=LaunchOptions)
+    seed: int = 0
+    """Of the random order in which measurements are taken."""
+    out: Path = Path("study/scaling.jsonl")
+    """File that the records are appended to."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--repeats", self.repeats), ("--steps", self.steps)):
+            if value < 1:
+                raise ConfigError(f"{flag} must be 1 or more; got {value}")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"--warmup-steps must be 0 or more; got {self.warmup_steps}")
+
+    @property
+    def length(self) -> Length:
+        from lockstep.study.points import Length
+
+        return Length(self.steps, self.warmup_steps)
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("strong", "weak") if self.mode == "both" else (self.mode,)
+
+
+def main(words: Sequence[str]) -> int:
+    own, job = split(words)
+    command = parse(ScalingCommand, "study scaling", own)
+    config = read_job(job)
+    from lockstep.records import read_records
+    from lockstep.study.figures import check_record_file
+    from lockstep.study.points import job_digest, plan_points, recorded
+    from lockstep.study.step_jobs import plan_steps
+
+    points = plan_points(config, _counts(command.workers), command.modes, command.repeats, command.seed)
+    most = max(point.workers for point in points)
+    plans: dict[Point, JobPlan] = {}
+    for point in points:
+        check_workers(point.config(config), point.workers)
+        plans[point] = plan_steps(command.where, point.workers, most, point.config(config), command.length)
+    job_of = job_digest(config)
+    done = set(recorded(read_records(command.out), "scaling")) if command.out.exists() else set()
+    missing = [point for point in points if point.key(job_of, command.steps) not in done]
+    for line in _introduce(points, missing, plans):
+        print(line)
+    if command.where.dry_run:
+        return 0
+    check_record_file(command.out)
+    code = 0
+    for number, point in enumerate(missing, start=1):
+        print(f"[{number}/{len(missing)}] {_name(point)}: ", end="", flush=True)
+        failure = _measure(point, plans[point], {"job": job_of, "flags": list(job)}, command.out)
+        code = failure or code
+        if code == INTERRUPTED:
+            print(f"the rest is measured when the same command is given again; recorded in {command.out}")
+            return code
+    keys = {point.key(job_of, command.steps) for point in points}
+    _show([record for record in read_records(command.out) if keys.intersection(recorded([record], "scaling"))])
+    print(f"recorded in {command.out}")
+    return code
+
+
+def read_job(words: Sequence[str]) -> TrainConfig:
+    """The training job that the words after `--` describe.
+
+    Raises:
+        ConfigError: They say where the job runs, which is the study's to decide, or are wrong.
+    """
+    if not words:
+        raise ConfigError("there is no job to measure; its words, as in `lockstep train`, come last: -- digits")
+    train = parse_train(words)
+    if train.workers is not None or train.where != LaunchOptions():
+        raise ConfigError("-np, -H and the other flags of the launch come before the --")
+    if train.job.run.resume or train.job.run.evaluate:
+        raise ConfigError("a study measures steps and keeps no weights: leave --resume and --evaluate out")
+    from lockstep.data import catalog
+
+    catalog.check(train.job.data)
+    return train.job
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()] or _no_counts(text)
+    except ValueError:
+        return _no_counts(text)
+
+
+def _no_counts(text: str) -> list[int]:
+    raise ConfigError(f"--np takes numbers of workers, such as 1,2,4; got {text!r}")
+
+
+def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping[Point, JobPlan]) -> list[str]:
+    """What is to be measured, and with what."""
+    lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them recorded already"]
+    for point in sorted(points, key=lambda point: (point.workers, point.global_batch)):
+        if point.repeat == 0:
+            plan = plans[point]
+            hosts = "" if plan.is_local else f" ({', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)})"
+            lines.append(f"  {_name(point)}{hosts}: {' and '.join(point.modes)}")
+    lines.append(f"threads of each worker: {plans[points[0]].own_environment['OMP_NUM_THREADS']}")
+    return [*lines, *dict.fromkeys(note for plan in plans.values() for note in plan.notes if "warning" in note)]
+
+
+def _name(point: Point) -> str:
+    workers = "1 worker" if point.workers == 1 else f"{point.workers} workers"
+    return f"{workers}, global batch {point.global_batch:,}"
+
+
+def _measure(point: Point, plan: JobPlan, about: Mapping[str, Any], out: Path) -> int:
+    """Measure a point and append its record; the exit code."""
+    from lockstep.study.step_jobs import append_point, measure_in_job
+
+    outcome = measure_in_job(plan)
+    if outcome.was_ended:
+        print("interrupted")
+        return INTERRUPTED
+    append_point(out, "scaling", outcome, {**about, **point.to_mapping(), "nodes": len(plan.nodes)})
+    if not outcome.figures:
+        print(f"failed: {outcome.reason}")
+        return outcome.code
+    step = outcome.figures["step_seconds"]["median"]
+    print(f"{_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms a step")
+    return 0
+
+
+def _show(records: Iterable[Mapping[str, Any]]) -> None:
+    """Medians over the repeats, by series and number of workers."""
+    from rich.console import Console
+
+    console = Console()
+    for mode in ("strong", "weak"):
+        series: dict[int, list[Mapping[str, Any]]] = {}
+        for record in records:
+            if mode in record["modes"]:
+                series.setdefault(record["workers"], []).append(record)
+        if len(series) > 1 or (series and mode == "strong"):
+            ordered = dict(sorted(series.items()))
+            console.print(_throughput(mode, ordered), _split(ordered), sep="\n")
+
+
+def _throughput(mode: str, series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
+    table = _empty_table(f"{mode} scaling", ("workers", "images/s", "lowest to highest", "speed-up", "efficiency"))
+    first: tuple[int, float] | None = None
+    for workers, repeats in series.items():
+        rates = [record["images_per_second"] for record in repeats]
+        rate = median(rates)
+        base, base_rate = first = first or (workers, rate)
+        spread = f"{_number(min(rates))} to {_number(max(rates))}"
+        speed_up = rate / base_rate
+        table.add_row(
+            str(workers), _number(rate), spread, f"{speed_up:.2f}", f"{100 * speed_up * base / workers:.0f} %"
+        )
+    return table
+
+
+def _split(series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
+    table = _empty_table("milliseconds of a step", ("workers", *PARTS.values()))
+    for workers, repeats in series.items():
+        parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in PARTS]
+        table.add_row(str(workers), *(f"{part:.3g}" for part in parts))
+    return table
+
+
+def _empty_table(title: str, headings: Iterable[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,96 @@
+"""What a study has to measure, and what of it is recorded already. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lockstep.config import RunConfig, TrainConfig
+from lockstep.config_mapping import to_mapping
+from lockstep.errors import ConfigError
+from lockstep.train.batching import plan_batches
+
+Mode = Literal["strong", "weak"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Steps to measure, after steps of warm-up."""
+
+    steps: int
+    warmup_steps: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a number of workers and a global batch, for the `repeat`-th time (from 0)."""
+
+    workers: int
+    global_batch: int
+    modes: tuple[Mode, ...]
+    repeat: int
+
+    def config(self, config: TrainConfig) -> TrainConfig:
+        """The job to measure: the given one with this batch, which keeps nothing."""
+        run = replace(RunConfig(), io_every=0.0, track=())
+        return replace(config, batch_size=None, global_batch_size=self.global_batch, run=run)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What a record says of it."""
+        return {
+            "modes": list(self.modes),
+            "workers": self.workers,
+            "global_batch": self.global_batch,
+            "batch": self.global_batch / self.workers,
+            "repeat": self.repeat,
+        }
+
+    def key(self, job: str, steps: int) -> tuple[Any, ...]:
+        """What tells one measurement from another in a file of records."""
+        return job, self.workers, self.global_batch, self.repeat, steps
+
+
+def plan_points(
+    config: TrainConfig, counts: Sequence[int], modes: Sequence[Mode], repeats: int, seed: int
+) -> list[Point]:
+    """Every number of workers `repeats` times, in random order within each repeat, so that drift meets all alike.
+
+    At the smallest number the job is the one that was given. Strong: the global batch stays the same; weak: each
+    worker's share does. The smallest number belongs to both.
+
+    Raises:
+        ConfigError: A number is not positive or stands twice.
+    """
+    if min(counts) < 1 or len(set(counts)) < len(counts):
+        raise ConfigError(f"--np takes different numbers of workers, 1 or more; got {','.join(map(str, counts))}")
+    smallest = min(counts)
+    batch = plan_batches(config, smallest).global_batch
+    batches: dict[tuple[int, int], list[Mode]] = {}
+    for workers in sorted(counts):
+        for mode in modes:
+            grown = batch if mode == "strong" else round(batch * workers / smallest)
+            batches.setdefault((workers, grown), []).append(mode)
+    points = []
+    order = random.Random(seed)
+    for repeat in range(repeats):
+        turn = [Point(workers, grown, tuple(of), repeat) for (workers, grown), of in batches.items()]
+        order.shuffle(turn)
+        points += turn
+    return points
+
+
+def job_digest(config: TrainConfig) -> str:
+    """Eight hexadecimal digits that are the same for the same job, whatever its batch and its folder."""
+    whole = to_mapping(replace(config, run=RunConfig(), batch_size=None, global_batch_size=None))
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def recorded(records: Iterable[Mapping[str, Any]], kind: str) -> Iterator[tuple[Any, ...]]:
+    """The keys of the points that a file of records has figures of."""
+    for record in records:
+        if record.get("kind") == kind and "failed" not in record:
+            yield tuple(record.get(name) for name in ("job", "workers", "global_batch", "repeat", "steps"))

@@ -1,0 +1,128 @@
+"""Measuring the steps of a job in workers of its own, which a launcher starts and ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import TrainConfig
+from lockstep.config_mapping import from_mapping, to_mapping
+from lockstep.errors import ConfigError, StoppedError
+from lockstep.launch.display import OutputPlan
+from lockstep.launch.hosts import names_of_this_machine
+from lockstep.launch.job import run_job
+from lockstep.launch.options import LaunchOptions, plan_from
+from lockstep.launch.plan import JobPlan, threads
+from lockstep.records import RecordWriter
+from lockstep.study.points import Length
+from lockstep.world import usable_cores
+
+# The exit codes of a job that somebody has ended, not itself.
+ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+MARK = "lockstep-steps "  # begins the line in which a worker tells what came of it
+MODULE = "lockstep.cli.step_worker"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: the launcher's exit code, and figures, or why there are none.
+
+    Args:
+        out_of_memory: A worker's words where its memory did not suffice; "" else.
+        error: A worker's words where it failed otherwise; "" else.
+    """
+
+    code: int
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    out_of_memory: str = ""
+    error: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why there are no figures."""
+        return self.out_of_memory or self.error or f"the launcher's exit code is {self.code}"
+
+    @property
+    def was_ended(self) -> bool:
+        return self.code in ENDED
+
+
+def encode(config: TrainConfig, length: Length, memory_limit: int | None) -> str:
+    """What a worker needs to be told, as one word of its command line."""
+    told = {"steps": length.steps, "warmup_steps": length.warmup_steps, "memory_limit": memory_limit}
+    return json.dumps({**told, "config": to_mapping(config)})
+
+
+def decode(word: str) -> tuple[TrainConfig, Length, int | None]:
+    """The same, in the worker."""
+    told = json.loads(word)
+    config = from_mapping(told["config"], "the study's configuration")
+    return config, Length(told["steps"], told["warmup_steps"]), told["memory_limit"]
+
+
+def tell(kind: str, content: Any) -> None:
+    """From a worker: "figures", "out_of_memory" or "error"."""
+    print(MARK + json.dumps({kind: content}), flush=True)
+
+
+def measure_in_job(plan: JobPlan) -> Outcome:
+    """Carry out a plan whose command is the step worker's."""
+    told = io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(told)):
+        code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
+        lines = told.getvalue().decode(errors="replace").splitlines()
+    words: dict[str, Any] = {}
+    for line in lines:
+        if line.startswith(MARK):
+            words = {**json.loads(line.removeprefix(MARK)), **words}  # of several, the first word counts
+    return Outcome(code, **words)
+
+
+def append_point(path: Path, kind: str, outcome: Outcome, about: Mapping[str, Any]) -> None:
+    """Append a record of what came of a job: its figures, or `failed` with the reason."""
+    figures = dict(outcome.figures)
+    if figures:
+        figures["epoch_seconds"] = figures["samples"] / figures["images_per_second"]
+    writer = RecordWriter(path)
+    failed = {} if figures else {"failed": outcome.reason}
+    writer.write({"kind": kind, **about, **failed, **figures, "unix_time": time.time()})
+    writer.close()
+
+
+def plan_steps(
+    where: LaunchOptions,
+    workers: int,
+    most_workers: int,
+    config: TrainConfig,
+    length: Length,
+    memory_limit: int | None = None,
+) -> JobPlan:
+    """The job that measures the steps of a configuration, on so many workers.
+
+    Args:
+        most_workers: Of the study. Each worker has the threads that it would have among so many, since the threads of a
+            worker would else grow fewer as workers grow more, and scaling would be that of threads.
+
+    Raises:
+        ConfigError: The options contradict each other, or are of nodes that are started by hand.
+    """
+    command = (where.python or sys.executable, "-m", MODULE, encode(config, length, memory_limit))
+    cores, here = usable_cores(), names_of_this_machine()
+
+    def plan_for(number: int, environment: Mapping[str, str]) -> JobPlan:
+        return plan_from(where, number, command, environment, cores, lambda: 1, here)
+
+    largest = plan_for(most_workers, os.environ)
+    if largest.by_hand:
+        raise ConfigError("a study starts its own jobs; name the hosts by -H, not by --nodes or --dist-url")
+    each = threads(cores, max(node.workers for node in largest.nodes))
+    return plan_for(workers, {"OMP_NUM_THREADS": str(each), **os.environ})

@@ -1,0 +1,178 @@
+"""Where the time of a training step goes, measured on the steps of a real job.
+
+The loop's own steps are taken, at a learning rate of 0, so that nothing they compute changes from one to the next.
+Blocks of them take turns with blocks whose gradients stay where they are: the difference is the communication that
+shows. How long the exchange of all gradients takes by itself is measured last, with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, get_args
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.data.readers import Batch
+from lockstep.seeding import seed_all
+from lockstep.study.figures import Spread, spread
+from lockstep.study.phases import PhaseClock
+from lockstep.study.points import Length
+from lockstep.train.loop import take_step
+from lockstep.train.schedule import Schedule
+from lockstep.train.setup import Job
+from lockstep.train.step_clock import Phase
+from lockstep.train.strategies.bare import bare_forward
+from lockstep.train.strategies.base import Strategy
+from lockstep.world import World
+
+BLOCK = 10  # steps between two looks at the figures, as a run's --log-every has them
+EXCHANGES = 10
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some steps: images and seconds over all workers, and this worker's phases of each step."""
+
+    images: int
+    seconds: float
+    phases: Sequence[Mapping[Phase, float]]
+
+
+class Isolated(Strategy):
+    """Another strategy's steps without the exchange of gradients, which only add up."""
+
+    def __init__(self, inner: Strategy):
+        super().__init__()
+        self._inner = inner
+        self.workers_averaged = inner.workers_averaged
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
+        return self._inner.accumulating(is_last=False)
+
+
+def measure_steps(job: Job, length: Length) -> dict[str, Any]:
+    """Throughput, the split of a step's time, and memory; call it on every worker.
+
+    Returns:
+        The fields of a record of `lockstep study scaling` (docs/studies.md) that are measured. Seconds are medians over
+        steps, meaned over workers.
+    """
+    clock = PhaseClock(job.world.device)
+    job = replace(job, clock=clock, schedule=Schedule("constant", peak=0.0, total_steps=1))
+    isolated = replace(job, strategy=Isolated(job.strategy))
+    together = job.world.size > 1
+    job.replica.train()
+    whole, apart = [], []
+    with closing(_batches(job)) as batches:
+        _take_block(job, clock, batches, length.warmup_steps)
+        if together:
+            _take_block(isolated, clock, batches, 1)
+        for start in range(0, length.steps, BLOCK):
+            steps = min(BLOCK, length.steps - start)
+            whole.append(_take_block(job, clock, batches, steps))
+            if together:
+                apart.append(_take_block(isolated, clock, batches, steps))
+    exchange = _measure_exchange(job, isolated) if together else 0.0
+    steps_taken = [step for block in whole for step in block.phases]
+    seconds = spread([sum(step.values()) for step in steps_taken])
+    split = _split(job.world, steps_taken, [step for block in apart for step in block.phases], seconds.median)
+    rates = spread([block.images / block.seconds for block in whole])
+    memory, kind = _peak_memory(job.world)
+    return {
+        "steps": length.steps,
+        "warmup_steps": length.warmup_steps,
+        "images_per_second": sum(block.images for block in whole) / sum(block.seconds for block in whole),
+        "images_per_second_spread": rates._asdict(),
+        "step_seconds": _mean_spread(job.world, seconds)._asdict(),
+        "split_seconds": split,
+        "communication_alone_seconds": exchange,
+        "communication_hidden_seconds": max(0.0, exchange - split["communication_exposed"]),
+        "gradient_bytes": sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad),
+        "peak_memory_bytes": memory,
+        "memory": kind,
+    }
+
+
+def _batches(job: Job) -> Generator[tuple[int, Batch]]:
+    """This worker's batches, with their positions in their epochs, without end."""
+    epoch = 0
+    while True:
+        yield from enumerate(job.train_loader.epoch(epoch, 0))
+        epoch += 1
+
+
+def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]], steps: int) -> Block:
+    images, sharding = 0, job.train_loader.sharding
+    job.world.barrier()
+    start = time.perf_counter()
+    for step in range(steps):
+        clock.begin("data_wait")
+        position, batch = next(batches)
+        seed_all(job.config.seed, step, job.world.rank)
+        take_step(job, batch, position)
+        images += sharding.count(position)
+    job.meter.reduce()  # which waits for the device
+    seconds = max(job.world.gather(time.perf_counter() - start))
+    return Block(images, seconds, clock.take())
+
+
+def _split(
+    world: World, whole: Sequence[Mapping[Phase, float]], apart: Sequence[Mapping[Phase, float]], step_seconds: float
+) -> dict[str, float]:
+    """A step's seconds by what they went into; they add up to a median step's."""
+    # Over workers, one of which may wait in its backward pass for another that is still in its own.
+    phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in get_args(Phase)}
+    backward = phases["backward"] + phases["reduction"]
+    alone = _median(world, apart, "backward") if apart else backward
+    exposed = max(0.0, backward - alone)
+    parts = {
+        "data_wait": phases["data_wait"],
+        "forward": phases["forward"],
+        "backward": backward - exposed,
+        "communication_exposed": exposed,
+        "optimizer": phases["optimizer"],
+    }
+    return {**parts, "other": max(0.0, fmean(world.gather(step_seconds)) - sum(parts.values()))}
+
+
+def _median(world: World, steps: Sequence[Mapping[Phase, float]], phase: Phase) -> float:
+    return fmean(world.gather(median(step.get(phase, 0.0) for step in steps)))
+
+
+def _mean_spread(world: World, seconds: Spread) -> Spread:
+    return Spread(*(fmean(part) for part in zip(*world.gather(list(seconds)), strict=True)))
+
+
+def _measure_exchange(job: Job, isolated: Job) -> float:
+    """Seconds in which all gradients are averaged, beyond those of the same backward pass without it."""
+    replica = job.replica
+    module = replica.module if isinstance(replica, DistributedDataParallel) else replica
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    with bare_forward(module):
+        for number in range(2 * (EXCHANGES + 1)):
+            travels = number % 2 == 1
+            current = job if travels else isolated
+            job.world.barrier()
+            start = time.perf_counter()
+            with current.strategy.accumulating(is_last=True):
+                replica().backward()
+            current.strategy.finish_gradients()
+            if job.world.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[travels].append(max(job.world.gather(time.perf_counter() - start)))
+            job.model.zero_grad()
+    warm = {travels: median(times[1:]) for travels, times in seconds.items()}
+    return max(0.0, warm[True] - warm[False])
+
+
+def _peak_memory(world: World) -> tuple[int, str]:
+    """The most that a worker has held, in bytes: of its GPU's memory, else of the machine's."""
+    if world.device.type == "cuda":
+        return max(world.gather(torch.cuda.max_memory_allocated())), "device"
+    return max(world.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)), "resident"
