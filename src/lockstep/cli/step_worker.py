@@ -11,15 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig
 from lockstep.world import World
 
 if TYPE_CHECKING:
     from lockstep.study.points import Length
+    from lockstep.study.step_jobs import MemoryLimit
 
+MOST = 0.9  # of the memory that is free when a worker starts
 # How torch, oneDNN, NumPy and the C++ library say that there is no more memory.
-NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
+NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a", "Unable to allocate")
 
 
 def main(words: list[str]) -> int:
@@ -30,19 +34,18 @@ def main(words: list[str]) -> int:
     return run_workers("step_worker", words, None, config.device, work, backend=config.parallel.dist_backend)
 
 
-def _work(config: TrainConfig, length: Length, memory_limit: int | None, world: World) -> None:
+def _work(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:
     from lockstep.study import step_jobs
 
     try:
-        _limit_memory(world, memory_limit)
-        _measure(config, length, world)
+        _measure(config, length, memory_limit, world)
     except Exception as error:
         lacks_memory = isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
         step_jobs.tell("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
         raise
 
 
-def _measure(config: TrainConfig, length: Length, world: World) -> None:
+def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:
     from lockstep.study import step_jobs
     from lockstep.study.steps import measure_steps
     from lockstep.train.environment import describe_publicly
@@ -52,6 +55,7 @@ def _measure(config: TrainConfig, length: Length, world: World) -> None:
         config = replace(config, run=replace(config.run, run_dir=Path(scratch) / "run"))
         data = load_data(config, world)
         with closing(build_job(config, world, data, build_model(config, data))) as job:
+            _limit_memory(world, memory_limit)
             figures = measure_steps(job, length)
             figures |= {
                 "data": data.name,
@@ -69,17 +73,22 @@ def _measure(config: TrainConfig, length: Length, world: World) -> None:
         step_jobs.tell("figures", figures)
 
 
-def _limit_memory(world: World, size_bytes: int | None) -> None:
-    """Let allocations fail beyond a size: of a GPU's memory, else of the process's own data."""
-    if size_bytes is None:
+def _limit_memory(world: World, limit: MemoryLimit) -> None:
+    """Let allocations fail beyond a limit, instead of the system ending whichever process it likes."""
+    if limit is None:
         return
     if world.device.type == "cuda":
         import torch
 
         total = torch.cuda.get_device_properties(world.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total))
-    else:
-        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
+        torch.cuda.set_per_process_memory_fraction(1.0 if limit == "free" else min(1.0, limit / total))
+        return
+    held = psutil.Process().memory_info().data
+    free = int(MOST * psutil.virtual_memory().available / world.place.local_size)
+    size_bytes = held + free if limit == "free" else limit
+    if size_bytes <= held:
+        raise MemoryError(f"the libraries, the data set and the model alone take {held / 1e9:.2g} GB")
+    resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
 
 
 if __name__ == "__main__":

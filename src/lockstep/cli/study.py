@@ -10,6 +10,7 @@ from lockstep.errors import ConfigError
 
 STUDIES = {
     "scaling": "what more workers bring, and where the time of a step goes",
+    "batch": "throughput and memory by batch size, and the largest that fits",
     "loading": "images a second of each stage of data loading, against what a model takes",
 }
 

@@ -92,7 +92,7 @@ def main(words: Sequence[str]) -> int:
         plans[point] = plan_steps(command.where, point.workers, most, point.config(config), command.length)
     job_of = job_digest(config)
     done = set(recorded(read_records(command.out), "scaling")) if command.out.exists() else set()
-    missing = [point for point in points if point.key(job_of, command.steps) not in done]
+    missing = [point for point in points if point.key(job_of, len(plans[point].nodes), command.steps) not in done]
     for line in _introduce(points, missing, plans):
         print(line)
     if command.where.dry_run:
@@ -106,7 +106,7 @@ def main(words: Sequence[str]) -> int:
         if code == INTERRUPTED:
             print(f"the rest is measured when the same command is given again; recorded in {command.out}")
             return code
-    keys = {point.key(job_of, command.steps) for point in points}
+    keys = {point.key(job_of, len(plans[point].nodes), command.steps) for point in points}
     _show([record for record in read_records(command.out) if keys.intersection(recorded([record], "scaling"))])
     print(f"recorded in {command.out}")
     return code
@@ -161,18 +161,21 @@ def _name(point: Point) -> str:
 
 def _measure(point: Point, plan: JobPlan, about: Mapping[str, Any], out: Path) -> int:
     """Measure a point and append its record; the exit code."""
-    from lockstep.study.step_jobs import append_point, measure_in_job
+    from lockstep.study.step_jobs import append_record, measure_in_job
 
     outcome = measure_in_job(plan)
     if outcome.was_ended:
         print("interrupted")
         return INTERRUPTED
-    append_point(out, "scaling", outcome, {**about, **point.to_mapping(), "nodes": len(plan.nodes)})
-    if not outcome.figures:
+    failed = {} if outcome.figures else {"failed": outcome.reason}
+    append_record(
+        out, "scaling", {**about, **point.to_mapping(), "nodes": len(plan.nodes), **failed, **outcome.figures}
+    )
+    if failed:
         print(f"failed: {outcome.reason}")
         return outcome.code
     step = outcome.figures["step_seconds"]["median"]
-    print(f"{_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms a step")
+    print(f"{show_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms a step")
     return 0
 
 
@@ -192,29 +195,30 @@ def _show(records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _throughput(mode: str, series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
-    table = _empty_table(f"{mode} scaling", ("workers", "images/s", "lowest to highest", "speed-up", "efficiency"))
+    table = empty_table(f"{mode} scaling", ("workers", "images/s", "lowest to highest", "speed-up", "efficiency"))
     first: tuple[int, float] | None = None
     for workers, repeats in series.items():
         rates = [record["images_per_second"] for record in repeats]
         rate = median(rates)
         base, base_rate = first = first or (workers, rate)
-        spread = f"{_number(min(rates))} to {_number(max(rates))}"
+        spread = f"{show_number(min(rates))} to {show_number(max(rates))}"
         speed_up = rate / base_rate
         table.add_row(
-            str(workers), _number(rate), spread, f"{speed_up:.2f}", f"{100 * speed_up * base / workers:.0f} %"
+            str(workers), show_number(rate), spread, f"{speed_up:.2f}", f"{100 * speed_up * base / workers:.0f} %"
         )
     return table
 
 
 def _split(series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
-    table = _empty_table("milliseconds of a step", ("workers", *PARTS.values()))
+    table = empty_table("milliseconds of a step", ("workers", *PARTS.values()))
     for workers, repeats in series.items():
         parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in PARTS]
         table.add_row(str(workers), *(f"{part:.3g}" for part in parts))
     return table
 
 
-def _empty_table(title: str, headings: Iterable[str]) -> Table:
+def empty_table(title: str, headings: Iterable[str]) -> Table:
+    """A table of right-aligned columns."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
@@ -223,5 +227,6 @@ def _empty_table(title: str, headings: Iterable[str]) -> Table:
     return table
 
 
-def _number(value: float) -> str:
+def show_number(value: float) -> str:
+    """Three digits, or all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

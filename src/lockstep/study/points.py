@@ -14,6 +14,7 @@ from lockstep.config_mapping import to_mapping
 from lockstep.errors import ConfigError
 from lockstep.train.batching import plan_batches
 
+KEY = ("job", "workers", "nodes", "global_batch", "repeat", "steps")
 Mode = Literal["strong", "weak"]
 
 
@@ -36,8 +37,7 @@ class Point:
 
     def config(self, config: TrainConfig) -> TrainConfig:
         """The job to measure: the given one with this batch, which keeps nothing."""
-        run = replace(RunConfig(), io_every=0.0, track=())
-        return replace(config, batch_size=None, global_batch_size=self.global_batch, run=run)
+        return keeping_nothing(replace(config, batch_size=None, global_batch_size=self.global_batch))
 
     def to_mapping(self) -> dict[str, Any]:
         """What a record says of it."""
@@ -49,9 +49,14 @@ class Point:
             "repeat": self.repeat,
         }
 
-    def key(self, job: str, steps: int) -> tuple[Any, ...]:
+    def key(self, job: str, nodes: int, steps: int) -> tuple[Any, ...]:
         """What tells one measurement from another in a file of records."""
-        return job, self.workers, self.global_batch, self.repeat, steps
+        return job, self.workers, nodes, self.global_batch, self.repeat, steps
+
+
+def keeping_nothing(config: TrainConfig) -> TrainConfig:
+    """The same job without trackers, checkpoints and a folder that was chosen."""
+    return replace(config, run=replace(RunConfig(), io_every=0.0, track=()))
 
 
 def plan_points(
@@ -93,4 +98,4 @@ def recorded(records: Iterable[Mapping[str, Any]], kind: str) -> Iterator[tuple[
     """The keys of the points that a file of records has figures of."""
     for record in records:
         if record.get("kind") == kind and "failed" not in record:
-            yield tuple(record.get(name) for name in ("job", "workers", "global_batch", "repeat", "steps"))
+            yield tuple(record.get(name) for name in KEY)

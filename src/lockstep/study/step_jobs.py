@@ -9,10 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lockstep.config import TrainConfig
 from lockstep.config_mapping import from_mapping, to_mapping
@@ -30,6 +30,7 @@ from lockstep.world import usable_cores
 ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
 MARK = "lockstep-steps "  # begins the line in which a worker tells what came of it
 MODULE = "lockstep.cli.step_worker"
+MemoryLimit = int | Literal["free"] | None  # of a worker: bytes, its share of what is free, or none
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,13 @@ class Outcome:
         return self.code in ENDED
 
 
-def encode(config: TrainConfig, length: Length, memory_limit: int | None) -> str:
+def encode(config: TrainConfig, length: Length, memory_limit: MemoryLimit) -> str:
     """What a worker needs to be told, as one word of its command line."""
     told = {"steps": length.steps, "warmup_steps": length.warmup_steps, "memory_limit": memory_limit}
     return json.dumps({**told, "config": to_mapping(config)})
 
 
-def decode(word: str) -> tuple[TrainConfig, Length, int | None]:
+def decode(word: str) -> tuple[TrainConfig, Length, MemoryLimit]:
     """The same, in the worker."""
     told = json.loads(word)
     config = from_mapping(told["config"], "the study's configuration")
@@ -75,26 +76,28 @@ def tell(kind: str, content: Any) -> None:
 
 
 def measure_in_job(plan: JobPlan) -> Outcome:
-    """Carry out a plan whose command is the step worker's."""
-    told = io.BytesIO()
-    with redirect_stdout(io.TextIOWrapper(told)):
+    """Carry out a plan whose command is the step worker's; what is written besides is shown if nobody says why."""
+    told, said = io.BytesIO(), io.StringIO()
+    with redirect_stdout(io.TextIOWrapper(told)), redirect_stderr(said):
         code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
         lines = told.getvalue().decode(errors="replace").splitlines()
     words: dict[str, Any] = {}
     for line in lines:
         if line.startswith(MARK):
             words = {**json.loads(line.removeprefix(MARK)), **words}  # of several, the first word counts
-    return Outcome(code, **words)
+    outcome = Outcome(code, **words)
+    if code and not outcome.out_of_memory and not outcome.was_ended:
+        print(said.getvalue(), end="", file=sys.stderr)
+    return outcome
 
 
-def append_point(path: Path, kind: str, outcome: Outcome, about: Mapping[str, Any]) -> None:
-    """Append a record of what came of a job: its figures, or `failed` with the reason."""
-    figures = dict(outcome.figures)
-    if figures:
-        figures["epoch_seconds"] = figures["samples"] / figures["images_per_second"]
+def append_record(path: Path, kind: str, record: Mapping[str, Any]) -> None:
+    """Append what came of a job, with the time that an epoch's training takes at its rate."""
+    epoch = {}
+    if "images_per_second" in record:
+        epoch["epoch_seconds"] = record["samples"] / record["images_per_second"]
     writer = RecordWriter(path)
-    failed = {} if figures else {"failed": outcome.reason}
-    writer.write({"kind": kind, **about, **failed, **figures, "unix_time": time.time()})
+    writer.write({"kind": kind, **record, **epoch, "unix_time": time.time()})
     writer.close()
 
 
@@ -104,13 +107,14 @@ def plan_steps(
     most_workers: int,
     config: TrainConfig,
     length: Length,
-    memory_limit: int | None = None,
+    memory_limit: MemoryLimit = None,
 ) -> JobPlan:
     """The job that measures the steps of a configuration, on so many workers.
 
     Args:
         most_workers: Of the study. Each worker has the threads that it would have among so many, since the threads of a
             worker would else grow fewer as workers grow more, and scaling would be that of threads.
+        memory_limit: A GPU's own memory is a limit already, so "free" adds none there.
 
     Raises:
         ConfigError: The options contradict each other, or are of nodes that are started by hand.

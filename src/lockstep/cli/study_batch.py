@@ -1,0 +1,187 @@
+"""`lockstep study batch`: throughput and memory by batch size, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from lockstep.cli.parse import parse
+from lockstep.cli.run import split
+from lockstep.cli.sizes import parse_size
+from lockstep.cli.study_scaling import INTERRUPTED, empty_table, read_job, show_number
+from lockstep.config import TrainConfig, check_workers
+from lockstep.errors import ConfigError
+from lockstep.launch.options import LaunchOptions
+
+if TYPE_CHECKING:
+    from lockstep.launch.plan import JobPlan
+
+KILLED = 128 + signal.SIGKILL  # what Linux does to a process where memory ends
+ENOUGH = 0.95  # a share of the best throughput
+MEMORY = {"device": "of the GPU's memory", "resident": "resident"}
+
+
+@dataclass(frozen=True)
+class BatchCommand:
+    """Measure a training job's steps by batch size: doubled until memory ends, then halfway to the largest that fits.
+
+    The job stands after `--` in the words of `lockstep train`. What is recorded already is not measured again.
+    """
+
+    workers: Annotated[int, arg(name="np", aliases=["-np"], metavar="N")] = 1
+    """Workers, each with a batch of that size."""
+    first: int = 16
+    """The smallest batch of a worker."""
+    last: int | None = None
+    """The largest. Default: the worker's share of the training set, or what fits."""
+    memory_limit: Annotated[str | None, arg(metavar="SIZE")] = None
+    """Memory of a worker, such as 8GB. Default: all of its GPU's; on the CPU, its share of what is free."""
+    steps: int = 10
+    """Steps of each measurement."""
+    warmup_steps: int = 3
+    """Steps before it that do not count."""
+    where: LaunchOptions = field(default_factory=LaunchOptions)
+    out: Path = Path("study/batch.jsonl")
+    """File that the records are appended to."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("-np", self.workers), ("--first", self.first), ("--steps", self.steps)):
+            if value < 1:
+                raise ConfigError(f"{flag} must be 1 or more; got {value}")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"--warmup-steps must be 0 or more; got {self.warmup_steps}")
+        if self.last is not None and self.last < self.first:
+            raise ConfigError(f"--last {self.last} is less than --first {self.first}")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for the largest batch of one job."""
+
+    command: BatchCommand
+    config: TrainConfig
+    about: Mapping[str, Any]
+
+    def finds(self, record: Mapping[str, Any]) -> bool:
+        """Whether an earlier record is of this search."""
+        return record.get("kind") == "batch" and all(record.get(name) == self.about[name] for name in self.about)
+
+    def plan(self, size: int) -> JobPlan:
+        """The job that measures a batch size."""
+        from lockstep.study.points import Length, keeping_nothing
+        from lockstep.study.step_jobs import plan_steps
+
+        command = self.command
+        config = keeping_nothing(replace(self.config, batch_size=size, global_batch_size=None))
+        check_workers(config, command.workers)
+        length = Length(command.steps, command.warmup_steps)
+        limit = parse_size(command.memory_limit, "--memory-limit") if command.memory_limit else None
+        return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
+
+    def measure(self, size: int) -> dict[str, Any] | None:
+        """Measure a size and append its record; None where somebody has ended the job.
+
+        Raises:
+            ConfigError: The job failed for another reason than memory.
+        """
+        from lockstep.study.step_jobs import append_record, measure_in_job
+
+        outcome = measure_in_job(self.plan(size))
+        if outcome.was_ended:
+            return None
+        lacks_memory = outcome.out_of_memory or outcome.code == KILLED
+        if not outcome.figures and not lacks_memory:
+            raise ConfigError(f"a batch of {size} fails, and not for want of memory: {outcome.reason}")
+        record = {**self.about, "batch": size, "fits": bool(outcome.figures), **outcome.figures}
+        if lacks_memory:
+            record["why"] = outcome.reason
+        append_record(self.command.out, "batch", record)
+        return record
+
+
+def main(words: Sequence[str]) -> int:
+    own, job = split(words)
+    command = parse(BatchCommand, "study batch", own)
+    config = read_job(job)
+    from lockstep.records import read_records
+    from lockstep.study.batch_search import next_size
+    from lockstep.study.figures import check_record_file
+    from lockstep.study.points import job_digest
+
+    about = {"job": job_digest(config), "flags": list(job), "workers": command.workers, "steps": command.steps}
+    search = Search(command, config, {**about, "memory_limit": command.memory_limit})
+    search.plan(command.first)  # so that what contradicts itself is said at once
+    if command.where.dry_run:
+        print(f"batches of {command.first}, {2 * command.first}, ... on {command.workers} workers")
+        return 0
+    check_record_file(command.out)
+    earlier = read_records(command.out) if command.out.exists() else ()
+    found = {record["batch"]: record for record in earlier if search.finds(record)}
+    if found:
+        print(f"recorded already: {', '.join(f'{size:,}' for size in sorted(found))}")
+    while (size := next_size(_fits(found), command.first, _most(found, command))) is not None:
+        print(f"batch {size:,}: ", end="", flush=True)
+        record = search.measure(size)
+        if record is None:
+            print(f"interrupted\nthe rest is measured when the same command is given again; recorded in {command.out}")
+            return INTERRUPTED
+        print(_describe(record))
+        found[size] = record
+    _show([found[size] for size in sorted(found)])
+    for line in _verdict(found, command):
+        print(line)
+    print(f"recorded in {command.out}")
+    return 0
+
+
+def _fits(found: Mapping[int, Mapping[str, Any]]) -> dict[int, bool]:
+    return {size: record["fits"] for size, record in found.items()}
+
+
+def _most(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> int | None:
+    """The largest size to try: a step cannot have more images than there are."""
+    if command.last is not None:
+        return command.last
+    samples = next((record["samples"] for record in found.values() if record["fits"]), None)
+    return max(1, samples // command.workers) if samples else None
+
+
+def _describe(record: Mapping[str, Any]) -> str:
+    if not record["fits"]:
+        return f"does not fit ({record['why']})"
+    rate, memory = show_number(record["images_per_second"]), record["peak_memory_bytes"] / 1e9
+    return f"{rate} images/s, {memory:.3g} GB {MEMORY[record['memory']]}"
+
+
+def _show(records: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+
+    table = empty_table("", ("batch of a worker", "images/s", "ms a step", "peak memory (GB)"))
+    for record in records:
+        if record["fits"]:
+            rate, milliseconds = record["images_per_second"], 1000 * record["step_seconds"]["median"]
+            memory = f"{record['peak_memory_bytes'] / 1e9:.3g}"
+            table.add_row(f"{record['batch']:,}", show_number(rate), f"{milliseconds:.3g}", memory)
+        else:
+            table.add_row(f"{record['batch']:,}", "-", "-", "does not fit")
+    Console().print(table)
+
+
+def _verdict(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> list[str]:
+    """What it comes to, in lines for people."""
+    rates = {size: record["images_per_second"] for size, record in sorted(found.items()) if record["fits"]}
+    if not rates:
+        return [f"not even a batch of {min(found)} fits; try a smaller --first"]
+    largest, best = max(rates), max(rates.values())
+    enough = next(size for size, rate in rates.items() if rate >= ENOUGH * best)
+    misfits = [size for size, record in found.items() if not record["fits"]]
+    known = f"{min(misfits):,} does not" if misfits else "no larger one was tried"
+    return [
+        f"the largest batch that fits is {largest:,} a worker ({known})",
+        f"a batch of {enough:,} has {100 * ENOUGH:.0f} % of the best throughput, {show_number(best)} images/s, or more",
+    ]
