@@ -1,0 +1,142 @@
+"""The studies of a job's steps: in real workers, as commands, interrupted and taken up again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from jobs import NETS, small_digits
+from processes import run_in_workers
+
+from lockstep.records import read_records
+from lockstep.study.points import Length
+from lockstep.study.steps import measure_steps
+from lockstep.train.fit import configure
+from lockstep.train.setup import build_job
+from lockstep.world import World
+
+STUDY = [sys.executable, "-m", "lockstep", "study"]
+PARTS = {"data_wait", "forward", "backward", "communication_exposed", "optimizer", "other"}
+
+
+def _measure(world: World, folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], bool, list[float]]:
+    """What is measured, whether the weights are as before, and their sums."""
+    config = configure(run_dir=folder, batch_size=16, track=(), log_every=1, **settings)
+    data = small_digits(100, 20)
+    with closing(build_job(config, world, data, NETS["wide"]())) as job:
+        before = [parameter.detach().clone() for parameter in job.weights.parameters()]
+        figures = measure_steps(job, Length(steps=12, warmup_steps=2))
+        after = [parameter.detach().clone() for parameter in job.weights.parameters()]
+    return figures, all(map(torch.equal, before, after)), [float(weights.sum()) for weights in after]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "ddp"},
+        {"strategy": "horovod", "accumulate": 2},
+        {"strategy": "ddp", "shard_optimizer": True, "compress": "fp16"},
+        {"strategy": "ddp", "compress": "powersgd", "optimizer": "adamw"},
+    ],
+)
+def test_the_parts_of_a_step_are_measured_and_nothing_changes(tmp_path: Path, settings: dict[str, Any]) -> None:
+    results = run_in_workers(2, _measure, tmp_path / "run", settings)
+    for figures, unchanged, _ in results:
+        split, step = figures["split_seconds"], figures["step_seconds"]
+        assert unchanged
+        assert split.keys() == PARTS
+        assert all(seconds >= 0 for seconds in split.values())
+        assert min(split["forward"], split["backward"], split["optimizer"]) > 0
+        assert sum(split.values()) >= 0.99 * step["median"]
+        assert step["low"] <= step["median"] <= step["high"]
+        assert figures["communication_alone_seconds"] > 0
+        hidden = figures["communication_alone_seconds"] - split["communication_exposed"]
+        assert figures["communication_hidden_seconds"] == max(0.0, hidden)
+        assert figures["gradient_bytes"] == 4 * (64 * 600 + 600 * 600 + 600 * 10 + 1210)
+        assert figures["images_per_second"] > 0
+    assert results[0][0] == results[1][0]
+    assert results[0][2] == results[1][2]
+
+
+def test_a_single_worker_exchanges_nothing(tmp_path: Path) -> None:
+    figures, unchanged, _ = run_in_workers(1, _measure, tmp_path / "run", {})[0]
+    assert unchanged
+    assert figures["split_seconds"]["communication_exposed"] == 0
+    assert figures["communication_alone_seconds"] == 0
+
+
+def _study(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*STUDY, *words], cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    words = ["scaling", "--np", "1,2", "--repeats", "1", "--steps", "4", "--", "digits", "-b", "16", "--device", "cpu"]
+    file = tmp_path / "study" / "scaling.jsonl"
+    with psutil.Popen([*STUDY, *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as first:
+        deadline = time.monotonic() + 120
+        while not (file.exists() and file.read_text().count("\n")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        # The launcher of the next job may not listen yet; then Python itself is interrupted.
+        first.send_signal(signal.SIGINT)
+        children = first.children(recursive=True)
+        printed = first.communicate(timeout=60)[0]
+    assert first.returncode == 130
+    assert "the rest is measured when the same command is given again" in printed
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    begun = list(read_records(file))
+    assert 1 <= len(begun) < 3
+    done = _study(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"3 measurements, {len(begun)} of them recorded already" in done.stdout
+    records = list(read_records(file))
+    assert records[: len(begun)] == begun
+    assert sorted((record["workers"], record["global_batch"]) for record in records) == [(1, 16), (2, 16), (2, 32)]
+    assert all(record["split_seconds"].keys() == PARTS for record in records)
+    assert all(record["environment"]["packages"]["torch"] for record in records)
+    assert "host" not in records[0]["environment"]
+    again = _study(*words, cwd=tmp_path)
+    assert "3 measurements, 3 of them recorded already" in again.stdout
+    assert list(read_records(file)) == records
+
+
+def test_a_job_that_fails_is_recorded_with_its_reason_and_measured_anew(tmp_path: Path) -> None:
+    words = ["scaling", "--np", "1", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
+    (tmp_path / "net.py").write_text("def build(*arguments, **settings):\n    raise ValueError('no such net')\n")
+    done = _study(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no such net" in done.stdout
+    assert "no such net" in list(read_records(tmp_path / "study" / "scaling.jsonl"))[0]["failed"]
+    assert "1 measurements, 0 of them recorded already" in _study(*words, cwd=tmp_path).stdout
+
+
+def test_the_largest_batch_that_fits_is_found_and_not_looked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, images):\n"
+        "        if len(images) > 40:\n"
+        "            torch.empty(1 << 45)  # more than any limit\n"
+        "        return super().forward(images.flatten(1))\n"
+        "def build(*arguments, **settings):\n"
+        "    return Net(64, 10)\n"
+    )
+    words = ["batch", "--first", "16", "--steps", "2", "--", "digits", "--model", "net:build", "--device", "cpu"]
+    done = _study(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the largest batch that fits is 40 a worker (42 does not)" in done.stdout
+    records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
+    assert {size for size, record in records.items() if record["fits"]} == {16, 32, 40}
+    assert "allocate memory" in records[64]["why"]
+    again = _study(*words, cwd=tmp_path)
+    assert again.returncode == 0
+    assert "recorded already: 16, 32, 40, 42, 44, 48, 64" in again.stdout
+    assert len(list(read_records(tmp_path / "study" / "batch.jsonl"))) == len(records)

@@ -1,0 +1,22 @@
+"""Sizes in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.cli.sizes import parse_size
+from lockstep.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("1K", 1024), ("64KiB", 65536), ("1.5GB", 1_500_000_000), ("2 MiB", 2 << 20), ("1kB", 1000)],
+)
+def test_units_are_those_of_the_field(text: str, size: int) -> None:
+    assert parse_size(text, "--size") == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "GB", "1 XB", "0.1", "1e9", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--size is a size such as"):
+        parse_size(text, "--size")
