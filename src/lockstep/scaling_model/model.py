@@ -125,6 +125,8 @@ class Model:
     def remarks(self) -> list[str]:
         """What a reader must know beside the numbers, a sentence or two each."""
         remarks = [*remarks_of(self.series.points, self.knee), *self.times.remarks()]
+        if any(point.split for point in self.points) and not can_measure(self.points):
+            remarks.append("not all points have what their steps consist of, so throughput alone is fitted")
         if len(self.points) < len(self.series.points):
             counts = listed(str(point.workers) for point in self.points)
             remarks.append(f"fitted to {counts} workers alone; the other points check it")

@@ -6,8 +6,9 @@ Records are read as they are found: what cannot be used is left out and named in
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
@@ -83,13 +84,6 @@ class Series:
     rate_unit: Literal["images/s", "trainings/s"] = "images/s"
 
 
-@dataclass
-class _Group:
-    """The records of one series, by workers and repeat."""
-
-    records: dict[tuple[int, object], Mapping[str, Any]] = field(default_factory=dict)
-
-
 def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:
     """Group the scaling records by job, mode and machine; records of other kinds are passed over.
 
@@ -99,7 +93,7 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     Returns:
         The series in the order of their first records, and a warning for each record that is left out.
     """
-    groups: dict[tuple[str, ...], _Group] = {}
+    groups: dict[tuple[str, ...], dict[tuple[int, object], Mapping[str, Any]]] = {}
     warnings = []
     scaling = (record for record in records if record.get("kind") == KIND)
     for number, record in enumerate(scaling, 1):
@@ -109,10 +103,10 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
             continue
         repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
         for mode in dict.fromkeys(record["modes"]):
-            group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), _Group())
-            group.records.pop((record["workers"], repeat), None)
-            group.records[record["workers"], repeat] = record
-    return [_series(key, list(group.records.values()), warnings) for key, group in groups.items()], warnings
+            group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), {})
+            group[record["workers"], repeat] = record
+    series = [_series(key, list(group.values()), warnings) for key, group in groups.items()]
+    return _distinct(series, [key[-1] for key in groups]), warnings
 
 
 def _problem(record: Mapping[str, Any]) -> str:
@@ -129,6 +123,20 @@ def _problem(record: Mapping[str, Any]) -> str:
     if rate is None or not LOWEST_RATE <= rate <= HIGHEST_RATE:
         return f"{name} must be a number above 0, got {_shown(record.get(name))}"
     return ""
+
+
+def _distinct(series: Sequence[Series], machines: Sequence[str]) -> list[Series]:
+    """With the machine or the job's digest in the labels that are the same otherwise."""
+    names = Counter((one.mode, one.label) for one in series)
+    models = {(one.mode, one.label): set[str]() for one in series}
+    for one, machine in zip(series, machines, strict=True):
+        models[one.mode, one.label].add(machine)
+    return [
+        one
+        if names[one.mode, one.label] == 1
+        else replace(one, label=f"{one.label}, {machine if len(models[one.mode, one.label]) > 1 else 'job ' + one.job}")
+        for one, machine in zip(series, machines, strict=True)
+    ]
 
 
 def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings: list[str]) -> Series:
@@ -232,7 +240,7 @@ def _label(record: Mapping[str, Any], mode: str) -> str:
     """What the job is, as far as the record tells."""
     job = " on ".join(name for key in ("arch", "data") if (name := _text(record, key))) or "unnamed job"
     batch = _positive(record, "global_batch" if mode == "strong" else "batch")
-    share = "" if batch is None else f"global batch {batch:,g}" if mode == "strong" else f"{batch:,g} a worker"
+    share = "" if batch is None else f"global batch {batch:.10g}" if mode == "strong" else f"{batch:.10g} a worker"
     precision, compress = _text(record, "precision"), _text(record, "compress")
     parts = (
         job,
