@@ -201,7 +201,7 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
             _interval(prediction, series),
             _share(error, series),
             _share(left_out.get(workers), series),
-            f"{error.measured / workers / base if error else prediction.efficiency:.2f}",
+            _efficiency(error.measured / workers / base if error else prediction.efficiency),
             style="" if error else "bold",
         )
     return table
@@ -226,6 +226,10 @@ def _share(error: Error | None, series: Series) -> str:
     of_time = series.rate_unit == "trainings/s"
     share = error.measured / error.predicted - 1 if of_time else error.relative_error
     return f"{100 * share:+.1f} %"
+
+
+def _efficiency(share: float) -> str:
+    return f"{share:.2f}" if share >= 0.1 else f"{share:.2g}"
 
 
 def _interval(prediction: Prediction, series: Series) -> str:

@@ -93,20 +93,29 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     Returns:
         The series in the order of their first records, and a warning for each record that is left out.
     """
+    done: set[str] = set()
     groups: dict[tuple[str, ...], dict[tuple[int, object], Mapping[str, Any]]] = {}
-    warnings = []
+    problems = []
     scaling = (record for record in records if record.get("kind") == KIND)
     for number, record in enumerate(scaling, 1):
         problem = _problem(record)
         if problem:
-            warnings.append(f"scaling record {number}{_place(record)} is left out: {problem}")
+            problems.append((record, f"scaling record {number}{_place(record)} is left out: {problem}"))
             continue
+        done.add(_turn(record))
         repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
         for mode in dict.fromkeys(record["modes"]):
             group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), {})
             group[record["workers"], repeat] = record
+    # A run that failed and was done again is no gap.
+    warnings = [text for record, text in problems if not (record.get("failed") and _turn(record) in done)]
     series = [_series(key, list(group.values()), warnings) for key, group in groups.items()]
     return _distinct(series, [key[-1] for key in groups]), warnings
+
+
+def _turn(record: Mapping[str, Any]) -> str:
+    """What a record measured or failed to: a job's repeat on a number of workers."""
+    return repr([record.get(name) for name in ("job", "workers", "repeat")])
 
 
 def _problem(record: Mapping[str, Any]) -> str:

@@ -69,7 +69,7 @@ class Job:
     def _times(self, workers: int) -> Any:
         alone = self.latency * math.log2(workers) + self.bandwidth * (workers - 1) / workers
         local = self.compute / (workers if self.mode == "strong" else 1) + self.fixed
-        return np.array([local, alone, (1 - self.overlap) * alone])
+        return np.array([local, alone, max((1 - self.overlap) * alone, alone - local)])
 
     def rate(self, workers: int) -> float:
         """Images per second without noise."""

@@ -86,6 +86,15 @@ def test_points_of_which_some_lack_their_split_are_fitted_by_throughput() -> Non
     assert model.predict(4).images_per_second == pytest.approx(Job("weak", 0.1, latency=0.004).rate(4))
 
 
+def test_hidden_communication_costs_nothing() -> None:
+    job = Job("weak", 0.1, latency=0.004, overlap=1.0, split=True)
+    model = fit(job.series((1, 2, 4, 8), 0.02))
+    assert _values(model)["overlap"] == 1
+    assert model.predict(64).efficiency == pytest.approx(1, abs=0.05)
+    low, high = _interval(model.predict(64))
+    assert low < job.rate(64) < high
+
+
 def test_workers_that_wait_for_each_other_are_remarked() -> None:
     model = fit(Job("weak", 0.1, latency=0.004, overlap=-0.5, split=True).series((1, 2, 4)))
     assert _values(model)["overlap"] == 0
@@ -145,6 +154,22 @@ def test_as_many_parameters_as_points_give_no_interval(mode: str, counts: tuple[
     prediction = fit(Job(mode, 0.1, latency=0.004).series(counts, 0.02)).predict(16)
     assert (prediction.low, prediction.high) == (None, None)
     assert prediction.note == "no interval: as many parameters as points"
+
+
+def test_a_step_is_never_shorter_than_its_communication() -> None:
+    job = Job("strong", 1.0, latency=0.02, overlap=0.9, split=True)
+    model = fit(job.series((1, 2, 4, 8)))
+    assert model.predict(8).images_per_second == pytest.approx(job.rate(8))
+    assert model.predict(256).images_per_second == pytest.approx(256 / (0.02 * 8))
+    noisy = fit(job.series((1, 2, 4, 8), 0.02)).predict(256)
+    low, high = _interval(noisy)
+    assert low < noisy.images_per_second < high
+
+
+def test_more_workers_than_the_global_batch_has_samples_are_named() -> None:
+    model = fit(Job("strong", 1.0, latency=0.002, overlap=0.5, split=True).series((1, 2, 4, 8), 0.02))
+    assert model.predict(256).note == ""
+    assert model.predict(257).note == "a global batch of 256 has no sample for each worker"
 
 
 def test_an_interval_that_says_nothing_is_not_shown() -> None:

@@ -87,6 +87,12 @@ def test_a_damaged_record_is_left_out_and_named(damage: dict[str, Any], named: s
     assert "\n" not in warning
 
 
+def test_a_run_that_failed_and_was_done_again_is_no_gap() -> None:
+    failed = {"kind": "scaling", "modes": ["weak"], "workers": 2, "job": "0badcafe", "failed": "out of memory"}
+    _, warnings = series_of([failed | {"repeat": 0}, failed | {"repeat": 1}, record(2, 19.0, repeat=1)])
+    assert warnings == ["scaling record 1 (2 workers, repeat 0) is left out: the run failed: out of memory"]
+
+
 def test_other_fields_may_hold_anything() -> None:
     names = ("job", "repeat", "nodes", "cores", "data", "arch", "precision", "compress", "device", "gpu", "source")
     names += ("global_batch", "batch", "samples", "epochs", "train_seconds", "peak_memory_bytes", "environment")
