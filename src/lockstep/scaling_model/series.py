@@ -5,7 +5,6 @@ Records are read as they are found: what cannot be used is left out and named in
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from typing import Any, Literal, get_args
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
 MOST_WORKERS = 10_000_000  # more is a damaged record
-# Rates outside of these are damage, too, and would overflow in the fit.
-LOWEST_RATE, HIGHEST_RATE = 1e-12, 1e15
+# Amounts above 0 that are smaller or larger are damage, too, and would overflow in the fit.
+SMALLEST, LARGEST = 1e-12, 1e18
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ def _problem(record: Mapping[str, Any]) -> str:
     if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
         return f'modes must be of "strong" and "weak", got {_shown(modes)}'
     name = "train_seconds" if record.get("images_per_second") is None else "images_per_second"
-    rate = _number(record.get(name))
-    if rate is None or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+    if _positive(record, name) is None:
         return f"{name} must be a number above 0, got {_shown(record.get(name))}"
     return ""
 
@@ -216,18 +214,18 @@ def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 def _positive(record: Mapping[str, Any], name: str) -> float | None:
     value = _number(record.get(name))
-    return value if value is not None and value > 0 else None
+    return value if value is not None and value >= SMALLEST else None
 
 
 def _number(value: object) -> float | None:
-    """A finite number, or None for anything else that a damaged record may hold."""
+    """A number of a size that occurs, or None for anything else that a damaged record may hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
