@@ -1,0 +1,131 @@
+"""The model from measured parts of a step: computing, communication alone, and how much of it is exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.scaling_model.least_squares import LeastSquares, least_squares
+from lockstep.scaling_model.series import Mode, Point
+from lockstep.scaling_model.times import Parameter, Part, communication_row, local_row
+
+EXPOSED = "communication_exposed"
+PER_STEP = "s per step"
+BOUND = 0.95  # share of communication in a step from which it is all that counts, and tells nothing of overlap
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """Each part is fitted to its own measurements: a worker's own work, communication alone, its exposed share."""
+
+    mode: Mode
+    local: LeastSquares
+    alone: LeastSquares
+    exposed: LeastSquares
+
+    def _rows(self, workers: int) -> tuple[list[float], list[float]]:
+        terms = len(self.local.coefficients), len(self.alone.coefficients)
+        return local_row(self.mode, workers, terms[0]), communication_row(workers, terms[1])
+
+    @property
+    def _share(self) -> float:
+        return float(self.exposed.coefficients[0])
+
+    def seconds(self, workers: int) -> float:
+        """No step is shorter than its communication."""
+        local, communication = self._rows(workers)
+        alone = self.alone.value(communication)
+        return max(self.local.value(local) + self._share * alone, alone)
+
+    def variances(self, workers: int) -> list[Part]:
+        """Of the three fits; a new measurement has the noise of own work and of exposed communication."""
+        fits = (self.local, self.alone, self.exposed)
+        local, alone, exposed = (fit.noise for fit in fits)
+        if local is None or alone is None or exposed is None:
+            return [Part(None, 0)]
+        row, communication = self._rows(workers)
+        total, seconds = self.seconds(workers) ** 2, self.alone.value(communication) ** 2
+        of_alone = self.alone.variance(communication) or 0.0
+        if total == seconds:  # communication is all that counts
+            return [Part(of_alone + alone * total, self.alone.degrees)]
+        variances = (
+            (self.local.variance(row) or 0.0) + local * total,
+            of_alone * self._share**2,
+            (self.exposed.variance([1.0]) or 0.0) * seconds + exposed * total,
+        )
+        return [Part(variance, fit.degrees) for variance, fit in zip(variances, fits, strict=True)]
+
+    def parameters(self) -> list[Parameter]:
+        local, alone = self.local.coefficients.tolist(), self.alone.coefficients.tolist()
+        steps = "measured: steps less their exposed communication"
+        all_reduce = "measured: all-reduce of the gradients alone"
+        fixed = (
+            Parameter("fixed", None, PER_STEP, "fixed: as constant as compute, and counted there")
+            if self.mode == "weak"
+            else Parameter("fixed", local[1], PER_STEP, steps)
+        )
+        bandwidth = (
+            Parameter("bandwidth", alone[1], PER_STEP, all_reduce)
+            if len(alone) > 1
+            else Parameter("bandwidth", 0.0, PER_STEP, "fixed: one count above 1 cannot tell it from latency")
+        )
+        return [
+            Parameter("compute", local[0], PER_STEP, steps),
+            fixed,
+            Parameter("latency", alone[0], f"{PER_STEP} and round", all_reduce),
+            bandwidth,
+            Parameter(
+                "overlap", max(0.0, 1 - self._share), "", "measured: exposed communication against all-reduce alone"
+            ),
+        ]
+
+    @property
+    def no_variance(self) -> str:
+        return "parts of the step are measured at as many counts as they have parameters"
+
+    def remarks(self) -> list[str]:
+        if self._share <= 1:
+            return []
+        return [
+            f"steps wait {self._share:.2f} times as long for communication as it takes alone: workers also wait for "
+            "each other"
+        ]
+
+
+def can_measure(points: Sequence[Point]) -> bool:
+    """Whether the points carry what this model needs: batches, splits, and communication alone at a count above 1."""
+    alone = any(point.communication_alone for point in points if point.workers > 1)
+    return alone and all(_has_parts(point) for point in points)
+
+
+def _has_parts(point: Point) -> bool:
+    """Whether a step is known to consist of communication and of something else."""
+    exposed = (point.split or {}).get(EXPOSED)
+    return point.global_batch is not None and exposed is not None and exposed < _step(point)
+
+
+def _step(point: Point) -> float:
+    return (point.global_batch or 1.0) / point.images_per_second
+
+
+def fit_measured(points: Sequence[Point], mode: Mode) -> MeasuredModel:
+    """Fit each part to its measurements."""
+    steps = {point.workers: _step(point) for point in points}
+    waits = {point.workers: (point.split or {}).get(EXPOSED, 0.0) for point in points}
+    local = least_squares(
+        [local_row(mode, workers, 1 if mode == "weak" else 2) for workers in steps],
+        [steps[workers] - waits[workers] for workers in steps],
+        list(steps.values()),
+    )
+    timed = {p.workers: p.communication_alone for p in points if p.workers > 1 and p.communication_alone}
+    terms = 2 if len(timed) > 1 else 1
+    times = list(timed.values())
+    alone = least_squares([communication_row(workers, terms) for workers in timed], times, times)
+    together = {workers: alone.value(communication_row(workers, terms)) for workers in steps if workers > 1}
+    telling = [workers for workers, seconds in together.items() if seconds < BOUND * steps[workers]] or list(together)
+    exposed = least_squares(
+        [[together[workers]] for workers in telling],
+        [waits[workers] for workers in telling],
+        [steps[workers] for workers in telling],
+    )
+    return MeasuredModel(mode, local, alone, exposed)
