@@ -235,7 +235,7 @@ def _cell(value: Cell, spec: str) -> str:
     """A cell with the number that it sorts by."""
     text, is_number = escape(show(value, spec)), isinstance(value, float | int) and math.isfinite(value)
     if value is None or (isinstance(value, float) and not is_number):
-        return f'<td class="nothing{" number" if spec else ""}">{text}</td>'
+        return f'<td class="nothing{" number" if spec else ""}">{show(None, spec)}</td>'
     data = f' data-value="{value!r}"' if is_number else ""
     return f"<td{data}{_number_class(spec)}>{text}</td>"
 

@@ -97,7 +97,7 @@ class CurveChart {
         x: { time: false, ...distribution(data.xScale), range: () => this.view },
         y: { ...distribution(data.yScale), range: () => this.yRange() },
       },
-      axes: [this.axis("x", data.xLabel, data.xBytes), { ...this.axis("y", data.yLabel, data.yBytes), size: fitted }],
+      axes: [{ ...this.axis("x", data.xLabel, data.xBytes), size: 34 }, { ...this.axis("y", data.yLabel, data.yBytes), size: fitted }],
       focus: { alpha: 0.2 },
       cursor: {
         drag: { x: true, y: false, setScale: false },
@@ -134,7 +134,7 @@ class CurveChart {
     return {
       scale: key,
       label,
-      labelSize: 26,
+      labelSize: 24,
       labelFont: "13px system-ui, sans-serif",
       font: "12px system-ui, sans-serif",
       stroke: () => theme.color("text"),
@@ -263,8 +263,10 @@ class CurveChart {
     const { ctx, bbox } = plotter, ratio = devicePixelRatio;
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
     ctx.fillStyle = ctx.strokeStyle = theme.color("muted");
-    ctx.lineWidth = ratio;
+    ctx.lineWidth = 1;
     let free = 0;
     for (const mark of this.data.marks.filter(({ x }) => x >= this.view[0] && x <= this.view[1])) {
       const x = Math.round(plotter.valToPos(mark.x, "x", true)) + 0.5, width = ctx.measureText(mark.text).width;
