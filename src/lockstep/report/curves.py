@@ -96,7 +96,7 @@ def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_c
         markersize=3 if is_crowded else 4,
         markerfacecolor="white" if line.look == "dotted" else color,
         # Of lines above each other the markers stand beside each other.
-        markevery=(number * step // 7 % step, step) if is_long and line.look != "points" else 1,
+        markevery=(number * max(1, step // 7) % step, step) if is_long and line.look != "points" else 1,
         zorder=2 if line.color is None else 3,
     )
     return handle

@@ -120,7 +120,7 @@ def _warnings(warnings: Sequence[str]) -> str:
 
 
 def _section(section: Section, number: int, colors: int) -> str:
-    text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.splitlines() if line.strip())
+    text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.split("\n") if line.strip())
     parts = "".join(_table(part) if isinstance(part, Table) else _figure(part, colors) for part in section.parts)
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
 

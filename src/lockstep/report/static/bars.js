@@ -99,7 +99,7 @@ class BarChart {
     rows.push({ line: { name: "sum", color: "text", look: "points" }, text: readNumber(sum) });
     if (this.whole.isShown) rows.push({ line: this.whole, text: readNumber(this.whole.values[index]) });
     const left = BAR_MARGIN.left + this.step * (index + 0.5);
-    return this.readOut.show(`${this.data.xLabel}: ${this.data.categories[index]}`, rows, left, BAR_MARGIN.top);
+    return this.readOut.show(`${this.data.xLabel}: ${this.data.categories[index]}`, rows, left + (left > this.width / 2 ? -1 : 1) * this.step * 0.32, BAR_MARGIN.top);
   }
 }
 
