@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from lockstep.report.curves import Curve
+from lockstep.report.run_curve import Curve
 from lockstep.report.fields import mapping, text, whole
 
 Split = Literal["train", "val"]

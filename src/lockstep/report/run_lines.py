@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.report.curves import Curve, drawn, places, points_a_line, time_unit
+from lockstep.report.run_curve import Curve, drawn, places, points_a_line, time_unit
 from lockstep.report.document import Line
 from lockstep.report.run import Run
 

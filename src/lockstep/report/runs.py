@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from lockstep.records import read_records
-from lockstep.report.curves import Curve
+from lockstep.report.run_curve import Curve
 from lockstep.report.fields import number, text, whole
 from lockstep.report.run import Run, Split
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.report.curves import Curve
+from lockstep.report.run_curve import Curve
 from lockstep.report.run import Run, Split
 
 EVENTS = "events.out.tfevents."

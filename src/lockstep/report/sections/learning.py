@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.report.curves import THINNED
+from lockstep.report.run_curve import THINNED
 from lockstep.report.document import Chart, Scale, Section
 from lockstep.report.run import Run
 from lockstep.report.run_lines import EPOCHS, RunCurve, lines, of_runs, time_axis

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from lockstep.report.curves import Curve
+from lockstep.report.run_curve import Curve
 from lockstep.report.document import Cell, Section, Table
 from lockstep.report.names import describe_workers
 from lockstep.report.run import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.report.curves import THINNED
+from lockstep.report.run_curve import THINNED
 from lockstep.report.document import Chart, Section
 from lockstep.report.run_lines import lines, of_runs, time_axis
 from lockstep.report.sources import Material
