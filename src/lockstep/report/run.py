@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from lockstep.report.run_curve import Curve
 from lockstep.report.fields import mapping, text, whole
+from lockstep.report.run_curve import Curve
 
 Split = Literal["train", "val"]
 
@@ -69,9 +70,8 @@ class Run:
     @property
     def done_epochs(self) -> int | None:
         """Epochs that were completed."""
-        ends = [int(curve.epochs[-1]) for (figure, _), curve in self.epochs.items() if curve and figure == "loss"]
-        ends = ends or [int(curve.epochs[-1]) for curve in self.epochs.values() if curve]
-        return max(ends, default=None)
+        ends = [curve.epochs[-1] for curve in self.epochs.values() if curve]
+        return max((int(end) for end in ends if math.isfinite(end)), default=None)
 
     @property
     def is_complete(self) -> bool:

@@ -43,6 +43,11 @@ class Curve:
         kept = sorted({0, last, *changed, *(index + 1 for index in changed)}) if self.values else []
         return Curve(*([column[index] for index in kept] for column in self._columns())).thinned(limit)
 
+    def every(self, limit: int) -> Curve:
+        """At most `limit` of the points, evenly chosen."""
+        stride = -(-len(self) // limit)
+        return Curve(*(column[::stride] for column in self._columns()))
+
     def _columns(self) -> tuple[Sequence[float], ...]:
         return self.steps, self.epochs, self.seconds, self.values
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.report.run_curve import Curve, drawn, places, points_a_line, time_unit
 from lockstep.report.document import Line
 from lockstep.report.run import Run
+from lockstep.report.run_curve import THINNED, Curve, drawn, places, points_a_line, time_unit
 
 Look = Literal["solid", "dashed", "dotted", "points"]
 
@@ -43,7 +44,9 @@ def time_axis(curves: Sequence[RunCurve]) -> Axis:
     return Axis("time", f"time of training ({unit})", lambda curve: curve.seconds, seconds)
 
 
-def of_runs(runs: Sequence[Run], find: Callable[[Run], Curve | None], suffix: str = "", look: Look = "solid") -> list[RunCurve]:
+def of_runs(
+    runs: Sequence[Run], find: Callable[[Run], Curve | None], suffix: str = "", look: Look = "solid"
+) -> list[RunCurve]:
     """The curves that the runs have."""
     found = ((index, run, find(run)) for index, run in enumerate(runs))
     return [RunCurve(index, run.name + suffix, curve, look) for index, run, curve in found if curve]
@@ -56,5 +59,13 @@ def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[L
 
 
 def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:
-    x, y = places(axis.place(curve), axis.divisor), drawn(curve.values, factor)
+    placed = zip(axis.place(curve), curve.values, strict=True)
+    known = [(place, value) for place, value in placed if math.isfinite(place)]
+    x, y = places([place for place, _ in known], axis.divisor), drawn([value for _, value in known], factor)
     return Line(item.name, x, y, look=item.look, color=item.index)
+
+
+def note(text: str, curves: Sequence[RunCurve]) -> str:
+    """What a chart's note says, and that lines are thinned if any is."""
+    limit = points_a_line(len(curves))
+    return f"{text} {THINNED}" if any(len(item.curve) >= limit for item in curves) else text

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from lockstep.records import read_records
-from lockstep.report.run_curve import Curve
 from lockstep.report.fields import number, text, whole
 from lockstep.report.run import Run, Split
+from lockstep.report.run_curve import Curve
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")

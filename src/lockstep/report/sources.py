@@ -104,6 +104,12 @@ class _Finder:
             return True
 
     def _read_file(self, path: Path) -> None:
+        try:
+            self._read_as_what_it_is(path)
+        except OSError as error:
+            self._warn(f"{path} cannot be read: {error.strerror or error}")
+
+    def _read_as_what_it_is(self, path: Path) -> None:
         if EVENTS in path.name:
             self._read(path, self._read_events)
         elif path.name == METRICS or _kind_of_first(path) in RUN_KINDS:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.report.run_curve import Curve
 from lockstep.report.run import Run, Split
+from lockstep.report.run_curve import Curve
 
 EVENTS = "events.out.tfevents."
 _FIGURES = {

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.report.run_curve import THINNED
 from lockstep.report.document import Chart, Scale, Section
 from lockstep.report.run import Run
-from lockstep.report.run_lines import EPOCHS, RunCurve, lines, of_runs, time_axis
+from lockstep.report.run_lines import EPOCHS, RunCurve, lines, note, of_runs, time_axis
 from lockstep.report.sources import Material
 
 TIME_NOTE = "Time is that of training alone, over all sessions; of TensorBoard files it is the time on the clock."
@@ -35,8 +34,10 @@ def build(material: Material) -> Section | None:
     parts = [chart for figure in _FIGURES for chart in _charts(material.runs, figure)]
     rates = of_runs(material.runs, lambda run: run.steps.get("lr"))
     if rates:
-        note = f"As the optimizer had it at each record. {THINNED}"
-        parts.append(Chart("learning-rate", "Learning rate", EPOCHS.label, "learning rate", lines(rates, EPOCHS), note=note))
+        about = note("As the optimizer had it at each record.", rates)
+        parts.append(
+            Chart("learning-rate", "Learning rate", EPOCHS.label, "learning rate", lines(rates, EPOCHS), note=about)
+        )
     if not parts:
         return None
     text = "Dotted lines are validation, solid ones training; training's figures are taken while the weights change."
@@ -49,7 +50,7 @@ def _charts(runs: Sequence[Run], figure: _Figure) -> list[Chart]:
         return []
     charts = []
     for axis in (EPOCHS, time_axis(curves)):
-        note = f"{figure.note} {THINNED if max(len(item.curve) for item in curves) > 500 else ''}"
+        about = figure.note if axis is EPOCHS else f"{figure.note} {TIME_NOTE}"
         charts.append(
             Chart(
                 f"{figure.key}-{axis.key}",
@@ -57,7 +58,7 @@ def _charts(runs: Sequence[Run], figure: _Figure) -> list[Chart]:
                 axis.label,
                 figure.label,
                 lines(curves, axis, figure.factor),
-                note=(note if axis is EPOCHS else f"{note} {TIME_NOTE}").strip(),
+                note=note(about, curves),
             )
         )
     return charts

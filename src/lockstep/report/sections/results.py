@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from lockstep.report.run_curve import Curve
 from lockstep.report.document import Cell, Section, Table
 from lockstep.report.names import describe_workers
 from lockstep.report.run import Run
+from lockstep.report.run_curve import Curve
 from lockstep.report.sources import Material
 
 _COLUMNS = (
@@ -45,15 +45,17 @@ def build(material: Material) -> Section | None:
     if not material.runs:
         return None
     note = (
-        "Accuracies are of validation. images/s is the median of the training epochs, or of the step records before the "
-        "first epoch has ended; training time is over all sessions, without evaluation."
+        "Accuracies are of validation. images/s is the median of the training epochs, or of the step records while "
+        "there is no epoch; training time is over all sessions, without evaluation."
     )
     columns, formats = zip(*_COLUMNS, strict=True)
     parts = [Table("results", "Results", columns, [_row(run) for run in material.runs], formats, note)]
     groups = seed_groups(material.runs)
     if groups:
         columns, formats = zip(*_SEED_COLUMNS, strict=True)
-        note = "Runs of the same configuration and number of workers, with other seeds; least and most are of best top-1."
+        note = (
+            "Runs of the same configuration and number of workers, with other seeds; least and most are of best top-1."
+        )
         rows = [_seed_row(group) for group in groups]
         parts.append(Table("seeds", "Runs that differ by their seed alone", columns, rows, formats, note))
     return Section("Results", parts=parts)
@@ -117,7 +119,11 @@ def _epochs(run: Run) -> str | None:
 
 def _best(curve: Curve | None) -> tuple[float | None, float | None]:
     """The best value in percent, and its epoch."""
-    finite = [(value, -epoch) for value, epoch in zip(curve.values, curve.epochs, strict=True) if value == value] if curve else []
+    finite = (
+        [(value, -epoch) for value, epoch in zip(curve.values, curve.epochs, strict=True) if value == value]
+        if curve
+        else []
+    )
     if not finite:
         return None, None
     value, epoch = max(finite)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.report.run_curve import THINNED
 from lockstep.report.document import Chart, Section
-from lockstep.report.run_lines import lines, of_runs, time_axis
+from lockstep.report.run_lines import lines, note, of_runs, time_axis
 from lockstep.report.sources import Material
 
 
@@ -14,12 +13,12 @@ def build(material: Material) -> Section | None:
     parts = []
     if rates:
         axis = time_axis(rates)
-        note = f"Training images a second of all workers together, at each record. {THINNED}"
+        about = note("Training images a second of all workers together, at each record.", rates)
         title, label = "Throughput over time", "throughput (images/s)"
-        parts.append(Chart("throughput", title, axis.label, label, lines(rates, axis), note=note))
+        parts.append(Chart("throughput", title, axis.label, label, lines(rates, axis), note=about))
     if waits:
         axis = time_axis(waits)
-        note = f"Share of the time between two records in which the first worker waited for its next batch. {THINNED}"
+        about = note("Share of the time in which the first worker waited for its next batch.", waits)
         title, label = "Waiting for data", "share of time (%)"
-        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=note))
+        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about))
     return Section("Throughput", parts=parts) if parts else None
