@@ -31,15 +31,17 @@ class Palette:
     text: str
     muted: str
 
-    def line_colors(self, chart: Chart, count: int) -> list[str]:
-        """The colour of each colour number in a chart.
+    def needs_ramp(self, chart: Chart) -> bool:
+        """Whether a chart has more lines than the colours for them."""
+        return max((line.color for line in chart.lines if line.color is not None), default=0) >= len(self.lines)
 
-        Args:
-            count: How many numbers the document has, so that a number is at one place of the ramp in all charts.
-        """
-        if max((line.color for line in chart.lines if line.color is not None), default=0) < len(self.lines):
-            return list(self.lines)
-        return [_mix(self.ramp, number / (count - 1)) for number in range(count)]
+    def ramp_colors(self, count: int) -> list[str]:
+        """The ramp's colours for the numbers 0 to `count - 1` of a document: in each chart a number has the same."""
+        return [_mix(self.ramp, number / max(1, count - 1)) for number in range(count)]
+
+    def line_colors(self, chart: Chart, count: int) -> list[str]:
+        """The colour of each number in a chart of a document that has `count` of them."""
+        return self.ramp_colors(count) if self.needs_ramp(chart) else list(self.lines)
 
 
 LIGHT = Palette(

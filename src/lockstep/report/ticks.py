@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from lockstep.report.document import Chart, Scale
 
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
