@@ -10,7 +10,7 @@ from lockstep.scaling_model.series import Mode, Point
 from lockstep.scaling_model.times import Parameter, Part, communication_row, local_row, step_seconds
 
 EXPOSED = "communication_exposed"
-PER_STEP = "s a step"
+PER_STEP = "s per step"
 
 
 @dataclass(frozen=True)

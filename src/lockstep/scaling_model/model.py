@@ -77,9 +77,7 @@ class Model:
 
     def _width(self, workers: int) -> tuple[float | None, str]:
         """The factor that the interval reaches to either side, or why there is none."""
-        if self.knee and any(
-            (point.workers > self.knee.workers) != (workers > self.knee.workers) for point in self.points
-        ):
+        if self.knee and any(self.knee.parts(point.workers, workers) for point in self.points):
             return None, f"not to be trusted: fitted to points across the knee at {self.knee.workers}"
         parts = self.times.variances(workers)
         if any(variance is None for variance, _ in parts):
@@ -165,7 +163,7 @@ def _fit(series: Series, points: tuple[Point, ...]) -> Model:
         return Model(series, points, fit_measured(points, series.mode), knee, per_step=True)
     per_step = all(point.global_batch for point in points)
     what = "training" if series.rate_unit == "trainings/s" else "image"
-    unit = "s a step" if per_step else f"s a {what}" + (" and worker" if series.mode == "weak" else "")
+    unit = "s per step" if per_step else f"s per {what}" + (" of a worker" if series.mode == "weak" else "")
     times = fit_throughput(points, series.mode, per_step, unit)
     return Model(series, points, times, knee, per_step)
 

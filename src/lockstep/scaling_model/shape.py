@@ -23,6 +23,10 @@ class Knee(NamedTuple):
     gain: float
     at_node: bool
 
+    def parts(self, some: int, others: int) -> bool:
+        """Whether two counts lie on different sides."""
+        return (some > self.workers) != (others > self.workers)
+
 
 def efficiency(point: Point, base: Point) -> float:
     """Throughput per worker, against that of the smallest count."""

@@ -107,7 +107,7 @@ class ThroughputModel:
         return [
             Parameter("compute", local[0], self.unit, "fitted"),
             fixed,
-            Parameter("latency", communication[0], f"{self.unit} a round", _fitted(communication[0], exposed)),
+            Parameter("latency", communication[0], f"{self.unit} and round", _fitted(communication[0], exposed)),
             bandwidth,
             Parameter("overlap", None, "", "fixed: throughput alone shows no hidden communication"),
         ]
