@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 MOST_POINTS = 2_000  # of one line: more than a screen has columns
 MOST_POINTS_A_CHART = 60_000  # over all its lines
 FEWEST_POINTS = 200
@@ -38,10 +40,12 @@ class Curve:
 
     def changes(self, limit: int = MOST_POINTS) -> Curve:
         """The points at which the value changes, with their neighbours, the first and the last; then as `thinned`."""
-        last = len(self) - 1
-        changed = [index for index, (one, other) in enumerate(pairwise(self.values)) if one != other]
-        kept = sorted({0, last, *changed, *(index + 1 for index in changed)}) if self.values else []
-        return Curve(*([column[index] for index in kept] for column in self._columns())).thinned(limit)
+        finite = [index for index, value in enumerate(self.values) if math.isfinite(value)]
+        kept = set(finite[:1] + finite[-1:])
+        for before, index in pairwise(finite):
+            if self.values[before] != self.values[index]:
+                kept |= {before, index}
+        return Curve(*([column[index] for index in sorted(kept)] for column in self._columns())).thinned(limit)
 
     def every(self, limit: int) -> Curve:
         """At most `limit` of the points, evenly chosen."""
@@ -53,9 +57,12 @@ class Curve:
 
 
 def averages(column: Sequence[float], limit: int) -> list[float]:
-    """The averages of `limit` stretches of about equal length; those of NaN alone are NaN."""
-    bounds = [round(index * len(column) / limit) for index in range(limit + 1)]
-    return [_average(column[start:end]) for start, end in pairwise(bounds) if end > start]
+    """The averages of at most `limit` stretches of about equal length; those of NaN alone are NaN."""
+    values = np.asarray(column, dtype=np.float64)
+    starts = np.arange(min(limit, len(values))) * len(values) // min(limit, len(values))
+    known = np.isfinite(values)
+    sums, counts = np.add.reduceat(np.where(known, values, 0.0), starts), np.add.reduceat(known.astype(int), starts)
+    return [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
 
 
 def points_a_line(lines: int) -> int:
@@ -78,8 +85,3 @@ def time_unit(longest_seconds: float) -> tuple[float, str]:
     if longest_seconds < 300:
         return 1.0, "s"
     return (60.0, "min") if longest_seconds < 3 * 3600 else (3600.0, "h")
-
-
-def _average(stretch: Sequence[float]) -> float:
-    finite = [value for value in stretch if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,9 @@ class _Reader:
     def __init__(self) -> None:
         self.known = self.incomplete = 0
         self._sessions: list[Mapping[str, Any]] = []
-        self._epochs: dict[tuple[str, Split], _Columns] = defaultdict(_Columns)
-        self._steps: dict[str, _Columns] = defaultdict(_Columns)
+        self._steps_per_epoch: float | None = None
+        self._epochs: dict[Split, _Columns] = {"train": _Columns(EPOCH_FIGURES), "val": _Columns(EPOCH_FIGURES)}
+        self._steps = _Columns(STEP_FIGURES)
         self._planned: int | None = None
         self._last_kind: str | None = None
         self._reached_goal = False
@@ -79,6 +79,7 @@ class _Reader:
         self._last_kind = kind
         if kind == "run":
             self._sessions.append(record)
+            self._steps_per_epoch = number(record, "steps_per_epoch")
         elif kind == "desired":
             self._reached_goal = True
         elif kind != "stop":
@@ -86,34 +87,32 @@ class _Reader:
 
     def _take_figures(self, kind: str, record: Mapping[str, Any]) -> None:
         step, seconds = number(record, "step"), number(record, "time_seconds")
+        epoch = number(record, "epoch")
         if step is None or seconds is None:
             self.incomplete += 1
         elif kind == "step":
-            for figure in STEP_FIGURES:
-                if figure in record:
-                    self._steps[figure].add(step, self._epochs_at(step, record), seconds, number(record, figure))
+            self._steps.add(step, self._epochs_at(step, epoch), seconds, record)
         else:
             self._planned = whole(record, "epochs") or self._planned
             split: Split = "val" if record.get("split") == "val" else "train"
-            epoch = number(record, "epoch")
-            for figure in EPOCH_FIGURES:
-                if figure in record:
-                    place = epoch if epoch is not None else self._epochs_at(step, record)
-                    self._epochs[figure, split].add(step, place, seconds, number(record, figure))
+            place = epoch if epoch is not None else self._epochs_at(step, epoch)
+            self._epochs[split].add(step, place, seconds, record)
 
-    def _epochs_at(self, step: float, record: Mapping[str, Any]) -> float:
-        """Epochs done after a step, fractions included."""
-        an_epoch = number(self._sessions[-1], "steps_per_epoch") if self._sessions else None
-        return step / an_epoch if an_epoch else number(record, "epoch") or math.nan
+    def _epochs_at(self, step: float, epoch: float | None) -> float:
+        """Epochs done after a step, fractions included, as far as that is known."""
+        if self._steps_per_epoch:
+            return step / self._steps_per_epoch
+        return math.nan if epoch is None else epoch
 
     def run(self, folder: Path, environment: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
-        steps = {figure: columns.curve() for figure, columns in self._steps.items()}
+        by_split = {split: columns.curves() for split, columns in self._epochs.items()}
+        steps = self._steps.curves()
         return Run(
             path=folder,
             name=folder.resolve().name,
             start=self._sessions[-1] if self._sessions else {},
             workers=[count for session in self._sessions if (count := whole(session, "workers"))],
-            epochs={key: columns.curve() for key, columns in self._epochs.items()},
+            epochs={(figure, split): curve for split, found in by_split.items() for figure, curve in found.items()},
             steps={key: curve.changes() if key in _CHANGING else curve.thinned() for key, curve in steps.items()},
             planned_epochs=self._planned or whole(config, "epochs"),
             stopped=self._last_kind == "stop",
@@ -124,18 +123,23 @@ class _Reader:
 
 
 class _Columns:
-    """Steps, epochs, seconds and values, as packed numbers."""
+    """Steps, epochs, seconds and figures of records of one kind, as packed numbers; NaN where there is none."""
 
-    def __init__(self) -> None:
-        self._columns = tuple(array("d") for _ in range(4))
+    def __init__(self, figures: Sequence[str]) -> None:
+        self._places = (array("d"), array("d"), array("d"))
+        self._figures = {figure: array("d") for figure in figures}
 
-    def add(self, step: float, epochs: float, seconds: float, value: float | None) -> None:
-        row = (step, epochs, seconds, math.nan if value is None else value)
-        for column, item in zip(self._columns, row, strict=True):
-            column.append(item)
+    def add(self, step: float, epochs: float, seconds: float, record: Mapping[str, Any]) -> None:
+        for column, place in zip(self._places, (step, epochs, seconds), strict=True):
+            column.append(place)
+        for figure, column in self._figures.items():
+            value = record.get(figure)
+            column.append(value if type(value) is float or type(value) is int else math.nan)
 
-    def curve(self) -> Curve:
-        return Curve(*self._columns)
+    def curves(self) -> dict[str, Curve]:
+        """The figures that any record has."""
+        found = ((figure, column) for figure, column in self._figures.items() if any(map(math.isfinite, column)))
+        return {figure: Curve(*self._places, column) for figure, column in found}
 
 
 def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:

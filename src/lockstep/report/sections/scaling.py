@@ -18,19 +18,21 @@ _MODES = {
     "strong": ("Strong scaling", "The global batch is fixed and shared by all workers."),
     "weak": ("Weak scaling", "Each worker has a batch of fixed size, so the global batch grows."),
 }
+_RATE = "rate"  # stands for the format of the series' unit
 _TABLE = (
     ("series", ""),
     ("workers", ",.0f"),
     ("nodes", ",.0f"),
-    ("throughput", ",.4g"),
-    ("lower quartile", ",.4g"),
-    ("upper quartile", ",.4g"),
+    ("throughput", _RATE),
+    ("lower quartile", _RATE),
+    ("upper quartile", _RATE),
     ("repeats", ",.0f"),
     ("speed-up", ".2f"),
     ("efficiency (%)", ".1f"),
-    ("predicted without this point", ",.4g"),
+    ("predicted without this point", _RATE),
     ("error (%)", "+.1f"),
 )
+_UNITS = (("images/s", "throughput", "throughput"), ("trainings/s", "trainings", "trainings a second"))
 _PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("how it is known", ""))
 
 
@@ -76,7 +78,7 @@ def _section(mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, in
     title, about = _MODES[mode]
     lines = [about, *(f"{item.series.label}: {remark}" for item in studies for remark in _remarks(item))]
     parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies, epochs)]
-    return Section(title, "\n".join(lines), [*parts, _points(mode, studies), *_parameters(mode, studies)])
+    return Section(title, "\n".join(lines), [*parts, *_points(mode, studies), *_parameters(mode, studies)])
 
 
 def _remarks(study: _Study) -> list[str]:
@@ -94,15 +96,15 @@ def _chart(
 
 def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     charts = []
-    for unit, key in (("images/s", "throughput"), ("trainings/s", "trainings")):
+    for unit, key, title in _UNITS:
         found = [item for item in studies if item.series.rate_unit == unit]
         if found:
-            lines = [line for item in found for line in _lines(item, lambda study, workers: 1.0)]
+            lines = [line for item in found for line in (*_lines(item, lambda study, workers: 1.0), *_ideal(item))]
             note = (
                 "Medians of the repeats with their quartiles. Ideal: each worker as fast as at the smallest count. "
                 f"Model: fitted to the points, with the interval of a new measurement at {LEVEL:.0%} probability."
             )
-            charts.append(_chart(mode, key, "throughput", f"throughput ({unit})", lines, note, _marks(found)))
+            charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
 
 
@@ -111,23 +113,20 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     share = [
         line for item in studies for line in _lines(item, lambda study, workers: 100 / (study.base_rate * workers))
     ]
-    start = "a worker's throughput at the smallest measured count"
+    x = sorted({point.workers for item in studies for point in item.series.points})
+    speedup.append(Line("ideal", x, x, look="dashed", color=None))
+    share.append(Line("ideal", x, [100] * len(x), look="dashed", color=None))
+    start, marks = "a worker's throughput at the smallest measured count", _marks(studies)
+    whole = f"Throughput over {start}."
+    each = f"Throughput of each worker over {start}."
     return [
-        _chart(mode, "speedup", "speed-up", "speed-up", speedup, f"Throughput over {start}.", _marks(studies)),
-        _chart(
-            mode,
-            "efficiency",
-            "efficiency",
-            "efficiency (%)",
-            share,
-            f"Throughput a worker over {start}.",
-            _marks(studies),
-        ),
+        _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole, marks),
+        _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each, marks),
     ]
 
 
 def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
-    """The measured points, the model and the ideal line, each throughput times a factor."""
+    """The measured points and the model, each throughput times a factor."""
     points, label, color = study.series.points, study.series.label, study.color
     x = [point.workers for point in points]
     factors = [factor(study, count) for count in x]
@@ -140,9 +139,13 @@ def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
         look="points" if study.model else "solid",
         color=color,
     )
-    ideal = [study.base_rate * count * times for count, times in zip(x, factors, strict=True)]
-    lines = [measured, *_model_line(study, factor)]
-    return [*lines, Line(f"ideal, {label}", x, ideal, look="dashed", color=None)] if len(x) > 1 else lines
+    return [measured, *_model_line(study, factor)]
+
+
+def _ideal(study: _Study) -> list[Line]:
+    x = [point.workers for point in study.series.points]
+    y = [study.base_rate * count for count in x]
+    return [Line(f"ideal, {study.series.label}", x, y, look="dashed", color=None)] if len(x) > 1 else []
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
@@ -229,31 +232,40 @@ def _time_lines(study: _Study, seconds: Mapping[int, Sequence[float]]) -> list[L
     ]
 
 
-def _points(mode: str, studies: Sequence[_Study]) -> Table:
+def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
+    tables = []
+    for unit, key, title in _UNITS:
+        rows = [row for item in studies if item.series.rate_unit == unit for row in _rows(item)]
+        if rows:
+            rate = ",.1f" if unit == "images/s" else ".4g"
+            columns, formats = zip(*((name, rate if spec == _RATE else spec) for name, spec in _TABLE), strict=True)
+            title = f"{_MODES[mode][0]}: {title}, measured points"
+            note = f"Throughput in {unit}. The last columns are the model fitted to the other points."
+            tables.append(Table(f"scaling-{mode}-{key}-points", title, columns, rows, formats, note))
+    return tables
+
+
+def _rows(study: _Study) -> list[list[Cell]]:
+    errors = {error.workers: error for error in study.model.leave_one_out} if study.model else {}
     rows: list[list[Cell]] = []
-    for study in studies:
-        errors = {error.workers: error for error in study.model.leave_one_out} if study.model else {}
-        for point in study.series.points:
-            speedup, error = point.images_per_second / study.base_rate, errors.get(point.workers)
-            rows.append(
-                [
-                    study.series.label,
-                    point.workers,
-                    point.nodes,
-                    point.images_per_second,
-                    point.low,
-                    point.high,
-                    len(point.rates),
-                    speedup,
-                    100 * speedup / point.workers,
-                    error.predicted if error else None,
-                    100 * error.relative_error if error else None,
-                ]
-            )
-    units = " and ".join(sorted({item.series.rate_unit for item in studies}))
-    note = f"Throughput in {units}. The last columns are the model fitted to the other points."
-    columns, formats = zip(*_TABLE, strict=True)
-    return Table(f"scaling-{mode}", f"{_MODES[mode][0]}: measured points", columns, rows, formats, note)
+    for point in study.series.points:
+        speedup, error = point.images_per_second / study.base_rate, errors.get(point.workers)
+        rows.append(
+            [
+                study.series.label,
+                point.workers,
+                point.nodes,
+                point.images_per_second,
+                point.low,
+                point.high,
+                len(point.rates),
+                speedup,
+                100 * speedup / point.workers,
+                error.predicted if error else None,
+                100 * error.relative_error if error else None,
+            ]
+        )
+    return rows
 
 
 def _parameters(mode: str, studies: Sequence[_Study]) -> list[Table]:
