@@ -10,6 +10,7 @@ from lockstep.errors import ConfigError
 
 STUDIES = {
     "loading": "images a second of each stage of data loading, against what a model takes",
+    "predict": "throughput on more workers than were measured, by a model fitted to `lockstep study scaling`",
 }
 
 

@@ -1,0 +1,254 @@
+"""`lockstep study predict`: fit the model of scaling to recorded points, and predict larger numbers of workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import parse
+from lockstep.errors import ConfigError, DataError, LockstepError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from lockstep.scaling_model import Model, Parameter, Prediction, Series
+
+DEFAULT_FILE = Path("study/scaling.jsonl")
+MOST_WORKERS = 10_000_000
+
+
+@dataclass(frozen=True)
+class PredictCommand:
+    """Predict throughput on more workers than were measured, from the records of `lockstep study scaling`.
+
+    Each series (a job, in the strong or the weak mode) is fitted by itself.
+    """
+
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE.jsonl")] = ()
+    """Files of scaling records. Default: study/scaling.jsonl."""
+    counts: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
+    """Numbers of workers to predict. Default: 2, 4 and 8 times the largest one measured."""
+    only: Annotated[str, arg(name="from", metavar="N,N,...")] = ""
+    """Fit to these numbers of workers alone; the other points check the fit. Default: all that were measured."""
+    out: Path = Path("study/predict.jsonl")
+    """File that the records are appended to, one a series."""
+
+    def __post_init__(self) -> None:
+        parse_counts("--np", self.counts)
+        parse_counts("--from", self.only)
+
+
+def parse_counts(flag: str, text: str) -> tuple[int, ...]:
+    """Numbers of workers with commas between them, in order and each once.
+
+    Raises:
+        ConfigError: One is not a whole number of 1 or more.
+    """
+    words = [word.strip() for word in text.split(",")] if text else []
+    if any(not word.isdecimal() or len(word) > 8 or not 1 <= int(word) <= MOST_WORKERS for word in words):
+        raise ConfigError(f"{flag} takes numbers of workers, 1 or more, such as {flag} 16,64,256; got {text}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(PredictCommand, "study predict", words)
+    import sys
+
+    from rich.console import Console
+
+    from lockstep.scaling_model import series_of
+
+    records = [record for path in command.files or (DEFAULT_FILE,) for record in _read(path)]
+    found, warnings = series_of(records)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    models = list(_fit(found, parse_counts("--from", command.only)))
+    if not models:
+        raise DataError("no series can be fitted; see the lines above")
+    counts = parse_counts("--np", command.counts)
+    predictions = [[model.predict(count) for count in counts or _larger(model)] for model in models]
+    _append(command.out, (_mapping(*pair) for pair in zip(models, predictions, strict=True)))
+    console = Console()
+    for model, predicted in zip(models, predictions, strict=True):
+        _show(console, model, predicted)
+    print(f"recorded in {command.out}")
+    return 0
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The scaling records of a file.
+
+    Raises:
+        ConfigError: It cannot be read.
+        DataError: It has none.
+    """
+    from lockstep.records import read_records
+
+    try:
+        records = [record for record in read_records(path) if record.get("kind") == "scaling"]
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}; `lockstep study scaling` makes one, or name another FILE") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a file of scaling records") from None
+    if not records:
+        raise DataError(f"{path} has no scaling records; `lockstep study scaling` makes them")
+    return records
+
+
+def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
+    """The models of the series that can be fitted; says why of the others."""
+    import sys
+
+    from lockstep.scaling_model import fit
+
+    for series in found:
+        try:
+            yield fit(series, only)
+        except LockstepError as error:
+            print(f"not fitted: {error}", file=sys.stderr)
+
+
+def _larger(model: Model) -> list[int]:
+    largest = model.series.points[-1].workers
+    return [factor * largest for factor in (2, 4, 8)]
+
+
+def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    from lockstep.records import RecordWriter
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = RecordWriter(path)
+        for record in records:
+            writer.write(record)
+        writer.close()
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error}; choose another file") from None
+
+
+def _mapping(model: Model, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    from lockstep.scaling_model import LEVEL
+
+    series = model.series
+    return {
+        "kind": "predict",
+        "mode": series.mode,
+        "job": series.job,
+        "label": series.label,
+        "source": series.source,
+        "rate_unit": series.rate_unit,
+        "fitted_workers": [point.workers for point in model.points],
+        "level": LEVEL,
+        "degrees_of_freedom": model.degrees_of_freedom,
+        "parameters": [parameter._asdict() for parameter in model.parameters],
+        "points": [error._asdict() for error in model.errors],
+        "leave_one_out": [error._asdict() for error in model.leave_one_out],
+        "predictions": [prediction._asdict() for prediction in predictions],
+        "remarks": model.remarks,
+        "unix_time": time.time(),
+    }
+
+
+def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> None:
+    series = model.series
+    source = f"; {series.source}" if series.source else ""
+    console.print(f"{series.label} ({series.mode} scaling{source})", style="bold", highlight=False, soft_wrap=True)
+    console.print(_points_table(model, predictions))
+    console.print(_parameters_table(model.parameters))
+    for line in [*_summary(model), *_notes(predictions), *model.remarks]:
+        console.print(f"- {line}", highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
+    """One row a number of workers, measured or predicted."""
+    from rich.table import Table
+
+    from lockstep.scaling_model import LEVEL
+
+    series = model.series
+    unit = "training (s)" if series.rate_unit == "trainings/s" else "images/s"
+    table = Table(show_edge=False, pad_edge=False)
+    headings = ("workers", f"measured {unit}", "model", f"{LEVEL:.0%} interval", "error", "left out", "efficiency")
+    for heading in headings:
+        table.add_column(heading.replace("%", " %"), justify="right")
+    measured = {error.workers: error for error in model.errors}
+    left_out = {error.workers: error.relative_error for error in model.leave_one_out}
+    base = series.points[0].images_per_second / series.points[0].workers
+    predicted = {prediction.workers: prediction for prediction in predictions}
+    for workers in sorted(measured.keys() | predicted.keys()):
+        prediction = predicted.get(workers) or model.predict(workers)
+        error = measured.get(workers)
+        table.add_row(
+            str(workers),
+            _amount(error.measured, series) if error else "",
+            _amount(prediction.images_per_second, series),
+            _interval(prediction, series),
+            f"{100 * error.relative_error:+.1f} %" if error else "",
+            f"{100 * left_out[workers]:+.1f} %" if workers in left_out else "",
+            f"{error.measured / workers / base if error else prediction.efficiency:.2f}",
+            style="" if error else "bold",
+        )
+    return table
+
+
+def _amount(rate: float, series: Series) -> str:
+    """A rate; where nothing but training times are known, such a time."""
+    value = 1 / rate if series.rate_unit == "trainings/s" else rate
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _interval(prediction: Prediction, series: Series) -> str:
+    if prediction.low is None or prediction.high is None:
+        return "-"
+    low, high = prediction.low, prediction.high
+    if series.rate_unit == "trainings/s":
+        low, high = high, low
+    return f"{_amount(low, series)} to {_amount(high, series)}"
+
+
+def _parameters_table(parameters: Sequence[Parameter]) -> Table:
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("term", "value", "how it came about"):
+        table.add_column(heading, justify="right" if heading == "value" else "left", overflow="fold")
+    for parameter in parameters:
+        table.add_row(parameter.name, _value(parameter), parameter.status)
+    return table
+
+
+def _value(parameter: Parameter) -> str:
+    """With the unit, whose seconds become ms or µs where they are few."""
+    value, unit = parameter.value, parameter.unit
+    if value is None:
+        return "-"
+    if not unit.startswith("s "):
+        return f"{value:.2f}"
+    scale, prefix = (1.0, "") if value >= 1 or not value else (1e3, "m") if value >= 1e-3 else (1e6, "µ")
+    return f"{scale * value:.4g} {prefix}{unit}"
+
+
+def _summary(model: Model) -> list[str]:
+    errors = [abs(error.relative_error) for error in model.leave_one_out]
+    degrees = model.degrees_of_freedom
+    lines = [f"intervals rest on {degrees} degree{'s' if degrees > 1 else ''} of freedom"] if degrees else []
+    if errors:
+        lines.append(
+            f"leave-one-out: each point predicted from the others is off by {100 * sum(errors) / len(errors):.1f} % in "
+            f"the mean and {100 * max(errors):.1f} % at most"
+        )
+    return lines
+
+
+def _notes(predictions: Sequence[Prediction]) -> list[str]:
+    """Why predictions have no interval, each reason once."""
+    reasons = dict.fromkeys(prediction.note for prediction in predictions if prediction.note)
+    named = {note: [str(p.workers) for p in predictions if p.note == note] for note in reasons}
+    return [f"prediction for {', '.join(counts)} workers: {note}" for note, counts in named.items()]

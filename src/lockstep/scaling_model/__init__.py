@@ -1,0 +1,11 @@
+"""The model of scaling: what adding workers costs, fitted to measured points, and what it says of larger counts.
+
+`series_of` makes series out of the records of `lockstep study scaling`, `fit` fits the model to one of them.
+docs/studies.md has the formula.
+"""
+
+from lockstep.scaling_model.model import LEVEL, Error, Model, Prediction, fit
+from lockstep.scaling_model.series import Point, Series, series_of
+from lockstep.scaling_model.times import Parameter
+
+__all__ = ["LEVEL", "Error", "Model", "Parameter", "Point", "Prediction", "Series", "fit", "series_of"]

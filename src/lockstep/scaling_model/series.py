@@ -1,0 +1,257 @@
+"""Series of throughput by workers, out of the records that `lockstep study scaling` appends.
+
+Records are read as they are found: what cannot be used is left out and named in a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any, Literal, get_args
+
+Mode = Literal["strong", "weak"]
+KIND = "scaling"
+MOST_WORKERS = 10_000_000  # more is a damaged record
+# Rates outside of these are damage, too, and would overflow in the fit.
+LOWEST_RATE, HIGHEST_RATE = 1e-12, 1e15
+
+
+@dataclass(frozen=True)
+class Point:
+    """All repeats of one number of workers.
+
+    Args:
+        nodes: None where it was not recorded.
+        rates: One a repeat, in the series' `rate_unit`.
+        seconds: Training times, one a repeat; empty where only rates are known.
+        split: Seconds of a step by what they went to; medians over the repeats. None where it was not measured.
+        communication_alone: Seconds that the all-reduce of the gradients takes with nothing beside it.
+        oversubscribed: More workers than cores.
+        global_batch: Samples of one step over all workers.
+    """
+
+    workers: int
+    nodes: int | None
+    rates: tuple[float, ...]
+    seconds: tuple[float, ...] = ()
+    split: Mapping[str, float] | None = None
+    communication_alone: float | None = None
+    oversubscribed: bool = False
+    peak_memory_bytes: float | None = None
+    global_batch: float | None = None
+
+    @property
+    def images_per_second(self) -> float:
+        """The median of the repeats (trainings per second where the series' unit says so)."""
+        return median(self.rates)
+
+    @property
+    def low(self) -> float:
+        """The lower quartile of the repeats."""
+        return self._quartiles[0]
+
+    @property
+    def high(self) -> float:
+        """The upper quartile of the repeats."""
+        return self._quartiles[2]
+
+    @property
+    def _quartiles(self) -> list[float]:
+        return quantiles(self.rates, method="inclusive") if len(self.rates) > 1 else [self.rates[0]] * 3
+
+
+@dataclass(frozen=True)
+class Series:
+    """One job measured on several numbers of workers.
+
+    Args:
+        mode: strong: the global batch is fixed; weak: each worker's share of it.
+        job: The digest that its records have.
+        label: For people, such as "resnet18 on cifar10, global batch 256".
+        points: In the order of workers.
+        source: Where a published series comes from; "" for own measurements.
+        rate_unit: trainings/s where nothing but the time of a training is known.
+    """
+
+    mode: Mode
+    job: str
+    label: str
+    points: tuple[Point, ...]
+    source: str = ""
+    rate_unit: Literal["images/s", "trainings/s"] = "images/s"
+
+
+@dataclass
+class _Group:
+    """The records of one series, by workers and repeat."""
+
+    records: dict[tuple[int, object], Mapping[str, Any]] = field(default_factory=dict)
+
+
+def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:
+    """Group the scaling records by job, mode and machine; records of other kinds are passed over.
+
+    Of two records of one repeat the later counts. A point measured with another kind of device or processor belongs to
+    another series.
+
+    Returns:
+        The series in the order of their first records, and a warning for each record that is left out.
+    """
+    groups: dict[tuple[str, ...], _Group] = {}
+    warnings = []
+    scaling = (record for record in records if record.get("kind") == KIND)
+    for number, record in enumerate(scaling, 1):
+        problem = _problem(record)
+        if problem:
+            warnings.append(f"scaling record {number}{_place(record)} is left out: {problem}")
+            continue
+        repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
+        for mode in dict.fromkeys(record["modes"]):
+            group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), _Group())
+            group.records.pop((record["workers"], repeat), None)
+            group.records[record["workers"], repeat] = record
+    return [_series(key, list(group.records.values()), warnings) for key, group in groups.items()], warnings
+
+
+def _problem(record: Mapping[str, Any]) -> str:
+    """Why a record cannot be used; "" if it can."""
+    workers, modes = record.get("workers"), record.get("modes")
+    if record.get("failed"):
+        return f"the run failed: {_shown(record['failed'])}"
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
+        return f"workers must be a whole number of 1 or more, got {_shown(workers)}"
+    if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
+        return f'modes must be of "strong" and "weak", got {_shown(modes)}'
+    name = "train_seconds" if record.get("images_per_second") is None else "images_per_second"
+    rate = _number(record.get(name))
+    if rate is None or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        return f"{name} must be a number above 0, got {_shown(record.get(name))}"
+    return ""
+
+
+def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings: list[str]) -> Series:
+    mode, job, source = key[:3]
+    rated = [record for record in records if _rate(record) is not None]
+    unit: Literal["images/s", "trainings/s"] = "images/s" if rated else "trainings/s"
+    used = rated or records
+    label = _label(used[0], mode)
+    if len(used) < len(records):
+        warnings.append(
+            f"{label}: {len(records) - len(used)} of {len(records)} records are left out: they have train_seconds, but "
+            "not the samples and epochs that rates need"
+        )
+    by_workers: dict[int, list[Mapping[str, Any]]] = {}
+    for record in used:
+        by_workers.setdefault(record["workers"], []).append(record)
+    points = tuple(_point(workers, by_workers[workers]) for workers in sorted(by_workers))
+    return Series("strong" if mode == "strong" else "weak", job, label, points, source, unit)
+
+
+def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> Point:
+    rates = (_rate(record) or 1 / record["train_seconds"] for record in records)
+    splits = [split for record in records if (split := _split(record))]
+    nodes = _middle(records, "nodes")
+    cores = _middle(records, "cores")
+    on_cpu = all(record.get("device") == "cpu" for record in records)
+    return Point(
+        workers=workers,
+        nodes=None if nodes is None or nodes < 1 else round(nodes),
+        rates=tuple(rates),
+        seconds=tuple(seconds for record in records if (seconds := _positive(record, "train_seconds"))),
+        split={name: median(split[name] for split in splits) for name in _common(splits)} if splits else None,
+        communication_alone=_middle(records, "communication_alone_seconds"),
+        oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
+        peak_memory_bytes=_middle(records, "peak_memory_bytes"),
+        global_batch=_middle(records, "global_batch"),
+    )
+
+
+def _rate(record: Mapping[str, Any]) -> float | None:
+    """Images per second; None where the record does not say how many images a training sees."""
+    rate = _positive(record, "images_per_second")
+    samples, epochs, seconds = (_positive(record, name) for name in ("samples", "epochs", "train_seconds"))
+    if rate is None and samples and epochs and seconds:
+        rate = samples * epochs / seconds
+    return rate
+
+
+def _split(record: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of a step; empty if any of them is not an amount of time."""
+    split = record.get("split_seconds")
+    if not isinstance(split, Mapping):
+        return {}
+    parts = {str(name): _number(value) for name, value in split.items()}
+    whole = {name: value for name, value in parts.items() if value is not None and value >= 0}
+    return whole if len(whole) == len(parts) else {}
+
+
+def _common(splits: Sequence[Mapping[str, float]]) -> list[str]:
+    return [name for name in splits[0] if all(name in split for split in splits)]
+
+
+def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The median of a field over the repeats that have it."""
+    values = [value for record in records if (value := _positive(record, name))]
+    return median(values) if values else None
+
+
+def _positive(record: Mapping[str, Any], name: str) -> float | None:
+    value = _number(record.get(name))
+    return value if value is not None and value > 0 else None
+
+
+def _number(value: object) -> float | None:
+    """A finite number, or None for anything else that a damaged record may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    value = record.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _machine(record: Mapping[str, Any]) -> tuple[str, str]:
+    """The source of a published record, and what its speed depends on: the device's model."""
+    environment = record.get("environment")
+    facts = environment if isinstance(environment, Mapping) else {}
+    gpus = facts.get("gpus")
+    first_gpu = str(gpus[0]) if isinstance(gpus, list) and gpus else ""
+    on_cpu = record.get("device") == "cpu"
+    return _text(record, "source"), _text(facts, "processor") if on_cpu else _text(record, "gpu") or first_gpu
+
+
+def _label(record: Mapping[str, Any], mode: str) -> str:
+    """What the job is, as far as the record tells."""
+    job = " on ".join(name for key in ("arch", "data") if (name := _text(record, key))) or "unnamed job"
+    batch = _positive(record, "global_batch" if mode == "strong" else "batch")
+    share = "" if batch is None else f"global batch {batch:,g}" if mode == "strong" else f"{batch:,g} a worker"
+    precision, compress = _text(record, "precision"), _text(record, "compress")
+    parts = (
+        job,
+        share,
+        precision if precision != "fp32" else "",
+        f"{compress} gradients" if compress not in ("", "none") else "",
+        _text(record, "gpu"),
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _place(record: Mapping[str, Any]) -> str:
+    workers, repeat = record.get("workers"), record.get("repeat")
+    known = isinstance(workers, int) and workers > 0
+    return f" ({workers} workers, repeat {_shown(repeat)})" if known else ""
+
+
+def _shown(value: object) -> str:
+    """A value of a damaged record, in few words."""
+    text = str(value) if isinstance(value, str) else repr(value)
+    first = next(iter(text.splitlines()), "")
+    return first if len(first) <= 80 else first[:77] + "..."
