@@ -50,6 +50,8 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
     handles = [(line.name, _draw_line(axes, line, curve, colors, is_crowded)) for line, curve in curves]
     _scale(axes.xaxis, axes.set_xscale, chart.x_scale, ticks.measured(chart), ticks.numbers_of(chart.x_label))
     _scale(axes.yaxis, axes.set_yscale, chart.y_scale, (), ticks.numbers_of(chart.y_label))
+    if chart.x_scale == "linear" and all(float(x).is_integer() for _, curve in curves for x in curve.x):
+        axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
     if chart.y_scale == "linear":
         _start_at_zero(axes)
     _draw_marks(axes, chart.marks)

@@ -132,6 +132,7 @@ class CurveChart {
 
   axis(key, label, numbers) {
     const scale = this.data[`${key}Scale`], measured = key === "x" ? this.data.xPlaces : [];
+    const isCount = key === "x" && this.data.x.every((values) => values.every(Number.isInteger));
     return {
       scale: key,
       label,
@@ -144,7 +145,7 @@ class CurveChart {
       splits: (plotter, _, low, high) => {
         const room = key === "x" ? plotter.width / 80 : plotter.height / 40;
         const places = measured.filter((place) => place >= low && place <= high);
-        return places.length > 1 && places.length <= room * 1.5 ? places : axisPlaces(scale, low, high, numbers, Math.max(3, room));
+        return places.length > 1 && places.length <= room * 1.5 ? places : axisPlaces(scale, low, high, numbers, Math.max(3, room), isCount);
       },
       filter: (_, places) => places,
       values: (_, places) => places.map((place) => axisNumber(place, numbers)),

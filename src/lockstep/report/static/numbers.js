@@ -51,10 +51,11 @@ function decades(low, high) {
   return places.filter((place) => place >= low && place <= high);
 }
 
-/** The places of a linear axis: about `most` round numbers. */
-function roundPlaces(low, high, most) {
+/** The places of a linear axis: about `most` round numbers; whole ones for a count, such as epochs. */
+function roundPlaces(low, high, most, isCount = false) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough * 0.999);
+  const round = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough * 0.999);
+  const step = isCount ? Math.max(1, round) : round;
   const places = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) {
     places.push(Number((index * step).toPrecision(12)));
@@ -63,8 +64,8 @@ function roundPlaces(low, high, most) {
 }
 
 /** The places of an axis that get a number, at most about `most`. */
-function axisPlaces(scale, low, high, numbers, most) {
-  if (scale === "linear") return roundPlaces(low, high, most);
+function axisPlaces(scale, low, high, numbers, most, isCount) {
+  if (scale === "linear") return roundPlaces(low, high, most, isCount);
   const isBinary = scale === "log2" && (numbers === "bytes" || high < 1024);
   const fine = isBinary ? powers(low, high, 2, most) : decades(low, high);
   if (fine.length < 3) return roundPlaces(low, high, Math.min(most, 5)).filter((place) => place > 0);
