@@ -7,8 +7,9 @@ also on another number of workers, stand in the same files.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from lockstep.records import read_records
 
 KIND = "io"
-_NO_AMOUNTS = frozenset({"kind", "rank", "unix_time", "seconds"})
+_NEEDED = frozenset({"rank", "unix_time", "seconds"})
+_NO_AMOUNTS = _NEEDED | {"kind"}
 
 
 def worker_file(run: Path, rank: int) -> Path:
@@ -24,19 +26,22 @@ def worker_file(run: Path, rank: int) -> Path:
     return run / "io" / f"worker-{rank}.jsonl"
 
 
-def job_io(run: Path, width_seconds: float | None = None) -> list[dict[str, float]]:
+def job_io(
+    run: Path, width_seconds: float | None = None, on_damage: Callable[[Path], None] = lambda path: None
+) -> list[dict[str, float]]:
     """The job's rates over time: the sums over its workers, and of `node_...` over its nodes.
 
     Args:
         run: The run folder.
         width_seconds: Of one stretch of time; by default the usual time between two records.
+        on_damage: Told the file of each line that is no whole record, or lacks what every record has.
 
     Returns:
         One row for each stretch in which a worker recorded, in the order of time: `unix_time` (its start), `seconds`
         (how much of it the records cover) and, for each amount in the records, NAME_per_second. Over all rows, rates
         times seconds add up to the amounts recorded. Empty if the run has no such records.
     """
-    records = [record for path in sorted((run / "io").glob("worker-*.jsonl")) for record in _whole(path)]
+    records = [record for path in sorted((run / "io").glob("worker-*.jsonl")) for record in _whole(path, on_damage)]
     if not records:
         return []
     width = width_seconds or median(record["seconds"] for record in records)
@@ -56,8 +61,19 @@ def job_io(run: Path, width_seconds: float | None = None) -> list[dict[str, floa
     return rows
 
 
-def _whole(path: Path) -> Iterator[Mapping[str, Any]]:
-    return (record for record in read_records(path) if record.get("kind") == KIND and record["seconds"] > 0)
+def _whole(path: Path, on_damage: Callable[[Path], None]) -> Iterator[Mapping[str, Any]]:
+    for record in read_records(path, lambda line: on_damage(path)):
+        if record.get("kind") != KIND:
+            continue
+        figures = {name: value for name, value in record.items() if name != "kind"}
+        if not figures.keys() >= _NEEDED or not all(map(_is_number, figures.values())):
+            on_damage(path)
+        elif record["seconds"] > 0:
+            yield record
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _stretches(start: float, end: float, width: float) -> Iterator[tuple[int, float]]:

@@ -59,16 +59,22 @@ class RecordWriter:
         self._file.close()
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file; a last line that a crash left half-written is passed over."""
+def read_records(path: Path, on_damage: Callable[[int], None] = lambda line: None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file; a last line that a crash left half-written is passed over.
+
+    Args:
+        on_damage: Told the number of each line, from 1, that is neither empty nor a whole record.
+    """
     with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
-                continue
+            except (ValueError, RecursionError):
+                record = None
             if isinstance(record, dict):
                 yield record
+            elif line.strip():
+                on_damage(number)
 
 
 def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:

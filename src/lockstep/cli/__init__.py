@@ -24,6 +24,7 @@ COMMANDS = {
     "datasets": "list the data sets",
     "data": "fetch, pack, verify and prepare data sets",
     "study": "measure where a job's time goes: loading",
+    "report": "draw what runs and studies recorded: figures, tables and a page",
     "script": "write a batch script for a job of Slurm, PBS or LSF",
     "doctor": "say what this machine offers, what is wrong, and how to mend it",
 }

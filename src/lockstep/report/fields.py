@@ -1,0 +1,57 @@
+"""Fields of records that may be damaged: what is missing or of another type is None, never an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def number(record: Mapping[str, Any], *keys: str) -> float | None:
+    """A finite number; several keys lead into mappings within mappings."""
+    value = _at(record, keys)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def whole(record: Mapping[str, Any], *keys: str) -> int | None:
+    """A whole number."""
+    value = number(record, *keys)
+    return int(value) if value is not None and value == int(value) else None
+
+
+def text(record: Mapping[str, Any], *keys: str) -> str | None:
+    """Text that is not empty."""
+    value = _at(record, keys)
+    return value if isinstance(value, str) and value else None
+
+
+def mapping(record: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """A mapping; an empty one where there is none."""
+    value = _at(record, keys)
+    return value if isinstance(value, Mapping) else {}
+
+
+def rows(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """The mappings in a list; an empty list where there is none."""
+    value = record.get(key)
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def spread(record: Mapping[str, Any], *keys: str) -> tuple[float, float, float] | None:
+    """Lower quartile, median and upper quartile; a lone number is all three."""
+    alone = number(record, *keys)
+    if alone is not None:
+        return alone, alone, alone
+    low, median, high = (number(record, *keys, part) for part in ("low", "median", "high"))
+    if median is None:
+        return None
+    return median if low is None else low, median, median if high is None else high
+
+
+def _at(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    value: Any = record
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

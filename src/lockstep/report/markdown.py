@@ -1,0 +1,55 @@
+"""The report as Markdown: RESULTS.md, with the charts as links to their PNG files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lockstep.report.document import Bars, Chart, Document, Section, Table, show
+
+FIGURES = "figures"  # the folder of the images, beside RESULTS.md
+
+
+def render(document: Document) -> str:
+    """The whole document as GitHub's Markdown; it ends with a newline."""
+    blocks = [f"# {_plain(document.title)}", _plain(document.made)]
+    if document.warnings:
+        listed = "\n".join(f"- {_plain(warning)}" for warning in document.warnings)
+        blocks += ["## Warnings", listed]
+    for section in document.sections:
+        blocks += _section(section)
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _section(section: Section) -> list[str]:
+    blocks = [f"## {_plain(section.title)}", *(_plain(line) for line in section.text.splitlines())]
+    for part in section.parts:
+        blocks.append(f"### {_plain(part.title)}")
+        blocks.append(_table(part) if isinstance(part, Table) else _image(part))
+        blocks.append(_plain(part.note))
+    return blocks
+
+
+def _image(part: Chart | Bars) -> str:
+    about = f"{part.title}: {part.y_label} against {part.x_label}"
+    return f"![{_plain(about)}]({FIGURES}/{part.key}.png)"
+
+
+def _table(table: Table) -> str:
+    heads = [_cell(column) for column in table.columns]
+    rules = ["---:" if spec else "---" for spec in table.formats]
+    rows = [[_cell(show(value, spec)) for value, spec in zip(row, table.formats, strict=True)] for row in table.rows]
+    return "\n".join(_row(cells) for cells in (heads, rules, *rows))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Text in one line, with what Markdown or HTML would read as marks escaped."""
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", " ".join(text.split()))

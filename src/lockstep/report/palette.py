@@ -1,0 +1,81 @@
+"""Colours that people with any colour vision can tell apart, on white paper and on a dark screen.
+
+The first six are Okabe and Ito's ("Color Universal Design", 2008), without the black and the yellow, which text and
+white paper take; the last two are Tol's ("Colour Schemes", 2021). Where lines are more than these colours, what has a
+number gets its place on a ramp from dark to light instead: the eye cannot match fifty hues with a legend, but it sees
+an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.report.document import Chart, Document
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colours of one background, as "#rrggbb".
+
+    Args:
+        lines: For lines, while these are enough.
+        ramp: The places between which lines get their colour if they are more.
+        stacks: For the parts of stacked bars: neighbours differ in lightness, for prints in grey.
+        text: For reference lines; muted: for marks and remarks.
+    """
+
+    lines: Sequence[str]
+    ramp: Sequence[str]
+    stacks: Sequence[str]
+    text: str
+    muted: str
+
+    def needs_ramp(self, chart: Chart) -> bool:
+        """Whether a chart has more lines than the colours for them."""
+        return max((line.color for line in chart.lines if line.color is not None), default=0) >= len(self.lines)
+
+    def ramp_colors(self, count: int) -> list[str]:
+        """The ramp's colours for the numbers 0 to `count - 1` of a document: in each chart a number has the same."""
+        return [_mix(self.ramp, number / max(1, count - 1)) for number in range(count)]
+
+    def line_colors(self, chart: Chart, count: int) -> list[str]:
+        """The colour of each number in a chart of a document that has `count` of them."""
+        return self.ramp_colors(count) if self.needs_ramp(chart) else list(self.lines)
+
+
+LIGHT = Palette(
+    lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#882255"),
+    ramp=("#2d1160", "#35608d", "#22908c", "#4aa84e", "#b8a200"),
+    stacks=("#56b4e9", "#0072b2", "#e69f00", "#b2182b", "#8fd0b8", "#5b5b5b", "#cc79a7", "#332288"),
+    text="#1f2328",
+    muted="#59636e",
+)
+DARK = Palette(
+    lines=("#4ba3e3", "#ff8c4b", "#2cc795", "#e79ac6", "#f2b53c", "#93d5ff", "#a99bff", "#e2709f"),
+    ramp=("#8a7bd8", "#5c9fd6", "#35bdb2", "#86d46b", "#f3e255"),
+    stacks=("#93d5ff", "#2b86c9", "#f2b53c", "#dd4b4b", "#a8e0cc", "#8b949e", "#e79ac6", "#8f7ff0"),
+    text="#e6edf3",
+    muted="#9aa4af",
+)
+
+
+def color_count(document: Document) -> int:
+    """How many colour numbers a document has, from 0."""
+    numbers = [
+        line.color
+        for section in document.sections
+        for part in section.parts
+        if isinstance(part, Chart)
+        for line in part.lines
+        if line.color is not None
+    ]
+    return max(numbers, default=-1) + 1
+
+
+def _mix(places: Sequence[str], share: float) -> str:
+    """The colour at a share, 0 to 1, of the way along `places`."""
+    at = share * (len(places) - 1)
+    index = min(int(at), len(places) - 2)
+    low, high = (bytes.fromhex(color[1:]) for color in places[index : index + 2])
+    return "#" + "".join(f"{round(a + (b - a) * (at - index)):02x}" for a, b in zip(low, high, strict=True))

@@ -1,0 +1,87 @@
+"""Curves over a run, and how long ones are thinned so that a chart stays quick."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+MOST_POINTS = 2_000  # of one line: more than a screen has columns
+MOST_POINTS_A_CHART = 60_000  # over all its lines
+FEWEST_POINTS = 200
+THINNED = "Long lines are thinned: each point is the average of a stretch of the run."
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One figure over a run; all four have the same length.
+
+    Args:
+        steps: Optimizer steps done.
+        epochs: Epochs done, fractions included.
+        seconds: Of training.
+        values: NaN where the figure was no number.
+    """
+
+    steps: Sequence[float]
+    epochs: Sequence[float]
+    seconds: Sequence[float]
+    values: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def thinned(self, limit: int = MOST_POINTS) -> Curve:
+        """At most `limit` points, each the average of a stretch."""
+        return Curve(*(averages(column, limit) for column in self._columns())) if len(self) > limit else self
+
+    def changes(self, limit: int = MOST_POINTS) -> Curve:
+        """The points at which the value changes, with their neighbours, the first and the last; then as `thinned`."""
+        finite = [index for index, value in enumerate(self.values) if math.isfinite(value)]
+        kept = set(finite[:1] + finite[-1:])
+        for before, index in pairwise(finite):
+            if self.values[before] != self.values[index]:
+                kept |= {before, index}
+        return Curve(*([column[index] for index in sorted(kept)] for column in self._columns())).thinned(limit)
+
+    def every(self, limit: int) -> Curve:
+        """At most `limit` of the points, evenly chosen."""
+        stride = -(-len(self) // limit)
+        return Curve(*(column[::stride] for column in self._columns()))
+
+    def _columns(self) -> tuple[Sequence[float], ...]:
+        return self.steps, self.epochs, self.seconds, self.values
+
+
+def averages(column: Sequence[float], limit: int) -> list[float]:
+    """The averages of at most `limit` stretches of about equal length; those of NaN alone are NaN."""
+    values = np.asarray(column, dtype=np.float64)
+    starts = np.arange(min(limit, len(values))) * len(values) // min(limit, len(values))
+    known = np.isfinite(values)
+    sums, counts = np.add.reduceat(np.where(known, values, 0.0), starts), np.add.reduceat(known.astype(int), starts)
+    return [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
+
+
+def points_a_line(lines: int) -> int:
+    """How many points each line of a chart may have."""
+    return max(FEWEST_POINTS, min(MOST_POINTS, MOST_POINTS_A_CHART // max(lines, 1)))
+
+
+def drawn(values: Sequence[float], factor: float = 1.0) -> list[float | None]:
+    """Values times a factor, rounded to six digits, with None for what is no number."""
+    return [float(f"{value * factor:.6g}") if math.isfinite(value) else None for value in values]
+
+
+def places(values: Sequence[float], divisor: float = 1.0) -> list[float]:
+    """Places on the x axis, rounded to eight digits."""
+    return [float(f"{value / divisor:.8g}") for value in values]
+
+
+def time_unit(longest_seconds: float) -> tuple[float, str]:
+    """The seconds of a unit that suits the longest time, and the unit's name."""
+    if longest_seconds < 300:
+        return 1.0, "s"
+    return (60.0, "min") if longest_seconds < 3 * 3600 else (3600.0, "h")

@@ -1,0 +1,1 @@
+"""Sections of the report, one a file: each makes charts and tables of what was read, or None where there is nothing."""

@@ -1,0 +1,84 @@
+"""The batch study: throughput and memory by batch size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep.report.document import Chart, Line, Mark, Section
+from lockstep.report.fields import number, spread, text, whole
+from lockstep.report.sources import Material
+
+Record = Mapping[str, Any]
+
+
+def build(material: Material) -> Section | None:
+    jobs: dict[str, dict[int, Record]] = defaultdict(dict)
+    for record in material.of_kind("batch"):
+        batch = whole(record, "batch")
+        if batch and batch > 0:
+            jobs[_label(record)][batch] = record  # of several the newest
+    if not jobs:
+        return None
+    throughput = [line for color, item in enumerate(jobs.items()) if (line := _throughput(color, *item)).x]
+    memory = [line for color, item in enumerate(jobs.items()) for line in _memory(color, *item) if line.x]
+    marks = _misfits(jobs)
+    parts = []
+    for key, title, label, lines, note in (
+        ("throughput", "Throughput by batch size", "throughput (images/s)", throughput, "Medians with quartiles."),
+        ("memory", "Memory by batch size", "peak memory of a worker (GB)", memory, "Dashed: what the device has."),
+    ):
+        if lines:
+            parts.append(
+                Chart(f"batch-{key}", title, "batch of a worker", label, lines, "log2", marks=marks, note=note)
+            )
+    return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
+
+
+def _label(record: Record) -> str:
+    workers, precision = whole(record, "workers") or 1, text(record, "precision")
+    name = f"{text(record, 'arch') or 'a network'} on {text(record, 'data') or 'data'}"
+    return ", ".join([name, *([precision] if precision else []), *([f"{workers} workers"] if workers > 1 else [])])
+
+
+def _fitting(records: Mapping[int, Record]) -> list[tuple[int, Record]]:
+    return [(batch, records[batch]) for batch in sorted(records) if records[batch].get("fits") is not False]
+
+
+def _throughput(color: int, label: str, records: Mapping[int, Record]) -> Line:
+    found = [(batch, spread(record, "images_per_second")) for batch, record in _fitting(records)]
+    known = [(batch, rates) for batch, rates in found if rates]
+    low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
+    return Line(label, [batch for batch, _ in known], middle, low, high, color=color)
+
+
+def _memory(color: int, label: str, records: Mapping[int, Record]) -> list[Line]:
+    found = [(batch, number(record, "peak_memory_bytes")) for batch, record in _fitting(records)]
+    known = [(batch, size / 1e9) for batch, size in found if size]
+    limits = [limit for record in records.values() if (limit := number(record, "memory_limit_bytes"))]
+    x = [batch for batch, _ in known]
+    lines = [Line(label, x, [size for _, size in known], color=color)]
+    if limits and x:
+        most = [min(limits) / 1e9] * len(x)
+        lines.append(Line(f"limit, {label}", x, most, look="dashed", color=None))
+    return lines
+
+
+def _misfits(jobs: Mapping[str, Mapping[int, Record]]) -> list[Mark]:
+    """The smallest batch of each job that does not fit."""
+    smallest = [
+        min((b for b, record in job.items() if record.get("fits") is False), default=None) for job in jobs.values()
+    ]
+    return [Mark(batch, f"{batch:,} does not fit") for batch in sorted({batch for batch in smallest if batch})]
+
+
+def _verdicts(jobs: Mapping[str, Mapping[int, Record]]) -> Sequence[str]:
+    lines = []
+    for label, records in jobs.items():
+        fitting = _fitting(records)
+        misfit = min((batch for batch, record in records.items() if record.get("fits") is False), default=None)
+        if fitting and misfit:
+            why = text(records[misfit], "why") or "no reason recorded"
+            lines.append(f"{label}: {fitting[-1][0]:,} is the largest batch that fits; {misfit:,} does not ({why}).")
+    return lines

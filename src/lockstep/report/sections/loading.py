@@ -1,0 +1,81 @@
+"""The loading study: the stages, and the whole pipeline by loader processes against what the network takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.report.document import Cell, Chart, Line, Section, Table
+from lockstep.report.fields import mapping, rows, spread, text, whole
+from lockstep.report.sources import Material
+
+Record = Mapping[str, Any]
+_STAGES = (
+    ("study", ""),
+    ("stage", ""),
+    ("images/s", ",.0f"),
+    ("lower quartile", ",.0f"),
+    ("upper quartile", ",.0f"),
+    ("MB/s", ",.1f"),
+    ("reads/s", ",.1f"),
+    ("what", ""),
+)
+
+
+def build(material: Material) -> Section | None:
+    studies: dict[str, Record] = {}
+    for record in material.of_kind("loading"):
+        studies[_label(record)] = record  # of several the newest
+    if not studies:
+        return None
+    stages = [row for label, record in studies.items() for row in _stages(label, record)]
+    lines = [line for color, item in enumerate(studies.items()) for line in _lines(color, *item)]
+    parts: list[Table | Chart] = []
+    if stages:
+        columns, formats = zip(*_STAGES, strict=True)
+        note = "Each stage alone, on one core, with one thread."
+        parts.append(Table("loading-stages", "Stages of data loading", columns, stages, formats, note))
+    if lines:
+        note = "The whole pipeline with nobody to hold it up: medians with quartiles. Dashed: what the network takes."
+        title, label = "Data loading by loader processes", "images/s"
+        parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note))
+    verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]
+    return Section("Data loading", "\n".join(verdicts), parts)
+
+
+def _label(record: Record) -> str:
+    batch, device, demand = whole(record, "batch"), text(record, "device"), text(mapping(record, "demand"), "about")
+    parts = (text(record, "data"), f"batch {batch:,}" if batch else None, device, demand)
+    return ", ".join(part for part in parts if part) or "data"
+
+
+def _stages(label: str, record: Record) -> list[list[Cell]]:
+    found: list[list[Cell]] = []
+    for stage in rows(record, "stages"):
+        rate, size, reads = (
+            spread(stage, key) for key in ("images_per_second", "bytes_per_second", "operations_per_second")
+        )
+        low, middle, high = rate or (None, None, None)
+        megabytes = size[1] / 1e6 if size else None
+        about = text(stage, "about")
+        found.append([label, text(stage, "name"), middle, low, high, megabytes, reads[1] if reads else None, about])
+    return found
+
+
+def _lines(color: int, label: str, record: Record) -> list[Line]:
+    found = [(whole(row, "processes"), spread(row, "images_per_second")) for row in rows(record, "pipeline")]
+    known = sorted((processes, rates) for processes, rates in found if processes is not None and rates)
+    if not known:
+        return []
+    x = [processes for processes, _ in known]
+    low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
+    lines = [Line(label, x, middle, low, high, color=color)]
+    demand = spread(mapping(record, "demand"), "images_per_second")
+    if demand:
+        lines.append(Line(f"demand, {label}", x, [demand[1]] * len(x), look="dashed", color=color))
+    return lines
+
+
+def _verdict(record: Record) -> list[str]:
+    verdict = record.get("verdict")
+    return [line for line in verdict if isinstance(line, str)] if isinstance(verdict, list) else []

@@ -1,0 +1,278 @@
+"""The scaling study: throughput, speed-up, efficiency and time against workers, with the ideal line and the model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lockstep.errors import DataError
+from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table
+from lockstep.report.fields import number, whole
+from lockstep.report.sources import Material
+from lockstep.scaling_model import LEVEL, Model, Point, Series, fit, series_of
+
+MODEL_REACH = 2  # the model is drawn up to so many times the largest measured count
+_MODES = {
+    "strong": ("Strong scaling", "The global batch is fixed and shared by all workers."),
+    "weak": ("Weak scaling", "Each worker has a batch of fixed size, so the global batch grows."),
+}
+_RATE = "rate"  # stands for the format of the series' unit
+_TABLE = (
+    ("series", ""),
+    ("workers", ",.0f"),
+    ("nodes", ",.0f"),
+    ("throughput", _RATE),
+    ("lower quartile", _RATE),
+    ("upper quartile", _RATE),
+    ("repeats", ",.0f"),
+    ("speed-up", ".2f"),
+    ("efficiency (%)", ".1f"),
+    ("predicted without this point", _RATE),
+    ("error (%)", "+.1f"),
+)
+_UNITS = (("images/s", "throughput", "throughput"), ("trainings/s", "trainings", "trainings a second"))
+_PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("how it is known", ""))
+
+
+@dataclass(frozen=True)
+class _Study:
+    """A series with its model, or with the reason why there is none, and its colour."""
+
+    series: Series
+    model: Model | None
+    reason: str
+    color: int
+
+    @property
+    def base(self) -> Point:
+        return self.series.points[0]
+
+    @property
+    def base_rate(self) -> float:
+        """Throughput a worker of the smallest count."""
+        return self.base.images_per_second / self.base.workers
+
+
+def build(material: Material) -> tuple[list[Section], list[str]]:
+    """A section for each mode that was measured, and warnings of records that were left out."""
+    records = material.of_kind("scaling")
+    series, warnings = series_of(records)
+    studies = [_fitted(item, color) for color, item in enumerate(item for item in series if item.points)]
+    epochs = _epoch_seconds(records)
+    sections = [_section(mode, [item for item in studies if item.series.mode == mode], epochs) for mode in _MODES]
+    return [section for section in sections if section], warnings
+
+
+def _fitted(series: Series, color: int) -> _Study:
+    try:
+        return _Study(series, fit(series), "", color)
+    except DataError as error:
+        return _Study(series, None, str(error), color)
+
+
+def _section(mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, int], Sequence[float]]) -> Section | None:
+    if not studies:
+        return None
+    title, about = _MODES[mode]
+    lines = [about, *(f"{item.series.label}: {remark}" for item in studies for remark in _remarks(item))]
+    parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies, epochs)]
+    return Section(title, "\n".join(lines), [*parts, *_points(mode, studies), *_parameters(mode, studies)])
+
+
+def _remarks(study: _Study) -> list[str]:
+    source = [study.series.source] if study.series.source else []
+    return [*source, *(study.model.remarks if study.model else [f"no model: {study.reason}"])]
+
+
+def _chart(
+    mode: str, key: str, title: str, label: str, lines: Sequence[Line], note: str, marks: Sequence[Mark]
+) -> Chart:
+    title = f"{_MODES[mode][0]}: {title}"
+    scale: Scale = "linear" if key == "efficiency" else "log10"
+    return Chart(f"scaling-{mode}-{key}", title, "workers", label, lines, "log2", scale, marks, note)
+
+
+def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
+    charts = []
+    for unit, key, title in _UNITS:
+        found = [item for item in studies if item.series.rate_unit == unit]
+        if found:
+            lines = [line for item in found for line in (*_lines(item, lambda study, workers: 1.0), *_ideal(item))]
+            note = (
+                "Medians of the repeats with their quartiles. Ideal: each worker as fast as at the smallest count. "
+                f"Model: fitted to the points, with the interval of a new measurement at {LEVEL:.0%} probability."
+            )
+            charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
+    return charts
+
+
+def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
+    speedup = [line for item in studies for line in _lines(item, lambda study, workers: 1 / study.base_rate)]
+    share = [
+        line for item in studies for line in _lines(item, lambda study, workers: 100 / (study.base_rate * workers))
+    ]
+    x = sorted({point.workers for item in studies for point in item.series.points})
+    speedup.append(Line("ideal", x, x, look="dashed", color=None))
+    share.append(Line("ideal", x, [100] * len(x), look="dashed", color=None))
+    start, marks = "a worker's throughput at the smallest measured count", _marks(studies)
+    whole = f"Throughput over {start}."
+    each = f"Throughput of each worker over {start}."
+    return [
+        _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole, marks),
+        _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each, marks),
+    ]
+
+
+def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
+    """The measured points and the model, each throughput times a factor."""
+    points, label, color = study.series.points, study.series.label, study.color
+    x = [point.workers for point in points]
+    factors = [factor(study, count) for count in x]
+    measured = Line(
+        label,
+        x,
+        [point.images_per_second * times for point, times in zip(points, factors, strict=True)],
+        [point.low * times for point, times in zip(points, factors, strict=True)],
+        [point.high * times for point, times in zip(points, factors, strict=True)],
+        look="points" if study.model else "solid",
+        color=color,
+    )
+    return [measured, *_model_line(study, factor)]
+
+
+def _ideal(study: _Study) -> list[Line]:
+    x = [point.workers for point in study.series.points]
+    y = [study.base_rate * count for count in x]
+    return [Line(f"ideal, {study.series.label}", x, y, look="dashed", color=None)] if len(x) > 1 else []
+
+
+def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
+    if study.model is None:
+        return []
+    counts = _counts(study.series)
+    found = [(study.model.predict(count), factor(study, count)) for count in counts]
+    return [
+        Line(
+            f"model, {study.series.label}",
+            counts,
+            [item.images_per_second * times for item, times in found],
+            [None if item.low is None else item.low * times for item, times in found],
+            [None if item.high is None else item.high * times for item, times in found],
+            look="dashed",
+            color=study.color,
+        )
+    ]
+
+
+def _counts(series: Series) -> list[int]:
+    """The measured counts, what lies halfway between their doublings, and those up to the model's reach."""
+    first, last = series.points[0].workers, series.points[-1].workers * MODEL_REACH
+    counts = {point.workers for point in series.points} | {last}
+    while first < last:
+        counts |= {first, first * 3 // 2}
+        first *= 2
+    return sorted(count for count in counts if count <= last)
+
+
+def _marks(studies: Sequence[_Study]) -> list[Mark]:
+    """The knees, and where a second node begins."""
+    knees = {item.model.knee.workers: item for item in studies if item.model and item.model.knee}
+    marks = [Mark(workers, f"knee at {workers} workers") for workers in sorted(knees)]
+    for item in studies:
+        alone = [point.workers for point in item.series.points if point.nodes == 1]
+        if alone and alone[-1] not in knees and any((point.nodes or 0) > 1 for point in item.series.points):
+            marks.append(Mark(alone[-1], f"one node up to {alone[-1]} workers"))
+    return list({mark.x: mark for mark in marks}.values())
+
+
+def _epoch_seconds(records: Sequence[Mapping[str, object]]) -> dict[tuple[str, int], list[float]]:
+    """Times of an epoch by job and workers."""
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for record in records:
+        seconds, workers = number(record, "epoch_seconds"), whole(record, "workers")
+        if seconds and workers and not record.get("failed"):
+            found[str(record.get("job", "")), workers].append(seconds)
+    return found
+
+
+def _time_charts(
+    mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, int], Sequence[float]]
+) -> list[Chart]:
+    an_epoch = {
+        item.color: {point.workers: epochs.get((item.series.job, point.workers), ()) for point in item.series.points}
+        for item in studies
+    }
+    whole_run = {item.color: {point.workers: point.seconds for point in item.series.points} for item in studies}
+    kinds = (
+        ("epoch", "time an epoch", an_epoch, "The training samples over the throughput, as measured in each repeat."),
+        ("training", "training time", whole_run, "Of the whole training, as recorded."),
+    )
+    charts = []
+    for key, label, times, note in kinds:
+        lines = [line for item in studies for line in _time_lines(item, times[item.color])]
+        if lines:
+            note = f"{note} Medians; bands reach from the least to the most."
+            charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
+    return charts
+
+
+def _time_lines(study: _Study, seconds: Mapping[int, Sequence[float]]) -> list[Line]:
+    known = {workers: times for workers, times in seconds.items() if times}
+    if not known:
+        return []
+    x = list(known)
+    middle = [median(times) for times in known.values()]
+    low, high = [min(times) for times in known.values()], [max(times) for times in known.values()]
+    ideal = [middle[0] * x[0] / count for count in x]
+    return [
+        Line(study.series.label, x, middle, low, high, color=study.color),
+        Line(f"ideal, {study.series.label}", x, ideal, look="dashed", color=None),
+    ]
+
+
+def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
+    tables = []
+    for unit, key, title in _UNITS:
+        rows = [row for item in studies if item.series.rate_unit == unit for row in _rows(item)]
+        if rows:
+            rate = ",.1f" if unit == "images/s" else ".4g"
+            columns, formats = zip(*((name, rate if spec == _RATE else spec) for name, spec in _TABLE), strict=True)
+            title = f"{_MODES[mode][0]}: {title}, measured points"
+            note = f"Throughput in {unit}. The last columns are the model fitted to the other points."
+            tables.append(Table(f"scaling-{mode}-{key}-points", title, columns, rows, formats, note))
+    return tables
+
+
+def _rows(study: _Study) -> list[list[Cell]]:
+    errors = {error.workers: error for error in study.model.leave_one_out} if study.model else {}
+    rows: list[list[Cell]] = []
+    for point in study.series.points:
+        speedup, error = point.images_per_second / study.base_rate, errors.get(point.workers)
+        rows.append(
+            [
+                study.series.label,
+                point.workers,
+                point.nodes,
+                point.images_per_second,
+                point.low,
+                point.high,
+                len(point.rates),
+                speedup,
+                100 * speedup / point.workers,
+                error.predicted if error else None,
+                100 * error.relative_error if error else None,
+            ]
+        )
+    return rows
+
+
+def _parameters(mode: str, studies: Sequence[_Study]) -> list[Table]:
+    rows: list[list[Cell]] = [
+        [item.series.label, *parameter] for item in studies if item.model for parameter in item.model.parameters
+    ]
+    columns, formats = zip(*_PARAMETERS, strict=True)
+    note = "docs/studies.md has the model's formula."
+    title = f"{_MODES[mode][0]}: the model's parameters"
+    return [Table(f"scaling-{mode}-model", title, columns, rows, formats, note)] if rows else []

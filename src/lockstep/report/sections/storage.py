@@ -1,0 +1,131 @@
+"""I/O of the runs over time: bandwidth and operations of the job, and what the nodes' disks and networks did."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from lockstep.io_records import job_io
+from lockstep.report.document import Chart, Section
+from lockstep.report.run_curve import Curve, time_unit
+from lockstep.report.run_lines import Axis, Look, RunCurve, lines, note
+from lockstep.report.sources import Material
+
+Rows = Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A chart of several amounts, each with a word for the legend and a look."""
+
+    key: str
+    title: str
+    label: str
+    factor: float
+    amounts: Sequence[tuple[str, str, Look]]
+    note: str
+
+
+_FIGURES = (
+    _Figure(
+        "io-read",
+        "Bytes read",
+        "bandwidth (MB/s)",
+        1e-6,
+        (("read_bytes", "read calls", "solid"), ("storage_read_bytes", "from storage", "dotted")),
+        "Read calls count what the page cache and pipes gave, too; network file systems count as storage or not.",
+    ),
+    _Figure(
+        "io-written",
+        "Bytes written",
+        "bandwidth (MB/s)",
+        1e-6,
+        (("written_bytes", "write calls", "solid"), ("storage_written_bytes", "to storage", "dotted")),
+        "Checkpoints, records and logs.",
+    ),
+    _Figure(
+        "io-operations",
+        "I/O operations",
+        "operations a second",
+        1,
+        (("read_operations", "reads", "solid"), ("write_operations", "writes", "dotted")),
+        "System calls that read or write, of the workers and all processes that they started.",
+    ),
+    _Figure(
+        "io-disks",
+        "The nodes' disks",
+        "bandwidth (MB/s)",
+        1e-6,
+        (("node_disk_read_bytes", "read", "solid"), ("node_disk_written_bytes", "written", "dotted")),
+        "All devices of the job's nodes, whoever used them.",
+    ),
+    _Figure(
+        "io-lustre",
+        "Lustre",
+        "bandwidth (MB/s)",
+        1e-6,
+        (("node_lustre_read_bytes", "read", "solid"), ("node_lustre_written_bytes", "written", "dotted")),
+        "Of the job's nodes, whoever used it.",
+    ),
+    _Figure(
+        "io-network",
+        "The nodes' network",
+        "bandwidth (MB/s)",
+        1e-6,
+        (("node_network_received_bytes", "received", "solid"), ("node_network_sent_bytes", "sent", "dotted")),
+        "All interfaces but loopback; InfiniBand's own protocol is not in these.",
+    ),
+)
+
+
+def build(material: Material) -> tuple[Section | None, list[str]]:
+    """The section, and warnings of records that were passed over."""
+    damaged: Counter[Path] = Counter()
+    found: list[tuple[int, str, Rows]] = []
+    warnings = []
+    for index, run in enumerate(material.runs):
+        try:
+            found.append((index, run.name, job_io(run.path, on_damage=lambda path: damaged.update([path]))))
+        except OSError as error:
+            warnings.append(f"the I/O records of {run.path} cannot be read: {error.strerror or error}")
+    longest = max((rows[-1]["unix_time"] - rows[0]["unix_time"] for _, _, rows in found if rows), default=0.0)
+    charts = [chart for figure in _FIGURES if (chart := _chart(figure, found, longest))]
+    warnings += [f"{path}: {count} lines that are no whole records were passed over" for path, count in damaged.items()]
+    text = "Sums over all workers, or over all nodes; time is that on the clock since the first record."
+    return Section("Storage and network", text, charts) if charts else None, warnings
+
+
+def _chart(figure: _Figure, found: Sequence[tuple[int, str, Rows]], longest: float) -> Chart | None:
+    curves = [
+        RunCurve(index, f"{name}, {word}", curve, look)
+        for index, name, rows in found
+        for amount, word, look in figure.amounts
+        if (curve := _curve(rows, f"{amount}_per_second"))
+    ]
+    if not curves:
+        return None
+    seconds, unit = time_unit(longest)
+    axis = Axis("time", f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
+    drawn = lines(curves, axis, figure.factor)
+    title = f"{figure.title} over time"
+    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves))
+
+
+def _curve(rows: Rows, name: str) -> Curve | None:
+    """A rate over time, with a gap where nothing ran; None where nothing was ever counted."""
+    known = [(row["unix_time"] - rows[0]["unix_time"], row["seconds"], row.get(name, 0.0)) for row in rows]
+    if not any(rate for _, _, rate in known):
+        return None
+    width = min((later - start for (start, _, _), (later, _, _) in pairwise(known)), default=0.0)
+    seconds, values = [known[0][0]], [known[0][2]]
+    for (start, _, _), (later, _, rate) in pairwise(known):
+        if later - start > 1.5 * width:
+            seconds.append(start + width)
+            values.append(math.nan)
+        seconds.append(later)
+        values.append(rate)
+    return Curve(seconds, seconds, seconds, values)

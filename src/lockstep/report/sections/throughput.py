@@ -1,0 +1,24 @@
+"""Throughput over the course of the runs, and how much of the time training waited for data."""
+
+from __future__ import annotations
+
+from lockstep.report.document import Chart, Section
+from lockstep.report.run_lines import lines, note, of_runs, time_axis
+from lockstep.report.sources import Material
+
+
+def build(material: Material) -> Section | None:
+    rates = of_runs(material.runs, lambda run: run.curve_of_steps("images_per_second"))
+    waits = of_runs(material.runs, lambda run: run.curve_of_steps("data_wait"))
+    parts = []
+    if rates:
+        axis = time_axis(rates)
+        about = note("Training images a second of all workers together, at each record.", rates)
+        title, label = "Throughput over time", "throughput (images/s)"
+        parts.append(Chart("throughput", title, axis.label, label, lines(rates, axis), note=about))
+    if waits:
+        axis = time_axis(waits)
+        about = note("Share of the time in which the first worker waited for its next batch.", waits)
+        title, label = "Waiting for data", "share of time (%)"
+        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about))
+    return Section("Throughput", parts=parts) if parts else None

@@ -1,0 +1,105 @@
+"""What a step's time consists of, by the number of workers, and the memory that the workers take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table
+from lockstep.report.fields import spread, whole
+from lockstep.report.sources import Material
+from lockstep.scaling_model import Point, Series, series_of
+
+_PARTS = {
+    "data_wait": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "communication_exposed": "communication, exposed",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+_COMMUNICATION = (
+    ("series", ""),
+    ("workers", ",.0f"),
+    ("all-reduce alone (ms)", ",.2f"),
+    ("exposed (ms)", ",.2f"),
+    ("hidden behind backward (ms)", ",.2f"),
+    ("hidden (%)", ".0f"),
+)
+
+
+def build(material: Material) -> Section | None:
+    records = material.of_kind("scaling")
+    series = [item for item in series_of(records)[0] if any(point.split for point in item.points)]
+    totals = _step_seconds(records)
+    parts: list[Bars | Table] = [_bars(item, index, totals) for index, item in enumerate(series, start=1)]
+    rows = [row for item in series for row in _communication(item)]
+    if rows:
+        columns, formats = zip(*_COMMUNICATION, strict=True)
+        note = "Alone: the gradients' all-reduce with nothing beside it. Hidden: what of it does not lengthen the step."
+        parts.append(Table("communication", "Communication of a step", columns, rows, formats, note))
+    text = (
+        "The parts are medians over the steps, of all repeats; the smallest count may belong to both kinds of scaling."
+    )
+    return Section("Where a step's time goes", text, parts) if parts else None
+
+
+def build_memory(material: Material) -> Section | None:
+    """Peak memory of a worker against workers."""
+    lines = []
+    for color, item in enumerate(series_of(material.of_kind("scaling"))[0]):
+        known = [(point.workers, point.peak_memory_bytes / 1e9) for point in item.points if point.peak_memory_bytes]
+        if known:
+            x, y = zip(*known, strict=True)
+            lines.append(Line(f"{item.label}, {item.mode}", x, y, color=color))
+    if not lines:
+        return None
+    note = "The most that any worker took: on a GPU what PyTorch had allocated, on a CPU what the process had resident."
+    title, label = "Peak memory against workers", "peak memory of a worker (GB)"
+    return Section("Memory", parts=[Chart("memory", title, "workers", label, lines, "log2", note=note)])
+
+
+def _bars(series: Series, index: int, totals: dict[tuple[str, int], float]) -> Bars:
+    points = [point for point in series.points if point.split]
+    names = list(dict.fromkeys([*_PARTS, *(name for point in points for name in point.split or {})]))
+    stacks = [(_PARTS.get(name, name), [_milliseconds(point, name) for point in points]) for name in names]
+    measured = [totals.get((series.job, point.workers)) for point in points]
+    whole_steps = [1e3 * seconds for seconds in measured if seconds is not None]
+    return Bars(
+        f"time-split-{index}",
+        f"A step's time, {series.mode} scaling: {series.label}",
+        "workers",
+        "time a step (ms)",
+        [f"{point.workers:,}" for point in points],
+        [(name, values) for name, values in stacks if any(values)],
+        whole_steps if len(whole_steps) == len(points) else None,
+        "Exposed communication is the part that backward does not hide.",
+    )
+
+
+def _milliseconds(point: Point, name: str) -> float:
+    return 1e3 * (point.split or {}).get(name, 0.0)
+
+
+def _step_seconds(records: Sequence[object]) -> dict[tuple[str, int], float]:
+    """Median time of a step by job and workers."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for record in records:
+        if (
+            isinstance(record, dict)
+            and (workers := whole(record, "workers"))
+            and (taken := spread(record, "step_seconds"))
+        ):
+            found.setdefault((str(record.get("job", "")), workers), []).append(taken[1])
+    return {key: median(values) for key, values in found.items()}
+
+
+def _communication(series: Series) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for point in series.points:
+        alone, exposed = point.communication_alone, (point.split or {}).get("communication_exposed")
+        if alone and exposed is not None:
+            hidden = max(0.0, alone - exposed)
+            label = f"{series.label}, {series.mode}"
+            rows.append([label, point.workers, 1e3 * alone, 1e3 * exposed, 1e3 * hidden, 100 * hidden / alone])
+    return rows

@@ -1,0 +1,85 @@
+"use strict";
+// Tables that sort by a click on a heading, and the data of a chart as a table and as a CSV file.
+
+const MOST_CELLS = 6000;
+
+/** What a cell sorts by: its number, or its text; null where there is nothing. */
+function cellKey(cell) {
+  if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
+  return cell.classList.contains("nothing") ? null : cell.textContent.toLowerCase();
+}
+
+/** Ascending: numbers before text. What is missing comes last in both directions. */
+function compareKeys(a, b, direction) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  if (typeof a !== typeof b) return typeof a === "number" ? -direction : direction;
+  return direction * (typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true }));
+}
+
+function makeSortable(table) {
+  const headings = [...table.tHead.rows[0].cells];
+  headings.forEach((heading, column) => {
+    heading.querySelector("button").addEventListener("click", () => {
+      const direction = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      headings.forEach((other) => other.setAttribute("aria-sort", "none"));
+      heading.setAttribute("aria-sort", direction === 1 ? "ascending" : "descending");
+      const rows = [...table.tBodies[0].rows].map((row) => [cellKey(row.cells[column]), row]);
+      rows.sort(([a], [b]) => compareKeys(a, b, direction));
+      table.tBodies[0].append(...rows.map(([, row]) => row));
+    });
+  });
+}
+
+/** The data of a chart as rows: x, then each line's value there. */
+function curveRows(data) {
+  const lines = data.lines.map((line) => ({ ...line, at: new Map(data.x[line.x].map((x, index) => [x, index])) }));
+  const places = [...new Set(data.x.flat())].sort((a, b) => a - b);
+  const row = (x) => [readNumber(x), ...lines.map((line) => (line.at.has(x) ? valueWithSpread(line, line.at.get(x)) : ""))];
+  return { columns: [data.xLabel, ...data.lines.map((line) => line.name)], count: places.length, row: (index) => row(places[index]) };
+}
+
+function barRows(data) {
+  const parts = [...data.stacks, ...(data.totals ? [{ name: "measured as a whole", values: data.totals }] : [])];
+  const row = (index) => [data.categories[index], ...parts.map((part) => readNumber(part.values[index]))];
+  return { columns: [data.xLabel, ...parts.map((part) => part.name)], count: data.categories.length, row };
+}
+
+/** Lines of text for a spreadsheet. A cell of text must not begin as a formula does. */
+function csv(rows) {
+  const cell = (value) => {
+    if (typeof value === "number") return String(value);
+    const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value ?? "";
+    return `"${String(text).replaceAll('"', '""')}"`;
+  };
+  return rows.map((row) => row.map((value) => cell(value ?? "")).join(",")).join("\r\n");
+}
+
+/** One row a value, all of them: line, x, value, low, high. */
+function csvRows(data) {
+  if (data.kind === "bars") {
+    return [["part", data.xLabel, data.yLabel], ...data.stacks.flatMap((stack) => stack.values.map((value, index) => [stack.name, data.categories[index], value]))];
+  }
+  const values = (line) => data.x[line.x].map((x, index) => [line.name, x, line.y[index], line.low?.[index], line.high?.[index]]);
+  return [["line", data.xLabel, data.yLabel, "low", "high"], ...data.lines.flatMap(values)];
+}
+
+function saveFile(name, text) {
+  const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** The table of a chart's data, with as many rows as stay light. */
+function dataTable(data) {
+  const { columns, count, row } = data.kind === "bars" ? barRows(data) : curveRows(data);
+  const shown = Math.min(count, Math.max(20, Math.floor(MOST_CELLS / columns.length)));
+  const body = element("tbody");
+  for (let index = 0; index < shown; index++) body.append(element("tr", {}, ...row(index).map((text) => element("td", { class: "number" }, text))));
+  const head = element("thead", {}, element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name))));
+  const save = element("button", { type: "button" }, "Save as CSV");
+  save.addEventListener("click", () => saveFile(`${data.key}.csv`, csv(csvRows(data))));
+  const about = shown < count ? `The first ${shown} of ${count} rows; the file has all. ` : "";
+  const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Data of ${data.title}` });
+  scroll.append(element("table", {}, head, body));
+  return [element("p", { class: "note" }, about, save), scroll];
+}

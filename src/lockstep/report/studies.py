@@ -1,0 +1,50 @@
+"""Reading the records of studies, and of the benchmarks that have a figure in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.records import read_records
+from lockstep.report.fields import number, text
+from lockstep.report.runs import describe_damage
+
+KINDS = ("scaling", "batch", "collectives", "loading")
+LARGE_BATCH = "large_batch"  # written by benchmarks/large_batch.py, without a kind
+
+
+def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
+    """The records of a file that the report can draw, each with its `kind`.
+
+    Args:
+        path: A study's .jsonl file.
+        warn: Told what was passed over.
+    """
+    found: list[Mapping[str, Any]] = []
+    damaged: list[int] = []
+    others = 0
+    try:
+        for record in read_records(path, damaged.append):
+            kind = _kind(record)
+            if kind is None:
+                others += 1
+            else:
+                found.append({**record, "kind": kind})
+    except OSError as error:
+        warn(f"{path} cannot be read: {error.strerror or error}")
+        return []
+    if damaged:
+        warn(describe_damage(path, damaged))
+    if others:
+        warn(f"{path}: {others} records of a kind that the report does not draw")
+    elif not found and not damaged:
+        warn(f"{path} has no records")
+    return found
+
+
+def _kind(record: Mapping[str, Any]) -> str | None:
+    kind = text(record, "kind")
+    if kind is None and (text(record, "name") or "").startswith(LARGE_BATCH) and number(record, "top1") is not None:
+        return LARGE_BATCH
+    return kind if kind in KINDS else None

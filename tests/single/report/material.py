@@ -1,0 +1,151 @@
+"""Builders of the records that reports are made of, as short as a test needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+ENVIRONMENT = {
+    "command": ["lockstep", "train", "secret"],
+    "folder": "/home/secret",
+    "host": "secret-host",
+    "platform": "Linux-6.1",
+    "python": "3.11.7",
+    "packages": {"lockstep-torch": "0.1.0", "torch": "2.11.0", "torchvision": "0.26.0", "numpy": "2.0.0"},
+    "cores": 8,
+    "memory_bytes": 64_000_000_000,
+    "gpus": ["A100", "A100"],
+    "threads_per_worker": 4,
+}
+STEPS_AN_EPOCH = 10
+SPREAD = {"low": 90.0, "median": 100.0, "high": 120.0}
+
+
+def write_lines(path: Path, records: Sequence[Mapping[str, Any]], rest: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + rest)
+    return path
+
+
+def start_record(**changes: Any) -> dict[str, Any]:
+    record = {"kind": "run", "step": 0, "time_seconds": 0.0, "unix_time": 1000.0, "workers": 2, "global_batch": 64}
+    more = {"steps_per_epoch": STEPS_AN_EPOCH, "peak_lr": 0.1, "arch": "resnet18", "data": "cifar10"}
+    return {**record, **more, **changes}
+
+
+def step_record(step: int, **changes: Any) -> dict[str, Any]:
+    record = {"kind": "step", "epoch": (step - 1) // STEPS_AN_EPOCH + 1, "step": step, "loss": 2.0 / step}
+    figures = {"top1": 0.5, "top5": 0.9, "samples": 640, "images_per_second": 1000.0, "lr": 0.1, "data_wait": 0.02}
+    return {**record, **figures, "time_seconds": 0.5 * step, "unix_time": 1000 + 0.5 * step, **changes}
+
+
+def epoch_record(epoch: int, split: str, **changes: Any) -> dict[str, Any]:
+    step = epoch * STEPS_AN_EPOCH
+    record = {"kind": "epoch", "split": split, "epoch": epoch, "epochs": 3, "step": step, "loss": 1.0 / epoch}
+    figures = {"top1": 0.6 + 0.1 * epoch, "top5": 0.99, "samples": 640, "images_per_second": 1000.0 + epoch}
+    return {**record, **figures, "time_seconds": 0.5 * step, "unix_time": 1000.0, "epoch_seconds": 5.0, **changes}
+
+
+def run_records(epochs: int = 3, **start: Any) -> list[dict[str, Any]]:
+    records = [start_record(**start)]
+    for epoch in range(1, epochs + 1):
+        records += [
+            step_record(step) for step in range((epoch - 1) * STEPS_AN_EPOCH + 5, epoch * STEPS_AN_EPOCH + 1, 5)
+        ]
+        records += [epoch_record(epoch, "train"), epoch_record(epoch, "val")]
+    return records
+
+
+def make_run(
+    folder: Path, records: Sequence[Mapping[str, Any]] | None = None, rest: str = "", config: str | None = None
+) -> Path:
+    """A run folder with records, an environment and a configuration."""
+    write_lines(folder / "metrics.jsonl", run_records() if records is None else records, rest)
+    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    (folder / "config.yaml").write_text("seed: 0\nnumerics:\n  precision: fp32\n" if config is None else config)
+    return folder
+
+
+def make_events(folder: Path, scalars: Mapping[str, Sequence[tuple[int, float, float]]]) -> Path:
+    """TensorBoard's file of scalars: for each tag (step, unix time, value)."""
+    writer = EventFileWriter(str(folder))
+    for tag, points in scalars.items():
+        for step, unix_time, value in points:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(step=step, wall_time=unix_time, summary=summary))
+    writer.close()
+    return folder
+
+
+def scaling_record(workers: int, repeat: int = 0, **changes: Any) -> dict[str, Any]:
+    seconds = 0.2 / workers + 0.01
+    split = {"data_wait": 0.0, "forward": 0.06 / workers, "backward": 0.12 / workers, "optimizer": 0.02 / workers}
+    return {
+        "kind": "scaling",
+        "modes": ["strong"],
+        "workers": workers,
+        "nodes": 1,
+        "repeat": repeat,
+        "job": "01234567",
+        "data": "cifar10",
+        "arch": "resnet18",
+        "precision": "fp32",
+        "device": "cpu",
+        "cores": 16,
+        "samples": 50_000,
+        "global_batch": 256,
+        "batch": 256 / workers,
+        "images_per_second": 256 / seconds + repeat,
+        "step_seconds": {"low": seconds, "median": seconds, "high": seconds},
+        "epoch_seconds": 50_000 / 256 * seconds,
+        "split_seconds": {**split, "communication_exposed": 0.01, "other": 0.0},
+        "communication_alone_seconds": 0.025,
+        "peak_memory_bytes": 2_000_000_000,
+        "environment": {**ENVIRONMENT, "processor": "Model 1", "commit": "abc1234"},
+        **changes,
+    }
+
+
+def collectives_record(operation: str, **changes: Any) -> dict[str, Any]:
+    points = [
+        {"size_bytes": size, "seconds": {"low": 1e-5, "median": 2e-5, "high": 4e-5}, "bus_bandwidth": size / 2e-5}
+        for size in (1024, 1_048_576)
+    ]
+    record = {"kind": "collectives", "operation": operation, "workers": 4, "nodes": 1, "backend": "gloo"}
+    return {**record, "device": "cpu", "dtype": "float32", "points": points, **changes}
+
+
+def batch_record(batch: int, **changes: Any) -> dict[str, Any]:
+    record = {
+        "kind": "batch",
+        "batch": batch,
+        "workers": 1,
+        "fits": True,
+        "images_per_second": SPREAD,
+        "job": "76543210",
+    }
+    more = {"peak_memory_bytes": batch * 1e7, "memory_limit_bytes": 4e9, "data": "cifar10", "arch": "resnet18"}
+    return {**record, **more, **changes}
+
+
+def loading_record(**changes: Any) -> dict[str, Any]:
+    stage = {"name": "decode", "about": "from memory", "images_per_second": SPREAD, "bytes_per_second": SPREAD}
+    record = {"kind": "loading", "data": "photos", "batch": 32, "device": "cpu", "stages": [stage]}
+    pipeline = [{"processes": count, "images_per_second": SPREAD} for count in (0, 1, 2)]
+    demand = {"about": "resnet18", "images_per_second": {"low": 40.0, "median": 50.0, "high": 60.0}}
+    return {**record, "pipeline": pipeline, "demand": demand, "verdict": ["0 loader processes are enough"], **changes}
+
+
+def io_record(rank: int, unix_time: float, **changes: Any) -> dict[str, Any]:
+    record = {"kind": "io", "rank": rank, "unix_time": unix_time, "seconds": 5.0, "read_bytes": 5e6}
+    return {**record, "read_operations": 50, "write_operations": 10, "storage_read_bytes": 0, **changes}
+
+
+def large_batch_record(name: str, seed: int, top1: float) -> dict[str, Any]:
+    return {"name": f"large_batch: {name}", "seed": seed, "top1": top1, "steps": 100, "train_seconds": 9.0}
