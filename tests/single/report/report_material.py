@@ -55,7 +55,9 @@ def epoch_record(epoch: int, split: str, **changes: Any) -> dict[str, Any]:
 def run_records(epochs: int = 3, **start: Any) -> list[dict[str, Any]]:
     records = [start_record(**start)]
     for epoch in range(1, epochs + 1):
-        records += [step_record(step) for step in range((epoch - 1) * STEPS_AN_EPOCH + 5, epoch * STEPS_AN_EPOCH + 1, 5)]
+        records += [
+            step_record(step) for step in range((epoch - 1) * STEPS_AN_EPOCH + 5, epoch * STEPS_AN_EPOCH + 1, 5)
+        ]
         records += [epoch_record(epoch, "train"), epoch_record(epoch, "val")]
     return records
 
@@ -120,7 +122,14 @@ def collectives_record(operation: str, **changes: Any) -> dict[str, Any]:
 
 
 def batch_record(batch: int, **changes: Any) -> dict[str, Any]:
-    record = {"kind": "batch", "batch": batch, "workers": 1, "fits": True, "images_per_second": SPREAD, "job": "76543210"}
+    record = {
+        "kind": "batch",
+        "batch": batch,
+        "workers": 1,
+        "fits": True,
+        "images_per_second": SPREAD,
+        "job": "76543210",
+    }
     more = {"peak_memory_bytes": batch * 1e7, "memory_limit_bytes": 4e9, "data": "cifar10", "arch": "resnet18"}
     return {**record, **more, **changes}
 
