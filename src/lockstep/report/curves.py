@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _MARKERS = "osD^vPX"  # seven beside eight colours: a pair repeats after 56 lines
 _DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (5, 2)), "dotted": (0, (1.2, 1.4)), "points": "none"}
 _FEW_LINES = 8
-_FEW_POINTS = 30  # a line of more gets a marker here and there only
+_FEW_POINTS = 16  # a line of more gets a marker here and there only
 _MARKERS_A_LINE = 8
-_MOST_REMARKS = 12
-_REMARK_SHARE = 0.035  # of the axes' width, between two remarks
+_REMARK_ROWS = 3
+_LETTER_SHARE = 0.0095  # of the axes' width, a letter of a remark
 
 
 class Curve(NamedTuple):
@@ -96,7 +96,7 @@ def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_c
         markersize=3 if is_crowded else 4,
         markerfacecolor="white" if line.look == "dotted" else color,
         # Of lines above each other the markers stand beside each other.
-        markevery=(number * step // 7 % step, step) if is_long and line.look != "points" else 1,
+        markevery=(number * max(1, step // 7) % step, step) if is_long and line.look != "points" else 1,
         zorder=2 if line.color is None else 3,
     )
     return handle
@@ -122,25 +122,26 @@ def _start_at_zero(axes: Axes) -> None:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
-    """Thin lines, with their text at the top where the one before leaves room, at the bottom otherwise."""
+    """Thin lines with their text above the axes, in rows where it would collide; without it if no row has room."""
     low, high = axes.get_xlim()
-    transform, last = axes.get_xaxis_transform(), {"top": -1.0, "bottom": -1.0}
+    ends = [-1.0] * _REMARK_ROWS
     for mark in sorted((mark for mark in marks if low <= mark.x <= high), key=lambda mark: mark.x):
-        axes.axvline(mark.x, color=LIGHT.muted, linewidth=0.6, zorder=1)
+        axes.axvline(mark.x, color=LIGHT.muted, linewidth=0.5, zorder=1)
         share = axes.transAxes.inverted().transform(axes.transData.transform((mark.x, axes.get_ylim()[1])))[0]
-        edge = next((edge for edge in last if last[edge] < 0 or share - last[edge] >= _REMARK_SHARE), None)
-        if edge is None or len(marks) > _MOST_REMARKS:
-            continue
-        last[edge] = share
-        axes.text(
-            mark.x,
-            0.985 if edge == "top" else 0.015,
-            mark.text,
-            transform=transform,
-            rotation=90,
-            ha="right",
-            va=edge,
-            fontsize=6.5,
-            color=LIGHT.muted,
-            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.8},
-        )
+        half = len(mark.text) * _LETTER_SHARE / 2
+        middle = min(max(share, half), 1 - half)
+        row = next((row for row, end in enumerate(ends) if middle - half > end), None)
+        if row is not None:
+            ends[row] = middle + half + _LETTER_SHARE
+            axes.annotate(
+                mark.text,
+                (middle, 1),
+                xycoords="axes fraction",
+                xytext=(0, 3 + 8 * row),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6.5,
+                color=LIGHT.muted,
+            )
+    rows = sum(end > 0 for end in ends)
+    axes.set_title(axes.get_title(loc="left"), pad=10 + 8 * rows)

@@ -120,7 +120,7 @@ def _warnings(warnings: Sequence[str]) -> str:
 
 
 def _section(section: Section, number: int, colors: int) -> str:
-    text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.splitlines() if line.strip())
+    text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.split("\n") if line.strip())
     parts = "".join(_table(part) if isinstance(part, Table) else _figure(part, colors) for part in section.parts)
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
 
@@ -235,7 +235,7 @@ def _cell(value: Cell, spec: str) -> str:
     """A cell with the number that it sorts by."""
     text, is_number = escape(show(value, spec)), isinstance(value, float | int) and math.isfinite(value)
     if value is None or (isinstance(value, float) and not is_number):
-        return f'<td class="nothing{" number" if spec else ""}">{text}</td>'
+        return f'<td class="nothing{" number" if spec else ""}">{show(None, spec)}</td>'
     data = f' data-value="{value!r}"' if is_number else ""
     return f"<td{data}{_number_class(spec)}>{text}</td>"
 

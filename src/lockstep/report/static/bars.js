@@ -7,12 +7,14 @@ class BarChart {
   constructor(host, data) {
     this.data = data;
     this.stacks = data.stacks.map((stack) => ({ ...stack, isShown: true, look: "bar" }));
+    this.whole = { name: "measured as a whole", color: "text", look: "solid", values: data.totals, isShown: data.totals !== null };
     this.chosen = null;
     const about = `${data.title}. ${data.keys}`;
     this.plot = element("div", { class: "plot", tabindex: "0", role: "group", "aria-label": about });
-    const { legend } = makeLegend(this.stacks, {
+    const named = this.whole.isShown ? [...this.stacks, this.whole] : this.stacks;
+    const { legend } = makeLegend(named, {
       onToggle: (index, isShown) => {
-        this.stacks[index].isShown = isShown;
+        named[index].isShown = isShown;
         this.draw();
       },
       onFocus: () => {},
@@ -40,9 +42,10 @@ class BarChart {
   draw() {
     this.width = this.plot.clientWidth;
     const width = Math.max(240, this.width), height = Math.round(Math.max(260, Math.min(400, width * 0.5)));
-    const shown = this.stacks.filter((stack) => stack.isShown), { categories, totals } = this.data;
+    const shown = this.stacks.filter((stack) => stack.isShown), { categories } = this.data;
+    const totals = this.whole.isShown ? this.whole.values : [];
     const tops = categories.map((_, index) => shown.reduce((sum, stack) => sum + stack.values[index], 0));
-    const high = Math.max(...tops, ...(totals ?? []), 1e-12) * 1.05;
+    const high = Math.max(...tops, ...totals, 1e-12) * 1.05;
     const inner = { width: width - BAR_MARGIN.left - BAR_MARGIN.right, height: height - BAR_MARGIN.top - BAR_MARGIN.bottom };
     this.step = inner.width / categories.length;
     const y = (value) => BAR_MARGIN.top + inner.height * (1 - value / high);
@@ -77,8 +80,10 @@ class BarChart {
       group.append(part);
       floor += value;
     }
-    const total = this.data.totals?.[index];
-    if (total != null) group.append(svg("line", { class: "total", x1: middle - half * 1.25, x2: middle + half * 1.25, y1: y(total), y2: y(total) }));
+    if (this.whole.isShown) {
+      const at = y(this.whole.values[index]);
+      group.append(svg("line", { class: "total", x1: middle - half * 1.25, x2: middle + half * 1.25, y1: at, y2: at }));
+    }
     const target = svg("rect", { class: "target", x: middle - this.step / 2, y: 0, width: this.step, height: y(0) });
     target.addEventListener("mouseenter", () => this.choose(index));
     group.append(target);
@@ -92,10 +97,9 @@ class BarChart {
     const rows = shown.map((line) => ({ line, text: readNumber(line.values[index]) }));
     const sum = shown.reduce((total, stack) => total + stack.values[index], 0);
     rows.push({ line: { name: "sum", color: "text", look: "points" }, text: readNumber(sum) });
-    const total = this.data.totals?.[index];
-    if (total != null) rows.push({ line: { name: "measured as a whole", color: "text", look: "solid" }, text: readNumber(total) });
+    if (this.whole.isShown) rows.push({ line: this.whole, text: readNumber(this.whole.values[index]) });
     const left = BAR_MARGIN.left + this.step * (index + 0.5);
-    return this.readOut.show(`${this.data.xLabel}: ${this.data.categories[index]}`, rows, left, BAR_MARGIN.top);
+    return this.readOut.show(`${this.data.xLabel}: ${this.data.categories[index]}`, rows, left + (left > this.width / 2 ? -1 : 1) * this.step * 0.32, BAR_MARGIN.top);
   }
 }
 

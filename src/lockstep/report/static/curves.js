@@ -4,6 +4,7 @@
 
 const drawStretch = uPlot.paths.linear();
 const MOST_READ_OUT = 12;
+const SAME_PLACE_PIXELS = 12;
 const FEW_POINTS = 40; // of a line in view: each gets its marker
 
 /** The first index in an ascending array at which it is not below `value`. */
@@ -97,7 +98,7 @@ class CurveChart {
         x: { time: false, ...distribution(data.xScale), range: () => this.view },
         y: { ...distribution(data.yScale), range: () => this.yRange() },
       },
-      axes: [this.axis("x", data.xLabel, data.xBytes), { ...this.axis("y", data.yLabel, data.yBytes), size: fitted }],
+      axes: [{ ...this.axis("x", data.xLabel, data.xBytes), size: 34 }, { ...this.axis("y", data.yLabel, data.yBytes), size: fitted }],
       focus: { alpha: 0.2 },
       cursor: {
         drag: { x: true, y: false, setScale: false },
@@ -134,7 +135,7 @@ class CurveChart {
     return {
       scale: key,
       label,
-      labelSize: 26,
+      labelSize: 24,
       labelFont: "13px system-ui, sans-serif",
       font: "12px system-ui, sans-serif",
       stroke: () => theme.color("text"),
@@ -156,7 +157,8 @@ class CurveChart {
   }
 
   toolbar() {
-    const bar = element("div", { class: "toolbar" });
+    this.range = element("output", { title: this.data.xLabel });
+    const bar = element("div", { class: "toolbar" }, this.range);
     const add = (label, about, act) => {
       const button = element("button", { type: "button", "aria-label": `${about}: ${this.data.title}`, title: about }, label);
       button.addEventListener("click", act);
@@ -189,15 +191,12 @@ class CurveChart {
     theme.onChange(() => this.plotter.redraw(false, true));
   }
 
-  /** Show a range of x, within the whole one; several calls before the next frame draw once. */
+  /** Show a range of x, within the whole one. */
   show([low, high]) {
     this.view = [Math.max(low, this.whole[0]), Math.min(high, this.whole[1])];
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = null;
-      this.plotter.setScale("x", { min: this.view[0], max: this.view[1] });
-      this.plot.dataset.view = this.view.join(" ");
-    });
+    this.plotter.setScale("x", { min: this.view[0], max: this.view[1] });
+    const isWhole = this.view[0] === this.whole[0] && this.view[1] === this.whole[1];
+    this.range.textContent = isWhole ? "" : this.view.map(readNumber).join(" to ");
   }
 
   zoom(factor) {
@@ -237,12 +236,14 @@ class CurveChart {
     const { left, top } = plotter.cursor, at = plotter.posToVal(left, "x"), found = [];
     this.lines.forEach((line, number) => {
       if (!line.isShown) return;
-      const index = nearestIndex(line.x, at), away = Math.abs(plotter.valToPos(line.x[index], "x") - left);
-      const reach = line.x.length > FEW_POINTS ? 24 : plotter.width / 8;
-      if (line.y[index] === null || away > reach) return;
-      found.push([number, { line, index, away, height: Math.abs(plotter.valToPos(line.y[index], "y") - top) }]);
+      const index = nearestIndex(line.x, at), place = plotter.valToPos(line.x[index], "x");
+      if (line.y[index] === null) return;
+      const height = Math.abs(plotter.valToPos(line.y[index], "y") - top);
+      found.push([number, { line, index, place, away: Math.abs(place - left), height }]);
     });
-    return new Map(found.sort(([, a], [, b]) => a.height - b.height).slice(0, MOST_READ_OUT));
+    const nearest = found.reduce((best, [, point]) => (best && best.away <= point.away ? best : point), null);
+    const beside = found.filter(([, point]) => Math.abs(point.place - nearest.place) < SAME_PLACE_PIXELS);
+    return new Map(beside.sort(([, a], [, b]) => a.height - b.height).slice(0, MOST_READ_OUT));
   }
 
   showValues(plotter) {
@@ -263,8 +264,10 @@ class CurveChart {
     const { ctx, bbox } = plotter, ratio = devicePixelRatio;
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
     ctx.fillStyle = ctx.strokeStyle = theme.color("muted");
-    ctx.lineWidth = ratio;
+    ctx.lineWidth = 1;
     let free = 0;
     for (const mark of this.data.marks.filter(({ x }) => x >= this.view[0] && x <= this.view[1])) {
       const x = Math.round(plotter.valToPos(mark.x, "x", true)) + 0.5, width = ctx.measureText(mark.text).width;

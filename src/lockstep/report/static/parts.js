@@ -9,9 +9,11 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+const MOST_OPEN = 16; // lines: the legend of more scrolls
+
 /** A row of buttons, one a line, that show and hide it. */
 function makeLegend(lines, { onToggle, onFocus }) {
-  const legend = element("ul", { class: "legend" });
+  const legend = element("ul", { class: lines.length > MOST_OPEN ? "legend long" : "legend" });
   const buttons = lines.map((line, index) => {
     const button = element("button", { type: "button", "aria-pressed": "true" }, swatch(line), element("span", {}, line.name));
     button.title = line.name;

@@ -1,7 +1,7 @@
 "use strict";
 // Tables that sort by a click on a heading, and the data of a chart as a table and as a CSV file.
 
-const MOST_CELLS = 20000;
+const MOST_CELLS = 6000;
 
 /** What a cell sorts by: its number, or its text; null where there is nothing. */
 function cellKey(cell) {

@@ -1,0 +1,72 @@
+"""Documents as reports have them, small, and with what records should not hold but may."""
+
+from __future__ import annotations
+
+from lockstep.report.document import Bars, Chart, Document, Line, Mark, Section, Table
+
+HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028$\\frac{"
+
+
+def of(*parts: Chart | Bars | Table) -> Document:
+    """A document of one section."""
+    return Document("A report", [Section("Figures", parts=parts)])
+
+
+def scaling(key: str = "throughput") -> Chart:
+    """Throughput by workers, with a spread, the ideal line, and a mark."""
+    counts, rates = [1, 2, 4, 8], [722.0, 1440.0, 2925.0, 5735.0]
+    low, high = [rate - 25 for rate in rates], [rate + 50 for rate in rates]
+    return Chart(
+        key,
+        "Throughput",
+        "workers",
+        "throughput (images/s)",
+        [
+            Line("ideal", counts, [722.0 * count for count in counts], look="dashed", color=None),
+            Line("measured", counts, rates, low, high),
+        ],
+        "log2",
+        "log2",
+        [Mark(4, "node boundary")],
+    )
+
+
+def many(runs: int = 50, epochs: int = 100) -> Chart:
+    """A curve a run."""
+    x = list(range(1, epochs + 1))
+    lines = [Line(f"run {run}", x, [run + 40 * epoch / epochs for epoch in x], color=run) for run in range(runs)]
+    return Chart("many", "Accuracy", "epoch", "top-1 accuracy (%)", lines)
+
+
+def split(key: str = "split") -> Bars:
+    """The parts of a step by workers."""
+    stacks = [("forward", [30.0, 31.0]), ("backward", [60.0, 62.0])]
+    return Bars(key, "Where a step's time goes", "workers", "time of a step (ms)", ["1", "2"], stacks, [91.0, 96.0])
+
+
+def results() -> Table:
+    """Numbers, text, and cells without either."""
+    rows = [["b", 10, 5735.2], ["A", 2, None], [HOSTILE, 1, float("nan")]]
+    return Table("results", "Results", ["run", "workers", "images/s"], rows, ["", "d", ",.0f"])
+
+
+def hostile(text: str = HOSTILE) -> Document:
+    """A document whose every text would be markup or a script if it were taken for that."""
+    lines = [Line(text, [1.0], [2.0]), Line("_", [1.0], [3.0])]
+    chart = Chart("odd", text, text, text, lines, marks=[Mark(1, text)], note=text)
+    bars = Bars("odd-bars", text, text, text, [text], [(text, [1.0])], note=text)
+    table = Table("odd-table", text, [text], [[text]], [""], text)
+    return Document(text, [Section(text, text, [chart, bars, table])], [text], text)
+
+
+def empty() -> Document:
+    """Charts and tables without anything to show."""
+    nothing = Line("gaps", [1.0, 2.0], [None, float("nan")])
+    below = Line("below zero", [1.0, 2.0], [-1.0, 0.0])
+    return of(
+        Chart("no-lines", "No lines", "epoch", "loss", []),
+        Chart("no-values", "No values", "epoch", "loss", [nothing]),
+        Chart("no-logarithms", "No logarithms", "epoch", "loss", [below], y_scale="log10"),
+        Bars("no-bars", "No bars", "workers", "time (s)", [], []),
+        Table("no-rows", "No rows", ["run"], [], [""]),
+    )

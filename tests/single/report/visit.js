@@ -1,0 +1,77 @@
+// What a reader does with the report page, and what is seen then, for test_page_in_browser.py.
+
+const seen = { errors: [] };
+addEventListener("error", (event) => seen.errors.push(String(event.message)));
+addEventListener("securitypolicyviolation", (event) => seen.errors.push(`${event.violatedDirective} ${event.blockedURI}`));
+
+async function visit() {
+  const pause = () => new Promise((done) => setTimeout(done, 100));
+  const all = (css, within = document) => [...within.querySelectorAll(css)];
+  const one = (css) => document.querySelector(css);
+  const press = async (element, key) => {
+    element.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+    await pause();
+  };
+
+  // A browser whose time is virtual may draw no frame, so that nothing comes into view; for a print all is drawn.
+  const theme = () => document.documentElement.dataset.theme;
+  seen.themes = { before: theme() };
+  dispatchEvent(new Event("beforeprint"));
+  seen.themes.print = theme();
+  dispatchEvent(new Event("afterprint"));
+  seen.themes.after = theme();
+  seen.charts = all("figure[data-chart]").length;
+  seen.drawn = all("figure[data-drawn]").length;
+  seen.title = document.title;
+
+  const plot = one("#many .plot");
+  seen.reachable = plot.tabIndex;
+  seen.views = [];
+  for (const key of ["+", "ArrowRight", "-", "0"]) {
+    await press(plot, key);
+    seen.views.push(one("#many output").textContent);
+  }
+
+  const pointer = one("#throughput .u-over"), box = pointer.getBoundingClientRect();
+  const at = { clientX: box.left + box.width / 2 + 40, clientY: box.top + 20, bubbles: true };
+  pointer.dispatchEvent(new MouseEvent("mouseenter", at));
+  pointer.dispatchEvent(new MouseEvent("mousemove", at));
+  await pause();
+  seen.readOut = one("#throughput .read-out").innerText;
+  await press(one("#split .plot"), "ArrowRight");
+  seen.barReadOut = one("#split .read-out").innerText;
+
+  const entry = one("#many .legend button");
+  entry.click();
+  seen.legend = [all("#many .legend button").length, entry.getAttribute("aria-pressed")];
+
+  const details = one("#many details");
+  seen.rowsBefore = all("tr", details).length;
+  details.open = true;
+  await pause();
+  seen.rows = all("tbody tr", details).length;
+  seen.columns = all("th", details).length;
+
+  const column = (number) => all(`#results td:nth-child(${number})`).map((cell) => cell.textContent);
+  const headings = all("#results th button");
+  seen.sorted = {};
+  for (const [name, number, clicks] of [["up", 2, 1], ["down", 2, 1], ["missing", 3, 1], ["text", 1, 1]]) {
+    for (let click = 0; click < clicks; click++) headings[number - 1].click();
+    seen.sorted[name] = column(number);
+  }
+  seen.ariaSort = all("#results th").map((heading) => heading.getAttribute("aria-sort"));
+
+  one("#theme").click();
+  seen.themes.clicked = theme();
+  await pause();
+  seen.requests = performance.getEntriesByType("resource").length;
+}
+
+addEventListener("load", async () => {
+  try {
+    await visit();
+  } catch (error) {
+    seen.errors.push(error.stack);
+  }
+  document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
+});
