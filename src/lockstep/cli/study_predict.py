@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.scaling_model import Model, Parameter, Prediction, Series
+    from lockstep.scaling_model import Error, Model, Parameter, Point, Prediction, Series
 
 DEFAULT_FILE = Path("study/scaling.jsonl")
 MOST_WORKERS = 10_000_000
@@ -161,7 +161,7 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
     console.print(f"{series.label} ({series.mode} scaling{source})", style="bold", highlight=False, soft_wrap=True)
     console.print(_points_table(model, predictions))
     console.print(_parameters_table(model.parameters))
-    for line in [*_summary(model), *_notes(predictions), *model.remarks]:
+    for line in [*_summary(model, predictions), *_notes(predictions), *model.remarks]:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
     console.print()
 
@@ -175,11 +175,20 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
     series = model.series
     unit = "training (s)" if series.rate_unit == "trainings/s" else "images/s"
     table = Table(show_edge=False, pad_edge=False)
-    headings = ("workers", f"measured {unit}", "model", f"{LEVEL:.0%} interval", "error", "left out", "efficiency")
+    headings = (
+        "workers",
+        f"measured {unit}",
+        "model",
+        f"{LEVEL:.0%} interval",
+        "error",
+        "error if left out",
+        "efficiency",
+    )
     for heading in headings:
         table.add_column(heading.replace("%", " %"), justify="right")
     measured = {error.workers: error for error in model.errors}
-    left_out = {error.workers: error.relative_error for error in model.leave_one_out}
+    left_out = {error.workers: error for error in model.leave_one_out}
+    points = {point.workers: point for point in series.points}
     base = series.points[0].images_per_second / series.points[0].workers
     predicted = {prediction.workers: prediction for prediction in predictions}
     for workers in sorted(measured.keys() | predicted.keys()):
@@ -187,12 +196,12 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
         error = measured.get(workers)
         table.add_row(
             str(workers),
-            _amount(error.measured, series) if error else "",
+            _measured(points[workers], series) if error else "",
             _amount(prediction.images_per_second, series),
             _interval(prediction, series),
-            f"{100 * error.relative_error:+.1f} %" if error else "",
-            f"{100 * left_out[workers]:+.1f} %" if workers in left_out else "",
-            f"{error.measured / workers / base if error else prediction.efficiency:.2f}",
+            _share(error, series),
+            _share(left_out.get(workers), series),
+            _efficiency(error.measured / workers / base if error else prediction.efficiency),
             style="" if error else "bold",
         )
     return table
@@ -204,10 +213,32 @@ def _amount(rate: float, series: Series) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+def _measured(point: Point, series: Series) -> str:
+    """The median, with the quartiles where there are repeats."""
+    middle = _amount(point.images_per_second, series)
+    return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
+
+
+def _share(error: Error | None, series: Series) -> str:
+    """An error in percent of what is shown: of a time where times are."""
+    if error is None:
+        return ""
+    of_time = series.rate_unit == "trainings/s"
+    share = error.measured / error.predicted - 1 if of_time else error.relative_error
+    return f"{100 * share:+.1f} %"
+
+
+def _efficiency(share: float) -> str:
+    return f"{share:.2f}" if share >= 0.1 else f"{share:.2g}"
+
+
 def _interval(prediction: Prediction, series: Series) -> str:
     if prediction.low is None or prediction.high is None:
         return "-"
-    low, high = prediction.low, prediction.high
+    return _range(prediction.low, prediction.high, series)
+
+
+def _range(low: float, high: float, series: Series) -> str:
     if series.rate_unit == "trainings/s":
         low, high = high, low
     return f"{_amount(low, series)} to {_amount(high, series)}"
@@ -235,14 +266,16 @@ def _value(parameter: Parameter) -> str:
     return f"{scale * value:.4g} {prefix}{unit}"
 
 
-def _summary(model: Model) -> list[str]:
+def _summary(model: Model, predictions: Sequence[Prediction]) -> list[str]:
+    lines = []
+    if any(prediction.low is not None for prediction in predictions):
+        degrees = model.degrees_of_freedom
+        lines.append(f"intervals rest on {degrees} degree{'s' if degrees > 1 else ''} of freedom")
     errors = [abs(error.relative_error) for error in model.leave_one_out]
-    degrees = model.degrees_of_freedom
-    lines = [f"intervals rest on {degrees} degree{'s' if degrees > 1 else ''} of freedom"] if degrees else []
     if errors:
         lines.append(
-            f"leave-one-out: each point predicted from the others is off by {100 * sum(errors) / len(errors):.1f} % in "
-            f"the mean and {100 * max(errors):.1f} % at most"
+            f"leave-one-out: each point predicted from the others is off by {100 * sum(errors) / len(errors):.1f} % of "
+            f"throughput in the mean and {100 * max(errors):.1f} % at most"
         )
     return lines
 

@@ -17,7 +17,7 @@ class LeastSquares:
     """A fit, whose errors are taken to be in proportion to the scale of each value.
 
     Args:
-        coefficients: One a column, 0 or more; the first is above 0.
+        coefficients: One a column, 0 or more; the first is above 0 unless all values are 0.
         noise: The residuals' variance, as a share of the scale; None without a degree of freedom.
         degrees: Of freedom: values less columns, also where a column's coefficient has ended at 0.
     """
@@ -45,7 +45,7 @@ def least_squares(rows: Sequence[Row], values: Sequence[float], scales: Sequence
     design = np.asarray(rows, dtype=float) * weights[:, None]
     target = np.asarray(values, dtype=float) * weights
     count, columns = design.shape
-    best, least = np.zeros(columns), np.inf
+    best, least = np.zeros(columns), float(target @ target)
     for size in range(columns):
         for others in combinations(range(1, columns), size):
             chosen = [0, *others]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from lockstep.scaling_model.least_squares import LeastSquares, least_squares
 from lockstep.scaling_model.series import Mode, Point
-from lockstep.scaling_model.times import Parameter, Part, communication_row, local_row, step_seconds
+from lockstep.scaling_model.times import Parameter, Part, communication_row, local_row
 
 EXPOSED = "communication_exposed"
 PER_STEP = "s per step"
+BOUND = 0.95  # share of communication in a step from which it is all that counts, and tells nothing of overlap
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,6 @@ class MeasuredModel:
     local: LeastSquares
     alone: LeastSquares
     exposed: LeastSquares
-    points: Sequence[Point]
 
     def _rows(self, workers: int) -> tuple[list[float], list[float]]:
         terms = len(self.local.coefficients), len(self.alone.coefficients)
@@ -32,8 +32,10 @@ class MeasuredModel:
         return float(self.exposed.coefficients[0])
 
     def seconds(self, workers: int) -> float:
+        """No step is shorter than its communication."""
         local, communication = self._rows(workers)
-        return self.local.value(local) + self._share * self.alone.value(communication)
+        alone = self.alone.value(communication)
+        return max(self.local.value(local) + self._share * alone, alone)
 
     def variances(self, workers: int) -> list[Part]:
         """Of the three fits; a new measurement has the noise of own work and of exposed communication."""
@@ -42,12 +44,14 @@ class MeasuredModel:
         if local is None or alone is None or exposed is None:
             return [Part(None, 0)]
         row, communication = self._rows(workers)
-        noise = self.seconds(workers) ** 2
-        share, seconds = self._share**2, self.alone.value(communication) ** 2
+        total, seconds = self.seconds(workers) ** 2, self.alone.value(communication) ** 2
+        of_alone = self.alone.variance(communication) or 0.0
+        if total == seconds:  # communication is all that counts
+            return [Part(of_alone + alone * total, self.alone.degrees)]
         variances = (
-            (self.local.variance(row) or 0.0) + local * noise,
-            (self.alone.variance(communication) or 0.0) * share,
-            (self.exposed.variance([1.0]) or 0.0) * seconds + exposed * noise,
+            (self.local.variance(row) or 0.0) + local * total,
+            of_alone * self._share**2,
+            (self.exposed.variance([1.0]) or 0.0) * seconds + exposed * total,
         )
         return [Part(variance, fit.degrees) for variance, fit in zip(variances, fits, strict=True)]
 
@@ -75,6 +79,10 @@ class MeasuredModel:
             ),
         ]
 
+    @property
+    def no_variance(self) -> str:
+        return "parts of the step are measured at as many counts as they have parameters"
+
     def remarks(self) -> list[str]:
         if self._share <= 1:
             return []
@@ -86,32 +94,38 @@ class MeasuredModel:
 
 def can_measure(points: Sequence[Point]) -> bool:
     """Whether the points carry what this model needs: batches, splits, and communication alone at a count above 1."""
-    return all(
-        point.global_batch is not None and point.split is not None and EXPOSED in point.split for point in points
-    ) and any(point.communication_alone for point in points if point.workers > 1)
+    alone = any(point.communication_alone for point in points if point.workers > 1)
+    return alone and all(_has_parts(point) for point in points)
+
+
+def _has_parts(point: Point) -> bool:
+    """Whether a step is known to consist of communication and of something else."""
+    exposed = (point.split or {}).get(EXPOSED)
+    return point.global_batch is not None and exposed is not None and exposed < _step(point)
+
+
+def _step(point: Point) -> float:
+    return (point.global_batch or 1.0) / point.images_per_second
 
 
 def fit_measured(points: Sequence[Point], mode: Mode) -> MeasuredModel:
     """Fit each part to its measurements."""
-    steps = [step_seconds(point, mode, per_step=True) for point in points]
-    waits = [(point.split or {}).get(EXPOSED, 0.0) for point in points]
-    together = [(p, step, wait) for p, step, wait in zip(points, steps, waits, strict=True) if p.workers > 1]
-    local_terms = 1 if mode == "weak" else 2
+    steps = {point.workers: _step(point) for point in points}
+    waits = {point.workers: (point.split or {}).get(EXPOSED, 0.0) for point in points}
     local = least_squares(
-        [local_row(mode, point.workers, local_terms) for point in points],
-        [max(0.0, step - wait) for step, wait in zip(steps, waits, strict=True)],
-        steps,
+        [local_row(mode, workers, 1 if mode == "weak" else 2) for workers in steps],
+        [steps[workers] - waits[workers] for workers in steps],
+        list(steps.values()),
     )
-    timed = [(p.workers, p.communication_alone) for p, _, _ in together if p.communication_alone]
-    alone = least_squares(
-        [communication_row(workers, 2 if len(timed) > 1 else 1) for workers, _ in timed],
-        [seconds for _, seconds in timed],
-        [seconds for _, seconds in timed],
-    )
-    terms = len(alone.coefficients)
+    timed = {p.workers: p.communication_alone for p in points if p.workers > 1 and p.communication_alone}
+    terms = 2 if len(timed) > 1 else 1
+    times = list(timed.values())
+    alone = least_squares([communication_row(workers, terms) for workers in timed], times, times)
+    together = {workers: alone.value(communication_row(workers, terms)) for workers in steps if workers > 1}
+    telling = [workers for workers, seconds in together.items() if seconds < BOUND * steps[workers]] or list(together)
     exposed = least_squares(
-        [[alone.value(communication_row(point.workers, terms))] for point, _, _ in together],
-        [wait for _, _, wait in together],
-        [step for _, step, _ in together],
+        [[together[workers]] for workers in telling],
+        [waits[workers] for workers in telling],
+        [steps[workers] for workers in telling],
     )
-    return MeasuredModel(mode, local, alone, exposed, points)
+    return MeasuredModel(mode, local, alone, exposed)

@@ -77,11 +77,14 @@ class Model:
 
     def _width(self, workers: int) -> tuple[float | None, str]:
         """The factor that the interval reaches to either side, or why there is none."""
+        batch = self.points[0].global_batch
+        if self.series.mode == "strong" and batch and workers > batch:
+            return None, f"a global batch of {batch:.10g} has no sample for each worker"
         if self.knee and any(self.knee.parts(point.workers, workers) for point in self.points):
             return None, f"not to be trusted: fitted to points across the knee at {self.knee.workers}"
         parts = self.times.variances(workers)
         if any(variance is None for variance, _ in parts):
-            return None, "no interval: as many parameters as points"
+            return None, f"no interval: {self.times.no_variance}"
         total = sum(variance or 0.0 for variance, _ in parts)
         if not total:
             return 1.0, ""
@@ -125,6 +128,8 @@ class Model:
     def remarks(self) -> list[str]:
         """What a reader must know beside the numbers, a sentence or two each."""
         remarks = [*remarks_of(self.series.points, self.knee), *self.times.remarks()]
+        if any(point.split for point in self.points) and not can_measure(self.points):
+            remarks.append("not all points have what their steps consist of, so throughput alone is fitted")
         if len(self.points) < len(self.series.points):
             counts = listed(str(point.workers) for point in self.points)
             remarks.append(f"fitted to {counts} workers alone; the other points check it")

@@ -5,17 +5,17 @@ Records are read as they are found: what cannot be used is left out and named in
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
 MOST_WORKERS = 10_000_000  # more is a damaged record
-# Rates outside of these are damage, too, and would overflow in the fit.
-LOWEST_RATE, HIGHEST_RATE = 1e-12, 1e15
+# Amounts above 0 that are smaller or larger are damage, too, and would overflow in the fit.
+SMALLEST, LARGEST = 1e-12, 1e18
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,6 @@ class Series:
     rate_unit: Literal["images/s", "trainings/s"] = "images/s"
 
 
-@dataclass
-class _Group:
-    """The records of one series, by workers and repeat."""
-
-    records: dict[tuple[int, object], Mapping[str, Any]] = field(default_factory=dict)
-
-
 def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:
     """Group the scaling records by job, mode and machine; records of other kinds are passed over.
 
@@ -99,20 +92,29 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     Returns:
         The series in the order of their first records, and a warning for each record that is left out.
     """
-    groups: dict[tuple[str, ...], _Group] = {}
-    warnings = []
+    done: set[str] = set()
+    groups: dict[tuple[str, ...], dict[tuple[int, object], Mapping[str, Any]]] = {}
+    problems = []
     scaling = (record for record in records if record.get("kind") == KIND)
     for number, record in enumerate(scaling, 1):
         problem = _problem(record)
         if problem:
-            warnings.append(f"scaling record {number}{_place(record)} is left out: {problem}")
+            problems.append((record, f"scaling record {number}{_place(record)} is left out: {problem}"))
             continue
+        done.add(_turn(record))
         repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
         for mode in dict.fromkeys(record["modes"]):
-            group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), _Group())
-            group.records.pop((record["workers"], repeat), None)
-            group.records[record["workers"], repeat] = record
-    return [_series(key, list(group.records.values()), warnings) for key, group in groups.items()], warnings
+            group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), {})
+            group[record["workers"], repeat] = record
+    # A run that failed and was done again is no gap.
+    warnings = [text for record, text in problems if not (record.get("failed") and _turn(record) in done)]
+    series = [_series(key, list(group.values()), warnings) for key, group in groups.items()]
+    return _distinct(series, [key[-1] for key in groups]), warnings
+
+
+def _turn(record: Mapping[str, Any]) -> str:
+    """What a record measured or failed to: a job's repeat on a number of workers."""
+    return repr([record.get(name) for name in ("job", "workers", "repeat")])
 
 
 def _problem(record: Mapping[str, Any]) -> str:
@@ -125,10 +127,23 @@ def _problem(record: Mapping[str, Any]) -> str:
     if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
         return f'modes must be of "strong" and "weak", got {_shown(modes)}'
     name = "train_seconds" if record.get("images_per_second") is None else "images_per_second"
-    rate = _number(record.get(name))
-    if rate is None or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+    if _positive(record, name) is None:
         return f"{name} must be a number above 0, got {_shown(record.get(name))}"
     return ""
+
+
+def _distinct(series: Sequence[Series], machines: Sequence[str]) -> list[Series]:
+    """With the machine or the job's digest in the labels that are the same otherwise."""
+    names = Counter((one.mode, one.label) for one in series)
+    models = {(one.mode, one.label): set[str]() for one in series}
+    for one, machine in zip(series, machines, strict=True):
+        models[one.mode, one.label].add(machine)
+    return [
+        one
+        if names[one.mode, one.label] == 1
+        else replace(one, label=f"{one.label}, {machine if len(models[one.mode, one.label]) > 1 else 'job ' + one.job}")
+        for one, machine in zip(series, machines, strict=True)
+    ]
 
 
 def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings: list[str]) -> Series:
@@ -199,18 +214,18 @@ def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 def _positive(record: Mapping[str, Any], name: str) -> float | None:
     value = _number(record.get(name))
-    return value if value is not None and value > 0 else None
+    return value if value is not None and value >= SMALLEST else None
 
 
 def _number(value: object) -> float | None:
-    """A finite number, or None for anything else that a damaged record may hold."""
+    """A number of a size that occurs, or None for anything else that a damaged record may hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -232,7 +247,7 @@ def _label(record: Mapping[str, Any], mode: str) -> str:
     """What the job is, as far as the record tells."""
     job = " on ".join(name for key in ("arch", "data") if (name := _text(record, key))) or "unnamed job"
     batch = _positive(record, "global_batch" if mode == "strong" else "batch")
-    share = "" if batch is None else f"global batch {batch:,g}" if mode == "strong" else f"{batch:,g} a worker"
+    share = "" if batch is None else f"global batch {batch:.10g}" if mode == "strong" else f"{batch:.10g} a worker"
     precision, compress = _text(record, "precision"), _text(record, "compress")
     parts = (
         job,

@@ -12,16 +12,17 @@ from lockstep.scaling_model.series import Point
 # Throughput grows with workers^gain between two counts. From one doubling to the next the gains of this model's curves
 # fall by less than 0.4, so a fall by 0.5 to less than half of ideal is a break; at the step to a second node, 0.3 is.
 KNEE_FALL, NODE_FALL, FLAT = 0.5, 0.3, 0.5
+STEEP = 1.1  # a gain above it is no noise
 MARGIN = 0.02  # of a measured efficiency, beside its own spread, before it counts as above 1
 
 
 class Knee(NamedTuple):
-    """The last count before growth breaks off, and the next one measured."""
+    """The last count before growth breaks off, the next one measured, and what grows there beside the workers."""
 
     workers: int
     beyond: int
-    gain: float
-    at_node: bool
+    growth: float
+    cause: str
 
     def parts(self, some: int, others: int) -> bool:
         """Whether two counts lie on different sides."""
@@ -43,18 +44,25 @@ def gains(points: Sequence[Point]) -> list[float]:
 
 def find_knee(points: Sequence[Point]) -> Knee | None:
     """The first place where throughput, which has grown so far, suddenly grows little or falls."""
-    growth = gains(points)
-    for index in range(1, len(growth)):
-        before, after = min(1.0, growth[index - 1]), growth[index]
-        at_node = _is_first_step_off_a_node(points[index], points[index + 1])
-        falls = before - after
-        if (falls >= KNEE_FALL and after < FLAT) or (at_node and falls >= NODE_FALL):
-            return Knee(points[index].workers, points[index + 1].workers, after, at_node)
+    steps = pairwise(points[1:])
+    for (before, after), (point, following) in zip(pairwise(gains(points)), steps, strict=True):
+        fall = min(1.0, before) - after
+        if (fall >= KNEE_FALL and after < FLAT) or (_leaves_node(point, following) and fall >= NODE_FALL):
+            growth = following.images_per_second / point.images_per_second
+            return Knee(point.workers, following.workers, growth, _cause(point, following))
     return None
 
 
-def _is_first_step_off_a_node(point: Point, following: Point) -> bool:
+def _leaves_node(point: Point, following: Point) -> bool:
     return point.nodes == 1 and following.nodes is not None and following.nodes > 1
+
+
+def _cause(point: Point, following: Point) -> str:
+    if _leaves_node(point, following):
+        return "where the workers reach a second node"
+    if following.oversubscribed and not point.oversubscribed:
+        return "where the cores run out"
+    return "as at the boundary of a node" if following.nodes is None else "at no boundary that was recorded"
 
 
 def super_linear(points: Sequence[Point]) -> list[Point]:
@@ -69,54 +77,45 @@ def super_linear(points: Sequence[Point]) -> list[Point]:
 
 
 def remarks_of(points: Sequence[Point], knee: Knee | None) -> list[str]:
-    """One sentence or two for each thing that is seen in the points."""
-    return [*_super_linear_remarks(points), *_knee_remarks(knee), *_core_remarks(points)]
+    """One remark for each thing that is seen in the points."""
+    remarks = (_super_linear_remark(points), _knee_remark(points, knee), _core_remark(points))
+    return [remark for remark in remarks if remark]
 
 
-def _super_linear_remarks(points: Sequence[Point]) -> list[str]:
-    remarks = []
-    above = super_linear(points)
-    if above:
-        named = listed(f"{point.workers} workers ({efficiency(point, points[0]):.2f})" for point in above)
-        remarks.append(
-            f"super-linear: efficiency above 1 with {named}. The model has no term for it: it stays in the residuals. "
-            "Caches, memory or a slow first measurement can be the cause"
-        )
-    known = {point.workers for point in above}
-    for before, point, gain in zip(points, points[1:], gains(points), strict=False):
-        if gain > 1 + 5 * MARGIN and point.workers not in known:
-            remarks.append(
-                f"super-linear step: from {before.workers} to {point.workers} workers throughput grows "
-                f"{point.images_per_second / before.images_per_second:.2f} times; the model has no term for it"
-            )
-    return remarks
+def _super_linear_remark(points: Sequence[Point]) -> str:
+    above = [f"{point.workers} workers ({efficiency(point, points[0]):.2f})" for point in super_linear(points)]
+    steps = [
+        f"{after.images_per_second / before.images_per_second:.2f} times from {before.workers} to {after.workers}"
+        for (before, after), gain in zip(pairwise(points), gains(points), strict=True)
+        if gain > STEEP
+    ]
+    seen = [f"efficiency is above 1 with {listed(above)}"] if above else []
+    seen += [f"throughput grows {listed(steps)} workers"] if steps else []
+    if not seen:
+        return ""
+    return f"super-linear: {'; '.join(seen)}. The model has no term for this, and it stays in the errors"
 
 
-def _knee_remarks(knee: Knee | None) -> list[str]:
+def _knee_remark(points: Sequence[Point], knee: Knee | None) -> str:
     if knee is None:
-        return []
-    where = "where the workers reach a second node" if knee.at_node else "as at the boundary of a node"
-    return [
-        f"knee at {knee.workers} workers, {where}: from {knee.workers} to {knee.beyond} throughput "
-        f"{_growth(knee)}. One set of parameters does not hold on both sides: trust no prediction beyond "
-        f"{knee.workers} workers, and fit one side with --from"
-    ]
+        return ""
+    grows = f"falls to {knee.growth:.2f} times" if knee.growth < 1 else f"grows only {knee.growth:.2f} times"
+    sides = [[str(p.workers) for p in points if (p.workers > knee.workers) == beyond] for beyond in (False, True)]
+    ways = " or ".join(f"--from {','.join(side)}" for side in sides if len(side) > 1)
+    return (
+        f"knee at {knee.workers} workers, {knee.cause}: from {knee.workers} to {knee.beyond} workers throughput "
+        f"{grows}. One set of parameters does not hold on both sides; {ways} fits one of them"
+    )
 
 
-def _growth(knee: Knee) -> str:
-    ratio = (knee.beyond / knee.workers) ** knee.gain
-    return f"falls to {ratio:.2f} times" if ratio < 1 else f"grows only {ratio:.2f} times"
-
-
-def _core_remarks(points: Sequence[Point]) -> list[str]:
-    shared = [point for point in points if point.oversubscribed]
+def _core_remark(points: Sequence[Point]) -> str:
+    shared = [str(point.workers) for point in points if point.oversubscribed]
     if not shared:
-        return []
-    counts = listed(str(point.workers) for point in shared)
-    return [
-        f"more workers than cores: {counts} workers wait for each other's cores, which the model takes for a cost of "
-        "scaling; predictions are of no machine with enough cores"
-    ]
+        return ""
+    return (
+        f"more workers than cores with {listed(shared)} workers: they wait for cores, which the model takes for a cost "
+        "of scaling. Its predictions hold for no machine with a core a worker"
+    )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -50,6 +50,11 @@ class TimeModel(Protocol):
 
     def remarks(self) -> list[str]: ...
 
+    @property
+    def no_variance(self) -> str:
+        """Why there is no variance, where there is none."""
+        ...
+
 
 def step_seconds(point: Point, mode: Mode, per_step: bool) -> float:
     """Time of the constant work: a step where batches are known, else one image (weak: one of each worker)."""
@@ -114,6 +119,10 @@ class ThroughputModel:
 
     def remarks(self) -> list[str]:
         return []
+
+    @property
+    def no_variance(self) -> str:
+        return "as many parameters as points"
 
 
 def _fitted(value: float, more: str = "") -> str:

@@ -1,0 +1,140 @@
+"""`lockstep study predict`: what a user types, and sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.records import read_records
+
+PUBLISHED = Path(__file__).parents[3] / "examples" / "studies" / "published.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def _write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def _point(workers: int, images_per_second: object, **more: Any) -> dict[str, Any]:
+    fields = {"kind": "scaling", "modes": ["weak"], "workers": workers, "repeat": 0, "job": "1234", "arch": "resnet18"}
+    return {**fields, "images_per_second": images_per_second, **more}
+
+
+def test_the_published_series_are_predicted_and_recorded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "predict", str(PUBLISHED), "--np", "128,64"]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "resnet50 on imagenet, V100 (weak scaling",
+        "measured training (s)",
+        "knee at 8 workers",
+        "super-linear",
+    ):
+        assert part in out
+    assert out.rstrip().endswith("recorded in study/predict.jsonl")
+    imagenet, cifar10, _ = read_records(here / "study" / "predict.jsonl")
+    assert (imagenet["kind"], imagenet["mode"], imagenet["fitted_workers"]) == ("predict", "weak", [4, 8, 16, 32, 64])
+    assert [prediction["workers"] for prediction in imagenet["predictions"]] == [64, 128]
+    assert all(prediction["low"] < prediction["high"] for prediction in imagenet["predictions"])
+    assert [prediction["low"] for prediction in cifar10["predictions"]] == [None, None]
+    assert [error["workers"] for error in imagenet["leave_one_out"]] == [4, 8, 16, 32, 64]
+    assert (imagenet["level"], imagenet["degrees_of_freedom"]) == (0.8, 2)
+
+
+def test_a_fit_to_some_points_shows_its_errors_at_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "predict", str(PUBLISHED), "--from", "4,8,16", "--np", "256"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if "37,488" in line)
+    assert [cell.strip() for cell in row.split("│")] == [
+        "64",
+        "37,488",
+        "40,236",
+        "35,434 to 45,689",
+        "+7.3 %",
+        "",
+        "0.80",
+    ]
+    (row, *_) = (line for line in lines if line.strip().startswith("256"))
+    assert [cell.strip() for cell in row.split("│")][1] == ""
+    assert "- fitted to 4, 8 and 16 workers alone; the other points check it" in lines
+
+
+def test_the_study_s_own_file_and_larger_counts_are_the_default(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = {1: (100, 102, 98), 2: (195, 190, 200), 4: (380, 384, 376)}
+    points = [_point(n, rate, repeat=repeat) for n, some in rates.items() for repeat, rate in enumerate(some)]
+    _write(here / "study" / "scaling.jsonl", points)
+    assert main(["study", "predict", "--out", "elsewhere/p.jsonl"]) == 0
+    (record,) = read_records(here / "elsewhere" / "p.jsonl")
+    assert [prediction["workers"] for prediction in record["predictions"]] == [8, 16, 32]
+    assert "195 (192.5 to 197.5)" in capsys.readouterr().out
+
+
+def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [_point(1, 100), _point(2, 195), _point(0, 5), _point(4, "fast"), _point(8, 0), _point(1, 9, job="alone")]
+    file = _write(here / "s.jsonl", points)
+    assert main(["study", "predict", str(file), "--np", "4"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("warning: scaling record") == 3
+    assert "not fitted: resnet18, job alone: a fit needs two numbers of workers or more, and has 1" in said.err
+    assert "Traceback" not in said.err
+    assert "no interval: as many parameters as points" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        ([], 2, "there is no study/scaling.jsonl; `lockstep study scaling` makes one"),
+        (["nothing.jsonl"], 2, "there is no nothing.jsonl"),
+        (["."], 2, ". cannot be read: Is a directory"),
+        (["other.jsonl"], 4, "other.jsonl has no scaling records"),
+        ([str(PUBLISHED), "--out", "/dev/null/x"], 2, "--out /dev/null/x cannot be written"),
+    ],
+)
+def test_files_that_do_not_serve_are_told_in_one_line(
+    words: list[str], code: int, hint: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write(here / "other.jsonl", [{"kind": "loading"}])
+    assert main(["study", "predict", *words]) == code
+    said = capsys.readouterr()
+    assert hint in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
+
+
+def test_counts_that_no_series_has_are_told_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "predict", str(PUBLISHED), "--from", "3,5"]) == 4
+    error = capsys.readouterr().err
+    assert error.count("3 and 5 workers were not measured; there are") == 3
+    assert "no series can be fitted" in error
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--np", "0"), ("--np", "x"), ("--np", "4,,8"), ("--np", "-3"), ("--from", "1.5")]
+)
+def test_wrong_counts_name_the_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "predict", f"{flag}={value}"])
+    assert ended.value.code == 2
+    assert f"{flag} takes numbers of workers, 1 or more" in capsys.readouterr().err
+
+
+def test_torch_is_not_imported(here: Path) -> None:
+    code = (
+        "import sys; from lockstep.cli import main\n"
+        f"assert main(['study', 'predict', {str(PUBLISHED)!r}]) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=here)

@@ -1,0 +1,77 @@
+"""Scaling records as `lockstep study scaling` writes them, of a job whose parameters are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.records import read_records
+from lockstep.scaling_model import Series, series_of
+
+PUBLISHED = Path(__file__).parents[3] / "examples" / "studies" / "published.jsonl"
+
+
+def published() -> dict[str, Series]:
+    """The published series by the data that they were trained on."""
+    records = list(read_records(PUBLISHED))
+    series, warnings = series_of(records)
+    assert not warnings
+    return dict(zip(dict.fromkeys(record["data"] for record in records), series, strict=True))
+
+
+def record(workers: int, images_per_second: float | None, mode: str = "weak", **more: Any) -> dict[str, Any]:
+    fields = {"kind": "scaling", "modes": [mode], "workers": workers, "repeat": 0, "job": "0badcafe"}
+    return {**fields, "images_per_second": images_per_second, **more}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that scales exactly as the model says, but for noise; seconds a step, batches of 256."""
+
+    mode: str
+    compute: float
+    fixed: float = 0.0
+    latency: float = 0.0
+    bandwidth: float = 0.0
+    overlap: float = 0.0
+    split: bool = False
+
+    def records(
+        self, counts: Iterable[int], noise: float = 0.0, draws: np.random.Generator | None = None, repeats: int = 1
+    ) -> list[dict[str, Any]]:
+        """Each amount that is measured has log-normal noise of its own."""
+        draws = draws or np.random.default_rng(0)
+        return [self._record(workers, repeat, noise, draws) for workers in counts for repeat in range(repeats)]
+
+    def series(
+        self, counts: Iterable[int], noise: float = 0.0, draws: np.random.Generator | None = None, repeats: int = 1
+    ) -> Series:
+        (series,), warnings = series_of(self.records(counts, noise, draws, repeats))
+        assert not warnings
+        return series
+
+    def _record(self, workers: int, repeat: int, noise: float, draws: np.random.Generator) -> dict[str, Any]:
+        local, alone, exposed = self._times(workers) * np.exp(noise * draws.standard_normal(3))
+        batch = 256 * (workers if self.mode == "weak" else 1)
+        parts = {
+            "global_batch": batch,
+            "split_seconds": {"forward": local / 3, "backward": 2 * local / 3, "communication_exposed": exposed},
+            "communication_alone_seconds": alone,
+        }
+        more = parts if self.split else {}
+        return record(workers, batch / (local + exposed), self.mode, **{**more, "repeat": repeat})
+
+    def _times(self, workers: int) -> Any:
+        alone = self.latency * math.log2(workers) + self.bandwidth * (workers - 1) / workers
+        local = self.compute / (workers if self.mode == "strong" else 1) + self.fixed
+        return np.array([local, alone, max((1 - self.overlap) * alone, alone - local)])
+
+    def rate(self, workers: int) -> float:
+        """Images per second without noise."""
+        local, _, exposed = self._times(workers)
+        return float(256 * (workers if self.mode == "weak" else 1) / (local + exposed))

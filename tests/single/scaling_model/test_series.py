@@ -1,0 +1,168 @@
+"""Series out of records, also out of damaged ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scaling_jobs import published, record
+
+from lockstep.records import read_records
+from lockstep.scaling_model import series_of
+
+
+def test_repeats_become_one_point_with_median_and_quartiles() -> None:
+    rates = (100.0, 120.0, 104.0, 108.0, 112.0)
+    (series,), warnings = series_of([record(2, rate, repeat=repeat) for repeat, rate in enumerate(rates)])
+    (point,) = series.points
+    assert (point.workers, point.images_per_second, point.low, point.high) == (2, 108, 104, 112)
+    assert not warnings
+
+
+def test_points_are_sorted_and_modes_and_jobs_apart() -> None:
+    records = [
+        record(4, 40.0, "strong"),
+        record(1, 10.0, modes=["strong", "weak"]),
+        record(2, 19.0, "weak"),
+        record(1, 99.0, "strong", job="another"),
+    ]
+    series, _ = series_of(records)
+    found = [(one.mode, one.job, [point.workers for point in one.points]) for one in series]
+    assert found == [("strong", "0badcafe", [1, 4]), ("weak", "0badcafe", [1, 2]), ("strong", "another", [1])]
+
+
+def test_a_repeat_measured_again_counts_once_and_as_measured_last() -> None:
+    (series,), _ = series_of([record(1, 10.0), record(1, 30.0)])
+    assert series.points[0].rates == (30.0,)
+
+
+def test_what_a_step_consists_of_is_the_median_of_the_repeats() -> None:
+    splits = [{"forward": 1.0, "communication_exposed": exposed} for exposed in (0.1, 0.3, 0.2)]
+    records = [
+        record(2, 10.0, repeat=repeat, split_seconds=split, communication_alone_seconds=0.4, global_batch=64)
+        for repeat, split in enumerate(splits)
+    ]
+    (series,), _ = series_of(records)
+    (point,) = series.points
+    assert point.split == {"forward": 1.0, "communication_exposed": 0.2}
+    assert (point.communication_alone, point.global_batch) == (0.4, 64)
+
+
+@pytest.mark.parametrize("split", ["forward", {"forward": "1"}, {"forward": -1.0}, {"forward": math.nan}, [1, 2]])
+def test_a_damaged_split_is_none(split: object) -> None:
+    (series,), _ = series_of([record(2, 10.0, split_seconds=split)])
+    assert series.points[0].split is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"workers": 0}, "workers must be a whole number of 1 or more, got 0"),
+        ({"workers": "4"}, "workers must be a whole number of 1 or more, got 4"),
+        ({"workers": True}, "got True"),
+        ({"workers": None}, "got None"),
+        ({"workers": 10**30}, "workers must be"),
+        ({"modes": "weak"}, 'modes must be of "strong" and "weak", got weak'),
+        ({"modes": [["weak"]]}, "modes must be"),
+        ({"modes": []}, "modes must be"),
+        ({"images_per_second": 0}, "images_per_second must be a number above 0, got 0"),
+        ({"images_per_second": -3.5}, "got -3.5"),
+        ({"images_per_second": math.nan}, "got nan"),
+        ({"images_per_second": "fast\nvery"}, "got fast"),
+        ({"images_per_second": {"median": 5}}, "images_per_second must be a number above 0"),
+        ({"images_per_second": 10**400}, "images_per_second must be a number above 0"),
+        ({"images_per_second": None}, "train_seconds must be a number above 0, got None"),
+        ({"images_per_second": None, "train_seconds": "1:30"}, "got 1:30"),
+        ({"failed": "worker 1 ended with exit code 1"}, "the run failed: worker 1 ended with exit code 1"),
+    ],
+)
+def test_a_damaged_record_is_left_out_and_named(damage: dict[str, Any], named: str) -> None:
+    (series,), (warning,) = series_of([record(1, 10.0), record(2, 19.0) | damage])
+    assert [point.workers for point in series.points] == [1]
+    assert warning.startswith("scaling record 2")
+    assert named in warning
+    assert "\n" not in warning
+
+
+def test_a_run_that_failed_and_was_done_again_is_no_gap() -> None:
+    failed = {"kind": "scaling", "modes": ["weak"], "workers": 2, "job": "0badcafe", "failed": "out of memory"}
+    _, warnings = series_of([failed | {"repeat": 0}, failed | {"repeat": 1}, record(2, 19.0, repeat=1)])
+    assert warnings == ["scaling record 1 (2 workers, repeat 0) is left out: the run failed: out of memory"]
+
+
+def test_other_fields_may_hold_anything() -> None:
+    names = ("job", "repeat", "nodes", "cores", "data", "arch", "precision", "compress", "device", "gpu", "source")
+    names += ("global_batch", "batch", "samples", "epochs", "train_seconds", "peak_memory_bytes", "environment")
+    for odd in (None, "x", -1, math.inf, [], {}, [[1]], {"gpus": [None], "processor": 3}, True):
+        (series,), _ = series_of([record(2, 10.0) | dict.fromkeys(names, odd)])
+        assert series.points[0].rates == (10.0,)
+
+
+def test_records_of_other_kinds_are_passed_over() -> None:
+    assert series_of([{"kind": "batch", "workers": 0}, {}]) == ([], [])
+
+
+def test_rates_follow_from_training_times_where_samples_and_epochs_are_known() -> None:
+    known = record(4, None, "strong", train_seconds=100.0, samples=50_000, epochs=2)
+    (series,), _ = series_of([known])
+    assert (series.points[0].rates, series.rate_unit) == ((1000.0,), "images/s")
+    (series,), _ = series_of([record(4, None, "strong", train_seconds=100.0)])
+    assert (series.points[0].rates, series.rate_unit) == ((0.01,), "trainings/s")
+    assert series.points[0].seconds == (100.0,)
+
+
+def test_rates_and_mere_times_are_not_mixed() -> None:
+    (series,), (warning,) = series_of([record(1, 10.0), record(2, None, train_seconds=5.0)])
+    assert [point.workers for point in series.points] == [1]
+    assert "1 of 2 records are left out" in warning
+
+
+def test_more_workers_than_cores_on_cpus_are_oversubscribed() -> None:
+    for workers, nodes, device, expected in (
+        (2, 1, "cpu", False),
+        (4, 1, "cpu", True),
+        (4, 2, "cpu", False),
+        (4, 1, "cuda", False),
+    ):
+        (series,), _ = series_of([record(workers, 10.0, cores=2, nodes=nodes, device=device)])
+        assert series.points[0].oversubscribed is expected
+
+
+def test_machines_are_apart_and_named_where_labels_are_the_same() -> None:
+    series, _ = series_of(
+        record(1, 10.0, device="cpu", arch="resnet18", environment={"processor": processor}) for processor in ("A", "B")
+    )
+    assert [one.label for one in series] == ["resnet18, A", "resnet18, B"]
+    series, _ = series_of(record(1, 10.0, arch="resnet18", job=job) for job in ("1111", "2222"))
+    assert [one.label for one in series] == ["resnet18, job 1111", "resnet18, job 2222"]
+
+
+def test_a_label_says_what_the_job_is() -> None:
+    facts = {"arch": "resnet18", "data": "cifar10", "precision": "bf16", "compress": "fp16", "gpu": "H200"}
+    (strong, weak), _ = series_of([record(1, 10.0, modes=["strong", "weak"], global_batch=1024, batch=1024.0, **facts)])
+    assert strong.label == "resnet18 on cifar10, global batch 1024, bf16, fp16 gradients, H200"
+    assert weak.label == "resnet18 on cifar10, 1024 a worker, bf16, fp16 gradients, H200"
+
+
+def test_half_written_files_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "scaling.jsonl"
+    file.write_text(json.dumps(record(1, 10.0)) + "\n" + json.dumps(record(2, 19.0))[:40])
+    (series,), warnings = series_of(read_records(file))
+    assert [point.workers for point in series.points] == [1]
+    assert not warnings
+
+
+def test_the_published_series_are_as_published() -> None:
+    series = published()
+    rates = [point.images_per_second for point in series["imagenet"].points]
+    assert rates == [2925, 5735, 10768, 20368, 37488]
+    times = {data: [point.seconds[0] for point in one.points] for data, one in series.items()}
+    assert times == {
+        "imagenet": [40908, 21124, 11292, 6027, 3379],
+        "cifar10": [522.3, 318.8, 121.4, 73.5, 79.1, 81.1],
+        "mnist": [499.8, 283.9, 100.4, 58.8, 63.8, 55.7],
+    }
+    assert [one.rate_unit for one in series.values()] == ["images/s", "images/s", "trainings/s"]
