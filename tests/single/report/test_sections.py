@@ -212,11 +212,11 @@ def test_collectives_have_bandwidth_and_latency_by_size(tmp_path: Path) -> None:
     assert {line.name for line in bandwidth.lines} == {"broadcast", "all_reduce"}
     assert _line(bandwidth, "all_reduce").y == pytest.approx([1024 / 2e-5 / 1e9, 1_048_576 / 2e-5 / 1e9])
     line = _line(latency, "all_reduce")
-    assert (line.y, line.low, line.high) == pytest.approx(([20, 20], [10, 10], [40, 40]))
+    assert line.low is not None
+    assert line.high is not None
+    assert [*line.low, *line.y, *line.high] == pytest.approx([10, 10, 20, 20, 40, 40])
     assert (latency.x_scale, latency.y_scale) == ("log2", "log10")
-    assert "all_gather (4 workers, gloo, cpu, float32): not with gloo" in document.sections[0].text.replace(
-        ", Model 1", ""
-    )
+    assert "all_gather (4 workers, gloo, cpu, float32): not with gloo" in document.sections[0].text
 
 
 def test_the_batch_study_has_throughput_memory_and_what_does_not_fit(tmp_path: Path) -> None:
@@ -308,9 +308,7 @@ def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path)
     examples = [start_record(), step_record(5, loss_scale=8.0, skipped_steps=0), epoch_record(1, "val")]
     broken = [{**record, key: damage} for record in examples for key in record if key != "kind"]
     run = make_run(tmp_path / "run", [*run_records(), *broken])
-    write_lines(
-        run / "io" / "worker-0.jsonl",
-        [io_record(0, 5.0)] + [{**io_record(0, 9.0), key: damage} for key in io_record(0, 1.0)],
-    )
+    io_records = [{**io_record(0, 9.0), key: damage} for key in io_record(0, 9.0)]
+    write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 5.0), *io_records])
     (run / "environment.json").write_text('{"cores": "x", "gpus": 3, "packages": []}')
     assert _rows(_document(run), "results")
