@@ -48,8 +48,10 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
         return []
     is_crowded = len(curves) > _FEW_LINES
     handles = [(line.name, _draw_line(axes, line, curve, colors, is_crowded)) for line, curve in curves]
-    _scale(axes.xaxis, axes.set_xscale, chart.x_scale, ticks.measured(chart), ticks.is_bytes(chart.x_label))
-    _scale(axes.yaxis, axes.set_yscale, chart.y_scale, (), ticks.is_bytes(chart.y_label))
+    _scale(axes.xaxis, axes.set_xscale, chart.x_scale, ticks.measured(chart), ticks.numbers_of(chart.x_label))
+    _scale(axes.yaxis, axes.set_yscale, chart.y_scale, (), ticks.numbers_of(chart.y_label))
+    if chart.x_scale == "linear" and all(float(x).is_integer() for _, curve in curves for x in curve.x):
+        axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
     if chart.y_scale == "linear":
         _start_at_zero(axes)
     _draw_marks(axes, chart.marks)
@@ -82,7 +84,9 @@ def _fits(scale: Scale) -> Callable[[float], bool]:
 def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_crowded: bool) -> Artist:
     color = LIGHT.text if line.color is None else colors[line.color]
     number, is_long = line.color or 0, len(curve.x) > _FEW_POINTS
-    marker = _MARKERS[number % len(_MARKERS)] if line.color is not None and not (is_crowded and is_long) else None
+    # Markers stand for what was measured, not for an ideal or a prediction.
+    is_marked = line.color is not None and line.look != "dashed" and not (is_crowded and is_long)
+    marker = _MARKERS[number % len(_MARKERS)] if is_marked else None
     step = max(1, len(curve.x) // _MARKERS_A_LINE)
     if curve.low and curve.high:
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
@@ -102,16 +106,17 @@ def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_c
     return handle
 
 
-def _scale(axis: Axis, set_scale: Callable[..., None], scale: Scale, places: Sequence[float], is_bytes: bool) -> None:
+def _scale(
+    axis: Axis, set_scale: Callable[..., None], scale: Scale, places: Sequence[float], numbers: ticks.Numbers
+) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    write = ticks.binary_number if is_bytes else ticks.number
     if scale != "linear":
         set_scale("log", base=2 if scale == "log2" else 10)
         low, high = axis.get_view_interval()
-        axis.set_major_locator(FixedLocator(places or ticks.logarithmic(low, high, scale, is_bytes)))
+        axis.set_major_locator(FixedLocator(places or ticks.logarithmic(low, high, scale, numbers)))
         axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: ticks.number(value, numbers)))
 
 
 def _start_at_zero(axes: Axes) -> None:

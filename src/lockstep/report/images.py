@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.report.curves import draw_curves
 from lockstep.report.document import Bars, Chart, Document
 from lockstep.report.palette import LIGHT, color_count
-from lockstep.report.ticks import number
+from lockstep.report.ticks import number, numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -138,7 +138,7 @@ def _draw_bars(bars: Bars) -> Figure:
     axes.set_xticks(places, [_short(name, 16) for name in bars.categories])
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, numbers_of(bars.y_label))))
     _add_legend(figure, handles, is_right=True)
     return figure
 

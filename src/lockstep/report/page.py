@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.report.curves import drawable
 from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
 from lockstep.report.palette import DARK, LIGHT, Palette, color_count
-from lockstep.report.ticks import is_bytes, measured
+from lockstep.report.ticks import measured, numbers_of
 
 _EARLY_SCRIPTS = ("theme.js",)  # before anything is shown
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "parts.js", "curves.js", "bars.js", "tables.js", "start.js")
@@ -60,7 +60,7 @@ def render(document: Document) -> str:
 <main id="content">
 {_warnings(document.warnings)}
 <p class="note help">{_HELP}</p>
-<noscript><p>The charts need JavaScript. Each is also an image file, PNG and SVG, beside this page.</p></noscript>
+<noscript><p>The charts need JavaScript. Each is also an image, PNG and SVG, in the folder of this page.</p></noscript>
 {"".join(_section(section, number, colors) for number, section in enumerate(document.sections, 1))}
 </main>
 {_script_tags(scripts)}
@@ -160,7 +160,7 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
             if sequence
         }
         color = "text" if line.color is None else f"{'ramp' if is_ramp else 'line'}-{line.color}"
-        marker = None if line.color is None else line.color % _MARKERS
+        marker = None if line.color is None or line.look == "dashed" else line.color % _MARKERS
         look = {"name": line.name, "look": line.look, "color": color, "marker": marker}
         lines.append({**look, "x": shared.setdefault(x, len(shared)), **values})
     if not lines:
@@ -169,8 +169,6 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
         **_common(chart, "curves", _CURVE_KEYS),
         "xScale": chart.x_scale,
         "yScale": chart.y_scale,
-        "xBytes": is_bytes(chart.x_label),
-        "yBytes": is_bytes(chart.y_label),
         "xPlaces": measured(chart),
         "marks": [{"x": mark.x, "text": mark.text} for mark in sorted(chart.marks, key=lambda mark: mark.x)],
         "x": list(shared),
@@ -196,7 +194,8 @@ def _bar_data(bars: Bars) -> dict[str, Any] | None:
 
 def _common(part: Chart | Bars, kind: str, keys: str) -> dict[str, Any]:
     about = {"key": part.key, "title": part.title, "xLabel": part.x_label, "yLabel": part.y_label}
-    return {"kind": kind, **about, "keys": keys}
+    numbers = {"xNumbers": numbers_of(part.x_label), "yNumbers": numbers_of(part.y_label)}
+    return {"kind": kind, **about, **numbers, "keys": keys}
 
 
 def _rounded(values: Sequence[float], digits: int) -> list[float | None]:

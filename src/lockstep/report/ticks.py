@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 from lockstep.report.document import Chart, Scale
 
+Numbers = Literal["plain", "bytes", "seconds"]
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 _MOST_TICKS = 9
+_FEW_TICKS = 3
 
 
-def number(value: float) -> str:
-    """A number of an axis: 1,234, 2.5 M, 0.05, 300 µ."""
+def numbers_of(label: str) -> Numbers:
+    """How the numbers of an axis with this label are written."""
+    return "bytes" if "(bytes)" in label else "seconds" if "(s)" in label else "plain"
+
+
+def number(value: float, numbers: Numbers = "plain") -> str:
+    """A number of an axis: 1,234, 2.5 M, 0.05, 2e-5; 64 Ki of bytes; 300 µ of seconds."""
     size = abs(value)
-    if size == 0:
-        return "0"
+    if numbers == "bytes":
+        return _prefixed(value, _BINARY)
     if size >= 1e6:
-        unit, prefix = next((unit, prefix) for unit, prefix in _LARGE if size >= unit)
-        return f"{value / unit:.4g} {prefix}"
-    if size < 1e-3:
-        unit, prefix = next(((unit, prefix) for unit, prefix in _SMALL if size >= unit * 0.9999), _SMALL[-1])
-        return f"{value / unit:.4g} {prefix}"
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+        return _prefixed(value, _LARGE)
+    if numbers == "seconds" and 0 < size < 0.9999e-3:
+        return _prefixed(value, _SMALL)
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}".replace("e-0", "e-")
 
 
-def binary_number(value: float) -> str:
-    """A number of bytes: 512, 64 Ki, 1 Mi."""
-    unit, prefix = next(((unit, prefix) for unit, prefix in _BINARY if abs(value) >= unit), (1, ""))
-    return f"{value / unit:.4g} {prefix}".strip()
-
-
-def is_bytes(label: str) -> bool:
-    """Whether an axis counts bytes (and not bytes a second)."""
-    return "(bytes)" in label
+def _prefixed(value: float, prefixes: Sequence[tuple[float, str]]) -> str:
+    # A tick may be 9.9999e-7 where 1e-6 is meant.
+    fallback = (1, "") if prefixes[-1][0] > 1 else prefixes[-1]
+    unit, prefix = next((pair for pair in prefixes if abs(value) >= pair[0] * 0.9999), fallback)
+    return f"{value / unit:.4g} {prefix}".rstrip()
 
 
 def measured(chart: Chart) -> list[float]:
@@ -43,17 +46,26 @@ def measured(chart: Chart) -> list[float]:
     return sorted(places) if chart.x_scale == "log2" and len(places) <= _MOST_TICKS else []
 
 
-def logarithmic(low: float, high: float, scale: Scale, is_bytes: bool) -> list[float]:
+def logarithmic(low: float, high: float, scale: Scale, numbers: Numbers) -> list[float]:
     """The places from `low` to `high` of a logarithmic axis that get a number.
 
     Powers of two are for bytes and small counts; 1,024 images a second would look like a measurement.
     """
-    if scale == "log2" and (is_bytes or high < 1024):
-        return powers(low, high, 2)
-    if high / low >= 2000:
-        return powers(low, high, 10)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [value for decade in decades for digit in (1, 2, 5) if low <= (value := digit * 10.0**decade) <= high]
+    if scale == "log2" and (numbers == "bytes" or high < 1024):
+        places = powers(low, high, 2)
+    elif high / low >= 2000:
+        places = powers(low, high, 10)
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        places = [value for decade in decades for digit in (1, 2, 5) if low <= (value := digit * 10.0**decade) <= high]
+    return places if len(places) >= _FEW_TICKS else _round(low, high)
+
+
+def _round(low: float, high: float) -> list[float]:
+    """About five round numbers from `low` to `high`."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= (high - low) / 5 * 0.999)
+    return [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def powers(low: float, high: float, base: int) -> list[float]:

@@ -49,10 +49,10 @@ class BarChart {
     const inner = { width: width - BAR_MARGIN.left - BAR_MARGIN.right, height: height - BAR_MARGIN.top - BAR_MARGIN.bottom };
     this.step = inner.width / categories.length;
     const y = (value) => BAR_MARGIN.top + inner.height * (1 - value / high);
-    const picture = svg("svg", { width, height, class: "bars", "aria-hidden": "true" });
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "bars", "aria-hidden": "true" });
     for (const place of roundPlaces(0, high, 6)) {
       picture.append(svg("line", { class: "grid", x1: BAR_MARGIN.left, x2: width - BAR_MARGIN.right, y1: y(place), y2: y(place) }));
-      picture.append(label(axisNumber(place), BAR_MARGIN.left - 8, y(place) + 4, "end"));
+      picture.append(label(axisNumber(place, this.data.yNumbers), BAR_MARGIN.left - 8, y(place) + 4, "end"));
     }
     categories.forEach((name, index) => picture.append(this.column(shown, index, y), this.columnName(name, index, height)));
     picture.append(label(this.data.xLabel, BAR_MARGIN.left + inner.width / 2, height - 6, "middle"));

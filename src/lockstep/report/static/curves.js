@@ -98,7 +98,7 @@ class CurveChart {
         x: { time: false, ...distribution(data.xScale), range: () => this.view },
         y: { ...distribution(data.yScale), range: () => this.yRange() },
       },
-      axes: [{ ...this.axis("x", data.xLabel, data.xBytes), size: 34 }, { ...this.axis("y", data.yLabel, data.yBytes), size: fitted }],
+      axes: [{ ...this.axis("x", data.xLabel, data.xNumbers), size: 34 }, { ...this.axis("y", data.yLabel, data.yNumbers), size: fitted }],
       focus: { alpha: 0.2 },
       cursor: {
         drag: { x: true, y: false, setScale: false },
@@ -130,8 +130,9 @@ class CurveChart {
     };
   }
 
-  axis(key, label, isBytes) {
+  axis(key, label, numbers) {
     const scale = this.data[`${key}Scale`], measured = key === "x" ? this.data.xPlaces : [];
+    const isCount = key === "x" && this.data.x.every((values) => values.every(Number.isInteger));
     return {
       scale: key,
       label,
@@ -144,10 +145,10 @@ class CurveChart {
       splits: (plotter, _, low, high) => {
         const room = key === "x" ? plotter.width / 80 : plotter.height / 40;
         const places = measured.filter((place) => place >= low && place <= high);
-        return places.length > 1 && places.length <= room * 1.5 ? places : axisPlaces(scale, low, high, isBytes, Math.max(3, room));
+        return places.length > 1 && places.length <= room * 1.5 ? places : axisPlaces(scale, low, high, numbers, Math.max(3, room), isCount);
       },
       filter: (_, places) => places,
-      values: (_, places) => places.map(isBytes ? binaryNumber : axisNumber),
+      values: (_, places) => places.map((place) => axisNumber(place, numbers)),
     };
   }
 
@@ -299,7 +300,7 @@ class CurveChart {
   /** Markers where points are few; elsewhere only where a point stands alone, as no stretch leads to it. */
   drawMarkers(plotter, line) {
     const { ctx, bbox } = plotter, [first, last] = this.inView(line, 0), size = (this.isCrowded ? 2.2 : 3.6) * devicePixelRatio;
-    const isEach = line.look === "points" || (line.color !== "text" && last - first < FEW_POINTS);
+    const isEach = line.look === "points" || (line.marker !== null && last - first < FEW_POINTS);
     ctx.save();
     ctx.beginPath();
     ctx.rect(bbox.left - size, bbox.top - size, bbox.width + 2 * size, bbox.height + 2 * size);

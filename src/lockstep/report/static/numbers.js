@@ -6,30 +6,30 @@ const SMALL = [[1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
 const BINARY = [[2 ** 40, "Ti"], [2 ** 30, "Gi"], [2 ** 20, "Mi"], [2 ** 10, "Ki"]];
 
 function plain(value, digits) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 1e-4) return String(Number(value.toPrecision(digits)));
   return value.toLocaleString("en-US", { maximumSignificantDigits: digits });
 }
 
-/** A number of an axis: 1,234, 2.5 M, 0.05, 300 µ. */
-function axisNumber(value) {
-  const size = Math.abs(value);
-  if (size === 0) return "0";
-  const prefixes = size >= 1e6 ? LARGE : size < 1e-3 ? SMALL : [];
+function prefixed(value, prefixes) {
+  const fallback = prefixes.at(-1)[0] > 1 ? [1, ""] : prefixes.at(-1);
   // A tick may be 9.9999e-7 where 1e-6 is meant.
-  const [unit, prefix] = prefixes.find(([least]) => size >= least * 0.9999) ?? prefixes.at(-1) ?? [1, ""];
-  return `${plain(value / unit, size >= 1e3 && unit === 1 ? 6 : 4)} ${prefix}`.trimEnd();
-}
-
-/** A number of bytes: 512, 64 Ki, 1 Mi. */
-function binaryNumber(value) {
-  const [unit, prefix] = BINARY.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  const [unit, prefix] = prefixes.find(([least]) => Math.abs(value) >= least * 0.9999) ?? fallback;
   return `${plain(value / unit, 4)} ${prefix}`.trimEnd();
 }
 
-/** A value as a read-out and a table have it: as many digits as the page's data has. */
-function readNumber(value) {
-  if (value == null) return "–";
+/** A number of an axis: 1,234, 2.5 M, 0.05, 2e-5; 64 Ki of bytes; 300 µ of seconds. */
+function axisNumber(value, numbers = "plain") {
   const size = Math.abs(value);
-  return size >= 1e9 || (size > 0 && size < 1e-3) ? axisNumber(value) : plain(value, size >= 1e4 ? 7 : 5);
+  if (numbers === "bytes") return prefixed(value, BINARY);
+  if (size >= 1e6) return prefixed(value, LARGE);
+  if (numbers === "seconds" && size > 0 && size < 0.9999e-3) return prefixed(value, SMALL);
+  return plain(value, size >= 1e3 ? 6 : 4);
+}
+
+/** A value as a read-out and a table have it: with as many digits as the page's data has. */
+function readNumber(value) {
+  return value == null ? "–" : plain(value, Math.abs(value) >= 1e4 ? 9 : 5);
 }
 
 /** Powers of a base from low to high, every n-th of them if they are more than `most`. */
@@ -51,10 +51,11 @@ function decades(low, high) {
   return places.filter((place) => place >= low && place <= high);
 }
 
-/** The places of a linear axis: about `most` round numbers. */
-function roundPlaces(low, high, most) {
+/** The places of a linear axis: about `most` round numbers; whole ones for a count, such as epochs. */
+function roundPlaces(low, high, most, isCount = false) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough * 0.999);
+  const round = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough * 0.999);
+  const step = isCount ? Math.max(1, round) : round;
   const places = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) {
     places.push(Number((index * step).toPrecision(12)));
@@ -63,10 +64,10 @@ function roundPlaces(low, high, most) {
 }
 
 /** The places of an axis that get a number, at most about `most`. */
-function axisPlaces(scale, low, high, isBytes, most) {
-  if (scale === "linear") return roundPlaces(low, high, most);
-  if (high / low < 4) return roundPlaces(low, high, Math.min(most, 5)).filter((place) => place > 0);
-  if (scale === "log2" && (isBytes || high < 1024)) return powers(low, high, 2, most);
-  const fine = decades(low, high);
+function axisPlaces(scale, low, high, numbers, most, isCount) {
+  if (scale === "linear") return roundPlaces(low, high, most, isCount);
+  const isBinary = scale === "log2" && (numbers === "bytes" || high < 1024);
+  const fine = isBinary ? powers(low, high, 2, most) : decades(low, high);
+  if (fine.length < 3) return roundPlaces(low, high, Math.min(most, 5)).filter((place) => place > 0);
   return fine.length <= most ? fine : powers(low, high, 10, most);
 }
