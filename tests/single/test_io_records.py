@@ -55,3 +55,15 @@ def test_the_width_can_be_chosen_and_a_half_written_line_is_passed_over(tmp_path
         "read_bytes_per_second": 200,
         "node_disk_reads_per_second": 2,
     }
+
+
+def test_what_lacks_a_number_is_passed_over_and_told(tmp_path: Path) -> None:
+    _write(tmp_path, 0, (105, 5, 500))
+    with worker_file(tmp_path, 0).open("a") as file:
+        for lacking in ('"unix_time": 110', '"unix_time": 110, "seconds": 5, "rank": 0, "read_bytes": null'):
+            file.write(f'{{"kind": "io", {lacking}}}\n')
+        file.write('{"kind": "oth')
+    damaged: list[Path] = []
+    (row,) = job_io(tmp_path, on_damage=damaged.append)
+    assert row["read_bytes_per_second"] == 100
+    assert damaged == [worker_file(tmp_path, 0)] * 3

@@ -56,6 +56,14 @@ def test_what_is_no_whole_record_is_passed_over(tmp_path: Path, rest: str) -> No
     assert list(read_records(path)) == RECORDS
 
 
+def test_damaged_lines_are_told_by_their_number_and_empty_ones_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n\n[1]\nbroken\n{"b": 2}\n{"half')
+    damaged: list[int] = []
+    assert list(read_records(path, damaged.append)) == [{"a": 1}, {"b": 2}]
+    assert damaged == [3, 4, 6]
+
+
 def test_after_a_crash_the_kept_records_can_be_added_to(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     _write(path, RECORDS)

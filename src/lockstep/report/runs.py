@@ -53,7 +53,8 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
 
 def describe_damage(path: Path, lines: list[int]) -> str:
     """What to say of lines that are no whole records."""
-    count = f"{len(lines)} lines that are no whole records were" if len(lines) > 1 else "a line that is no record was"
+    many = len(lines) > 1
+    count = f"{len(lines)} lines that are no whole records were" if many else "a line that is no whole record was"
     where = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
     return f"{path}: {count} passed over (line {where})"
 

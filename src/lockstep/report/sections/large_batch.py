@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from lockstep.report.document import Cell, Chart, Line, Section, Table
-from lockstep.report.fields import number, text
+from lockstep.report.fields import number, text, whole
 from lockstep.report.sources import Material
 from lockstep.report.studies import LARGE_BATCH
 
@@ -36,12 +36,15 @@ class _Method:
     name: str
 
 
+Groups = Mapping[_Method, Mapping[int | None, Record]]  # by seed
+
+
 def build(material: Material) -> Section | None:
-    groups: dict[_Method, dict[object, Record]] = defaultdict(dict)
+    groups: dict[_Method, dict[int | None, Record]] = defaultdict(dict)
     for record in material.of_kind(LARGE_BATCH):
         method = _method(text(record, "name") or "")
         if method:
-            groups[method][record.get("seed")] = record  # of several of one seed the newest
+            groups[method][whole(record, "seed")] = record  # of several of one seed the newest
     if not groups:
         return None
     charts = [_chart(data, groups) for data in dict.fromkeys(method.data for method in groups)]
@@ -60,7 +63,7 @@ def _method(name: str) -> _Method | None:
     return _Method(parts[0], int(digits), method or "as it is")
 
 
-def _chart(data: str, groups: Mapping[_Method, Mapping[object, Record]]) -> Chart:
+def _chart(data: str, groups: Groups) -> Chart:
     methods = sorted((method for method in groups if method.data == data), key=lambda method: method.batch)
     x = [methods[0].batch, methods[-1].batch]
     lines = [_line(color, name, methods, groups) for color, name in enumerate(dict.fromkeys(m.name for m in methods))]
@@ -72,7 +75,7 @@ def _chart(data: str, groups: Mapping[_Method, Mapping[object, Record]]) -> Char
     return Chart(key, f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note)
 
 
-def _line(color: int, name: str, methods: Sequence[_Method], groups: Mapping[_Method, Mapping[object, Record]]) -> Line:
+def _line(color: int, name: str, methods: Sequence[_Method], groups: Groups) -> Line:
     own = [method for method in methods if method.name == name]
     tops = [[100 * top for top in _tops(groups[method].values())] for method in own]
     x = [method.batch for method in own]

@@ -44,8 +44,9 @@ def build(material: Material) -> Section | None:
 
 
 def _label(record: Record) -> str:
-    batch, device, demand = whole(record, "batch"), text(record, "device"), text(mapping(record, "demand"), "about")
-    parts = (text(record, "data"), f"batch {batch:,}" if batch else None, device, demand)
+    batch, about = whole(record, "batch"), text(mapping(record, "demand"), "about") or ""
+    network = about.partition(":")[0]  # such as "resnet18, fp32: forward, backward and step"
+    parts = (text(record, "data"), f"batch {batch:,}" if batch else None, text(record, "device"), network)
     return ", ".join(part for part in parts if part) or "data"
 
 

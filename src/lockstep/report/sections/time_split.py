@@ -67,13 +67,13 @@ def _bars(series: Series, index: int, totals: dict[tuple[str, int], float]) -> B
     whole_steps = [1e3 * seconds for seconds in measured if seconds is not None]
     return Bars(
         f"time-split-{index}",
-        f"A step's time, {series.mode} scaling: {series.label}",
+        f"A step's time, {series.mode} scaling" + (f" ({index})" if index > 1 else ""),
         "workers",
         "time a step (ms)",
         [f"{point.workers:,}" for point in points],
         [(name, values) for name, values in stacks if any(values)],
         whole_steps if len(whole_steps) == len(points) else None,
-        "Exposed communication is the part that backward does not hide.",
+        f"{series.label}. Exposed communication is the part that backward does not hide.",
     )
 
 

@@ -130,7 +130,8 @@ def batch_record(batch: int, **changes: Any) -> dict[str, Any]:
         "images_per_second": SPREAD,
         "job": "76543210",
     }
-    more = {"peak_memory_bytes": batch * 1e7, "memory_limit_bytes": 4e9, "data": "cifar10", "arch": "resnet18"}
+    more = {"peak_memory_bytes": batch * 1e7, "memory_limit_bytes": 4e9}
+    more |= {"data": "cifar10", "arch": "resnet18"}
     return {**record, **more, **changes}
 
 

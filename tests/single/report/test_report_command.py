@@ -1,0 +1,94 @@
+"""`lockstep report`: what a user types, sees and finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_material import make_events, make_run, scaling_record, write_lines
+
+from lockstep.cli import main
+
+WITHOUT_TORCH = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "tensorflow"):
+            raise ImportError(f"{name} is not installed")
+sys.meta_path.insert(0, Refuse())
+from lockstep.cli import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    """A run folder, a TensorBoard folder and a study."""
+    run = make_run(tmp_path / "run", rest='{"half')
+    events = make_events(tmp_path / "old", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
+    study = write_lines(tmp_path / "scaling.jsonl", [scaling_record(workers) for workers in (1, 2, 4)])
+    return [str(path) for path in (run, events, study)]
+
+
+def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["report", *sources, str(tmp_path / "none"), "-o", str(out), "--title", "My title"]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    written = {Path(line) for line in done.stdout.splitlines()}
+    assert {out / "RESULTS.md", out / "index.html", out / "figures" / "scaling-strong-throughput.svg"} <= written
+    assert all(path.stat().st_size > 100 for path in written)
+    assert {path for path in out.rglob("*") if path.is_file()} == written
+    text = (out / "RESULTS.md").read_text()
+    assert text.startswith("# My title\n")
+    for link in (part.partition(")")[0] for part in text.split("](")[1:]):
+        assert (out / link).is_file(), link
+    for warning in ("none does not exist", "a line that is no whole record was passed over"):
+        assert f"{warning}" in done.stderr
+        assert warning in text
+        assert warning in (out / "index.html").read_text()
+
+
+def test_a_second_report_replaces_the_first(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["report", *sources, "-o", str(out), "--title", "First"]) == 0
+    assert main(["report", sources[0], "-o", str(out), "--title", "Second"]) == 0
+    assert "Second" in (out / "index.html").read_text()
+    assert not [path for path in out.rglob(".*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "name what to report"),
+        (["/nowhere/at/all"], "there is nothing to report: /nowhere/at/all does not exist"),
+    ],
+)
+def test_nothing_to_report_is_one_line(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *words]) == 2
+    said = capsys.readouterr()
+    assert hint in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_line(
+    sources: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", sources[2], "-o", "/dev/null/x"]) == 2
+    assert "-o /dev/null/x cannot be written: " in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(
+    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path, text: str, **options: object) -> None:
+        path.touch()
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert main(["report", sources[2], "-o", str(tmp_path / "out")]) == 2
+    assert f"-o {tmp_path / 'out'} cannot be written: No space left on device" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["figures"]

@@ -1,0 +1,314 @@
+"""What the report's sections say of what was read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_material import (
+    ENVIRONMENT,
+    batch_record,
+    collectives_record,
+    epoch_record,
+    io_record,
+    large_batch_record,
+    loading_record,
+    make_run,
+    run_records,
+    scaling_record,
+    start_record,
+    step_record,
+    write_lines,
+)
+
+from lockstep.report.build import build
+from lockstep.report.document import Bars, Chart, Document, Line, Table
+from lockstep.report.sources import gather
+
+
+def _document(*paths: Path) -> Document:
+    return build(gather(paths), "Results")
+
+
+def _of_records(tmp_path: Path, *records: dict[str, Any]) -> Document:
+    return _document(write_lines(tmp_path / "study.jsonl", records))
+
+
+def _parts(document: Document) -> dict[str, Chart | Bars | Table]:
+    parts = [part for section in document.sections for part in section.parts]
+    assert len({part.key for part in parts}) == len(parts)
+    return {part.key: part for part in parts}
+
+
+def _chart(document: Document, key: str) -> Chart:
+    chart = _parts(document)[key]
+    assert isinstance(chart, Chart)
+    for line in chart.lines:
+        assert len(line.x) == len(line.y) > 0
+        assert all(band is None or len(band) == len(line.x) for band in (line.low, line.high))
+    return chart
+
+
+def _rows(document: Document, key: str) -> list[dict[str, Any]]:
+    table = _parts(document)[key]
+    assert isinstance(table, Table)
+    assert len(table.columns) == len(table.formats)
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def _line(chart: Chart, name: str) -> Line:
+    (line,) = [line for line in chart.lines if line.name == name]
+    return line
+
+
+def test_a_run_has_its_curves_in_percent_against_epochs_and_time(tmp_path: Path) -> None:
+    document = _document(make_run(tmp_path / "run"))
+    validation = _line(_chart(document, "top1-epochs"), "run, validation")
+    assert (validation.x, validation.y, validation.look) == ([1, 2, 3], [70, 80, 90], "dotted")
+    assert _line(_chart(document, "top1-time"), "run, training").x == [5, 10, 15]
+    assert _chart(document, "loss-time").x_label == "time of training (s)"
+    for key in ("top5-epochs", "loss-epochs", "learning-rate", "throughput", "data-wait"):
+        assert _chart(document, key).lines
+    assert _line(_chart(document, "data-wait"), "run").y == [2.0] * 6
+
+
+def test_a_run_keeps_its_colour_in_every_chart(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [start_record(workers=1), epoch_record(1, "val")])
+    make_run(tmp_path / "b")
+    document = _document(tmp_path)
+    lines = [line for key in ("top1-epochs", "throughput") for line in _chart(document, key).lines]
+    assert {line.name.split(",")[0]: line.color for line in lines} == {"1 worker": 0, "2 workers": 1}
+
+
+def test_the_table_of_results_has_best_and_last(tmp_path: Path) -> None:
+    worse = epoch_record(3, "val", top1=0.5)
+    (row,) = _rows(_document(make_run(tmp_path / "run", [*run_records(2), worse])), "results")
+    assert (row["best top-1 (%)"], row["at epoch"], row["last top-1 (%)"]) == (pytest.approx(80), 2, 50)
+    assert (row["workers"], row["global batch"], row["precision"], row["epochs"]) == (2, 64, "fp32", "3")
+    assert (row["images/s"], row["training time (s)"]) == (1001.5, 15)
+
+
+def test_a_run_without_validation_and_configuration_has_gaps_in_the_table(tmp_path: Path) -> None:
+    run = write_lines(tmp_path / "run" / "metrics.jsonl", [start_record(workers=4), step_record(5)])
+    (row,) = _rows(_document(run.parent), "results")
+    assert (row["best top-1 (%)"], row["at epoch"], row["precision"], row["epochs"]) == (None, None, None, None)
+    assert (row["workers"], row["images/s"]) == (4, 1000)
+
+
+def test_runs_that_differ_by_seed_alone_have_mean_and_spread(tmp_path: Path) -> None:
+    for seed, top1 in enumerate((0.8, 0.9, 0.85)):
+        records = [*run_records(2), epoch_record(3, "val", top1=top1)]
+        make_run(tmp_path / f"seed-{seed}", records, config=f"seed: {seed}\nrun:\n  run_dir: seed-{seed}\n")
+    make_run(tmp_path / "other", config="seed: 9\noptim:\n  lr: 3\n")
+    (row,) = _rows(_document(tmp_path), "seeds")
+    assert (row["count"], row["best top-1, mean (%)"]) == (3, pytest.approx(85))
+    assert row["standard deviation (%)"] == pytest.approx(5)
+    assert (row["least (%)"], row["most (%)"]) == (pytest.approx(80), pytest.approx(90))
+
+
+def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Path) -> None:
+    for workers in (1, 2, 4):
+        make_run(tmp_path / str(workers), run_records(3, workers=workers))
+    document = _document(tmp_path)
+    measured, ideal = _chart(document, "workers-throughput").lines
+    assert (list(measured.x), list(measured.y)) == ([1, 2, 4], [1002] * 3)
+    assert (list(ideal.y), ideal.look, ideal.color) == ([1002, 2004, 4008], "dashed", None)
+    assert list(_chart(document, "workers-time").lines[0].y) == [15, 15, 15]
+
+
+def test_training_times_are_of_complete_runs_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "1", run_records(3, workers=1))
+    make_run(tmp_path / "2", run_records(2, workers=2))
+    parts = _parts(_document(tmp_path))
+    assert "workers-throughput" in parts
+    assert "workers-time" not in parts
+
+
+def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None:
+    records = [scaling_record(workers, repeat) for workers in (1, 2, 4, 8) for repeat in (0, 1, 2)]
+    document = _of_records(tmp_path, *records)
+    throughput = _chart(document, "scaling-strong-throughput")
+    measured, model, ideal = throughput.lines
+    assert list(measured.x) == [1, 2, 4, 8]
+    assert measured.y[0] == pytest.approx(256 / 0.21 + 1)
+    assert measured.low is not None
+    assert measured.low[0] == pytest.approx(256 / 0.21 + 0.5)
+    assert max(model.x) == 16
+    assert list(ideal.y) == pytest.approx([(256 / 0.21 + 1) * count for count in (1, 2, 4, 8)])
+    assert _chart(document, "scaling-strong-speedup").lines[0].y[0] == pytest.approx(1)
+    efficiency = _chart(document, "scaling-strong-efficiency")
+    assert efficiency.lines[0].y[0] == pytest.approx(100)
+    assert _line(efficiency, "ideal").y == [100] * 4
+    assert _chart(document, "scaling-strong-epoch").lines[0].y[0] == pytest.approx(50_000 / 256 * 0.21)
+    rows = _rows(document, "scaling-strong-throughput-points")
+    assert [row["repeats"] for row in rows] == [3] * 4
+    assert rows[0]["efficiency (%)"] == pytest.approx(100)
+    assert rows[3]["speed-up"] == pytest.approx(rows[3]["throughput"] / rows[0]["throughput"])
+    assert _rows(document, "scaling-strong-model")
+
+
+def test_a_steps_time_is_split_and_communication_hidden_and_exposed(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *(scaling_record(workers) for workers in (1, 2)))
+    bars = _parts(document)["time-split-1"]
+    assert isinstance(bars, Bars)
+    assert list(bars.categories) == ["1", "2"]
+    stacks = dict(bars.stacks)
+    assert stacks["communication, exposed"] == [10, 10]
+    assert stacks["forward"] == pytest.approx([60, 30])
+    assert "waiting for data" not in stacks  # nothing of it
+    assert bars.totals == pytest.approx([210, 110])
+    row = _rows(document, "communication")[0]
+    assert (row["exposed (ms)"], row["hidden behind backward (ms)"], row["hidden (%)"]) == pytest.approx((10, 15, 60))
+    assert _chart(document, "memory").lines[0].y == (2.0, 2.0)
+
+
+def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> None:
+    both = scaling_record(1, modes=["strong", "weak"])
+    document = _of_records(tmp_path, both, scaling_record(2), scaling_record(2, modes=["weak"], repeat=1))
+    assert [section.title for section in document.sections][:2] == ["Strong scaling", "Weak scaling"]
+    assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
+
+
+def test_a_failed_point_is_left_out_and_named(tmp_path: Path) -> None:
+    failed = {"kind": "scaling", "modes": ["strong"], "workers": 4, "repeat": 0, "job": "01234567", "failed": "killed"}
+    document = _of_records(tmp_path, scaling_record(1), scaling_record(2), failed)
+    assert list(_chart(document, "scaling-strong-throughput").lines[0].x) == [1, 2]
+    assert any("killed" in warning for warning in document.warnings)
+
+
+def test_one_number_of_workers_has_a_point_but_no_model(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, scaling_record(2))
+    (line,) = _chart(document, "scaling-strong-throughput").lines
+    assert list(line.x) == [2]
+    assert "no model" in document.sections[0].text
+
+
+def test_a_knee_at_a_nodes_boundary_is_marked(tmp_path: Path) -> None:
+    rates = {1: 100.0, 2: 198.0, 4: 390.0, 8: 770.0, 16: 760.0}
+    records = [
+        scaling_record(count, images_per_second=rate, nodes=max(1, count // 8), split_seconds=None)
+        for count, rate in rates.items()
+    ]
+    marks = _chart(_of_records(tmp_path, *records), "scaling-strong-throughput").marks
+    assert [(mark.x, mark.text) for mark in marks] == [(8, "knee at 8 workers")]
+
+
+def test_published_series_of_times_alone_are_drawn_in_trainings_a_second(tmp_path: Path) -> None:
+    facts = {"kind": "scaling", "modes": ["strong"], "repeat": 0, "job": "1", "data": "mnist", "source": "published: a"}
+    records = [{**facts, "workers": count, "train_seconds": 500 / count} for count in (1, 2, 4)]
+    document = _of_records(tmp_path, *records)
+    assert "scaling-strong-throughput" not in _parts(document)
+    assert _chart(document, "scaling-strong-trainings").lines[0].y == pytest.approx([0.002, 0.004, 0.008])
+    assert _chart(document, "scaling-strong-training").lines[0].y == [500, 250, 125]
+    assert "published: a" in document.sections[0].text
+
+
+def test_collectives_have_bandwidth_and_latency_by_size(tmp_path: Path) -> None:
+    old = collectives_record("all_reduce", points=[{"size_bytes": 8, "bus_bandwidth": 1.0}])
+    refused = collectives_record("all_gather", points=None, unsupported="not with gloo")
+    document = _of_records(tmp_path, old, collectives_record("broadcast"), collectives_record("all_reduce"), refused)
+    bandwidth, latency = _chart(document, "collectives-bandwidth-1"), _chart(document, "collectives-latency-1")
+    assert {line.name for line in bandwidth.lines} == {"broadcast", "all_reduce"}
+    assert _line(bandwidth, "all_reduce").y == pytest.approx([1024 / 2e-5 / 1e9, 1_048_576 / 2e-5 / 1e9])
+    line = _line(latency, "all_reduce")
+    assert line.low is not None
+    assert line.high is not None
+    assert [*line.low, *line.y, *line.high] == pytest.approx([10, 10, 20, 20, 40, 40])
+    assert (latency.x_scale, latency.y_scale) == ("log2", "log10")
+    assert "all_gather (4 workers, gloo, cpu, float32): not with gloo" in document.sections[0].text
+
+
+def test_the_batch_study_has_throughput_memory_and_what_does_not_fit(tmp_path: Path) -> None:
+    too_large = {**batch_record(512), "fits": False, "why": "out of memory", "images_per_second": None}
+    document = _of_records(tmp_path, batch_record(256), batch_record(64), too_large)
+    (line,) = _chart(document, "batch-throughput").lines
+    assert (list(line.x), line.y, line.low, line.high) == ([64, 256], [100, 100], [90, 90], [120, 120])
+    memory, limit = _chart(document, "batch-memory").lines
+    assert (memory.y, limit.y) == ([0.64, 2.56], [4, 4])
+    assert [(mark.x, mark.text) for mark in _chart(document, "batch-memory").marks] == [(512, "512 does not fit")]
+    assert "256 is the largest batch that fits; 512 does not (out of memory)" in document.sections[0].text
+
+
+def test_the_loading_study_has_stages_and_the_pipeline_against_demand(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, loading_record())
+    pipeline, demand = _chart(document, "loading-pipeline").lines
+    assert (pipeline.x, pipeline.y, demand.y) == ([0, 1, 2], [100] * 3, [50] * 3)
+    (row,) = _rows(document, "loading-stages")
+    assert (row["stage"], row["images/s"], row["MB/s"], row["reads/s"]) == ("decode", 100, 1e-4, None)
+    assert "0 loader processes are enough" in document.sections[0].text
+
+
+def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    times = (5.0, 10.0, 40.0)  # nothing ran in between
+    for rank in (0, 1):
+        write_lines(run / "io" / f"worker-{rank}.jsonl", [io_record(rank, 1000 + time) for time in times], '{"kind"')
+    document = _document(run)
+    (line,) = _chart(document, "io-read").lines  # nothing came from storage
+    assert (line.x, line.y) == ([0, 5, 10, 35], [2, 2, None, 2])
+    assert {line.name for line in _chart(document, "io-operations").lines} == {"run, reads", "run, writes"}
+    assert "io-network" not in _parts(document)
+    assert sum("worker-" in warning and "1 lines" in warning for warning in document.warnings) == 2
+
+
+def test_large_batches_have_means_and_spread_over_seeds(tmp_path: Path) -> None:
+    names = ("MNIST: 32, the recipe", "MNIST: 1,024, LAMB")
+    records = [large_batch_record(name, seed, 0.9 + seed / 100) for name in names for seed in (0, 2)]
+    document = _of_records(tmp_path, *records)
+    lamb = _line(_chart(document, "large-batch-mnist"), "LAMB")
+    assert (lamb.x, lamb.y, lamb.low, lamb.high) == ([1024], pytest.approx([91]), [90], pytest.approx([92]))
+    assert [(row["global batch"], row["seeds"]) for row in _rows(document, "large-batch")] == [(32, 2), (1024, 2)]
+
+
+def test_skipped_steps_are_marked_on_the_loss_scale(tmp_path: Path) -> None:
+    values = {5: (1024.0, 0), 10: (512.0, 1), 15: (512.0, 1), 20: (256.0, 2)}
+    steps = [step_record(step, loss_scale=scale, skipped_steps=skips) for step, (scale, skips) in values.items()]
+    document = _document(make_run(tmp_path / "run", [start_record(), *steps]))
+    scale, skipped = _chart(document, "loss-scale").lines
+    assert dict(zip(scale.x, scale.y, strict=True)) == {5: 1024, 10: 512, 15: 512, 20: 256}
+    assert (skipped.x, skipped.y, skipped.look) == ([10, 20], [512, 256], "points")
+    assert "2 of 20 steps were skipped" in next(part.text for part in document.sections if part.title == "Loss scale")
+
+
+def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", run_records(workers=1))
+    make_run(tmp_path / "b")
+    write_lines(tmp_path / "scaling.jsonl", [scaling_record(1), scaling_record(2)])
+    document = _document(tmp_path)
+    of_runs, of_study = _rows(document, "environment")
+    assert (of_runs["of"], of_runs["GPUs"], of_runs["PyTorch"]) == ("1 worker; 2 workers", "2 x A100", "2.11.0")
+    assert (of_study["of"], of_study["processor"], of_study["commit"]) == ("study: scaling", "Model 1", "abc1234")
+    assert "secret" in str(ENVIRONMENT)
+    assert "secret" not in str(document)
+
+
+@pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading", "large_batch"])
+@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True])
+def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
+    whole: dict[str, dict[str, Any]] = {
+        "scaling": scaling_record(2),
+        "batch": batch_record(32),
+        "collectives": collectives_record("all_reduce"),
+        "loading": loading_record(),
+        "large_batch": large_batch_record("MNIST: 32, x", 0, 0.9),
+    }
+    record = whole[kind]
+    needed = ("kind", "name", "top1")
+    broken = [{**record, key: damage} for key in record if key not in needed]
+    document = _of_records(tmp_path, record, *broken)
+    assert document.sections
+    for part in _parts(document).values():
+        if isinstance(part, Chart):
+            assert all(len(line.x) == len(line.y) for line in part.lines)
+
+
+@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, True])
+def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path) -> None:
+    examples = [start_record(), step_record(5, loss_scale=8.0, skipped_steps=0), epoch_record(1, "val")]
+    broken = [{**record, key: damage} for record in examples for key in record if key != "kind"]
+    run = make_run(tmp_path / "run", [*run_records(), *broken])
+    io_records = [{**io_record(0, 9.0), key: damage} for key in io_record(0, 9.0)]
+    write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 5.0), *io_records])
+    (run / "environment.json").write_text('{"cores": "x", "gpus": 3, "packages": []}')
+    assert _rows(_document(run), "results")

@@ -1,0 +1,101 @@
+"""Older runs, of which only TensorBoard's event files are left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_material import make_events
+
+from lockstep.report.run import Run
+from lockstep.report.tensorboard_runs import event_files, read_tensorboard
+
+
+def _read(path: Path) -> tuple[Run | None, list[str]]:
+    warnings: list[str] = []
+    return read_tensorboard(path, warnings.append), warnings
+
+
+def test_older_tags_in_any_case_counted_in_epochs_and_percent(tmp_path: Path) -> None:
+    folder = make_events(
+        tmp_path / "old-run",
+        {
+            "top1/val": [(0, 110.0, 40.0), (1, 120.0, 60.0)],
+            "Top5/Val": [(0, 110.0, 80.0), (1, 120.0, 90.0)],
+            "Time/train": [(0, 109.0, 9.0), (1, 119.0, 9.0)],
+            "throughput/train": [(0, 109.0, 500.0), (1, 119.0, 520.0)],
+            "LR": [(0, 109.0, 0.1), (1, 119.0, 0.01)],
+            "Gpu/heat": [(0, 109.0, 70.0)],
+        },
+    )
+    run, warnings = _read(folder)
+    assert run is not None
+    assert run.name == "old-run"
+    top1 = run.epochs["top1", "val"]
+    assert (list(top1.epochs), list(top1.seconds)) == ([1, 2], [10, 20])  # the first epoch began at 100
+    assert list(top1.values) == pytest.approx([0.4, 0.6])
+    assert list(run.epochs["top5", "val"].values) == pytest.approx([0.8, 0.9])
+    assert list(run.steps["lr"].values) == pytest.approx([0.1, 0.01])
+    assert run.images_per_second == pytest.approx(510)
+    assert warnings == [f"{folder}: scalars that the report does not draw: Gpu/heat"]
+
+
+def test_lockstep_tags_are_counted_in_optimizer_steps(tmp_path: Path) -> None:
+    folder = make_events(
+        tmp_path / "mine" / "tensorboard",
+        {
+            "Top1/train": [(step, 100.0 + step, 0.1) for step in (5, 10, 15, 20)],
+            "Top1/train_epoch": [(10, 110.0, 0.3), (20, 120.0, 0.4)],
+            "Top1/val": [(10, 111.0, 0.5), (20, 121.0, 0.6)],
+        },
+    )
+    run, warnings = _read(folder)
+    assert run is not None
+    assert not warnings
+    assert run.name == "mine"
+    assert list(run.steps["top1"].epochs) == [0.5, 1, 1.5, 2]
+    assert list(run.epochs["top1", "train"].values) == pytest.approx([0.3, 0.4])
+    assert list(run.epochs["top1", "val"].epochs) == [1, 2]
+    assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5, 0.6])
+
+
+def test_training_in_steps_beside_evaluations_in_epochs(tmp_path: Path) -> None:
+    training = [(step, 100.0 + step, 1.0) for step in range(1, 101)]
+    run, _ = _read(make_events(tmp_path, {"Loss/train": training, "Loss/val": [(1, 150.0, 2.0), (2, 200.0, 1.5)]}))
+    assert run is not None
+    loss = run.epochs["loss", "train"]
+    assert (loss.epochs[49], loss.epochs[-1]) == (1, 2)
+
+
+def test_no_point_of_a_long_file_is_left_out(tmp_path: Path) -> None:
+    points = [(step, float(step), 1.0 if step == 777 else 0.0) for step in range(1, 25_001)]
+    run, _ = _read(make_events(tmp_path, {"Lr": points}))
+    assert run is not None
+    assert len(run.steps["lr"]) == 2_000
+    assert sum(run.steps["lr"].values) == pytest.approx(1 / 12.5, rel=0.1)  # the one step, averaged with its stretch
+
+
+def test_of_a_step_that_was_taken_twice_the_later_counts(tmp_path: Path) -> None:
+    points = [(1, 10.0, 0.1), (2, 20.0, 0.2), (3, 30.0, 0.3), (2, 40.0, 0.4), (3, 50.0, 0.5)]
+    run, _ = _read(make_events(tmp_path, {"Top1/val": points}))
+    assert run is not None
+    assert list(run.epochs["top1", "val"].values) == pytest.approx([0.1, 0.4, 0.5])
+
+
+def test_a_file_that_ends_within_an_event_is_read_and_said(tmp_path: Path) -> None:
+    folder = make_events(tmp_path, {"Top1/val": [(1, 1.0, 0.5), (2, 2.0, 0.6)]})
+    (file,) = event_files(folder)
+    file.write_bytes(file.read_bytes()[:-7])
+    for path in (folder, file):
+        run, warnings = _read(path)
+        assert run is not None
+        assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5])
+        assert "are no whole event and were passed over" in warnings[0]
+
+
+def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1.host").write_text("this is no event file, but is long enough for a header")
+    run, warnings = _read(tmp_path)
+    assert run is None
+    assert "no whole event" in warnings[0]
+    assert "no scalars such as Top1/val" in warnings[-1]
