@@ -88,7 +88,9 @@ def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_c
     is_marked = line.color is not None and line.look != "dashed" and not (is_crowded and is_long)
     marker = _MARKERS[number % len(_MARKERS)] if is_marked else None
     step = max(1, len(curve.x) // _MARKERS_A_LINE)
-    if curve.low and curve.high:
+    if curve.low and curve.high and line.look == "points":
+        axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=1)
+    elif curve.low and curve.high:
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
     (handle,) = axes.plot(
         curve.x,

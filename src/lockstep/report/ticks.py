@@ -14,6 +14,7 @@ _SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 _MOST_TICKS = 9
 _FEW_TICKS = 3
+_ROOM = 0.08  # of the axis, a number's
 
 
 def numbers_of(label: str) -> Numbers:
@@ -41,9 +42,19 @@ def _prefixed(value: float, prefixes: Sequence[tuple[float, str]]) -> str:
 
 
 def measured(chart: Chart) -> list[float]:
-    """The places of a log2 x axis at which something was measured, such as worker counts; none if they are many."""
-    places = {x for line in chart.lines for x in line.x if math.isfinite(x) and x > 0}
-    return sorted(places) if chart.x_scale == "log2" and len(places) <= _MOST_TICKS else []
+    """The places of a log2 x axis at which something was measured, such as worker counts; none if they are many.
+
+    Of places so near that their numbers would collide the first is there.
+    """
+    places = sorted({x for line in chart.lines for x in line.x if math.isfinite(x) and x > 0})
+    if chart.x_scale != "log2" or len(places) > _MOST_TICKS:
+        return []
+    room = (places[-1] / places[0]) ** _ROOM if places else 1.0
+    apart: list[float] = []
+    for place in places:
+        if not apart or place >= apart[-1] * room:
+            apart.append(place)
+    return apart
 
 
 def logarithmic(low: float, high: float, scale: Scale, numbers: Numbers) -> list[float]:

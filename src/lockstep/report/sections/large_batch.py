@@ -71,7 +71,7 @@ def _chart(data: str, groups: Groups) -> Chart:
     if x[0] < x[1]:
         lines.append(Line(f"mean at {x[0]:,}", x, [base, base], look="dashed", color=None))
     key = "large-batch-" + "".join(sign if sign.isalnum() else "-" for sign in data.lower())
-    note = "Means over the seeds; bands reach from the least to the most."
+    note = "Means over the seeds; lines reach from the least to the most."
     return Chart(key, f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note)
 
 

@@ -281,8 +281,11 @@ class CurveChart {
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    ctx.globalAlpha = 0.18;
-    for (const line of this.lines) if (line.isShown && line.low && line.high) this.drawBand(plotter, line);
+    for (const line of this.lines) {
+      if (!line.isShown || !line.low || !line.high) continue;
+      if (line.look === "points") this.drawErrorBars(plotter, line);
+      else this.drawBand(plotter, line);
+    }
     ctx.restore();
   }
 
@@ -293,8 +296,21 @@ class CurveChart {
     for (let index = first; index <= last; index++) if (line.low[index] !== null && line.high[index] !== null) kept.push(index);
     for (const index of kept) band.lineTo(...place(index, line.high));
     for (const index of kept.reverse()) band.lineTo(...place(index, line.low));
+    ctx.globalAlpha = 0.18;
     ctx.fillStyle = theme.color(line.color);
     ctx.fill(band);
+    ctx.globalAlpha = 1;
+  }
+
+  drawErrorBars(plotter, line) {
+    const { ctx } = plotter, [first, last] = this.inView(line, 0);
+    ctx.strokeStyle = theme.color(line.color);
+    for (let index = first; index <= last; index++) {
+      if (line.low[index] === null || line.high[index] === null) continue;
+      const x = plotter.valToPos(line.x[index], "x", true);
+      const low = plotter.valToPos(line.low[index], "y", true), high = plotter.valToPos(line.high[index], "y", true);
+      ctx.stroke(new Path2D(`M${x},${low}V${high}`));
+    }
   }
 
   /** Markers where points are few; elsewhere only where a point stands alone, as no stretch leads to it. */
