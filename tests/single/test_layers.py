@@ -29,6 +29,7 @@ LAYERS = {
     "train": 3,
     "study": 4,
     "report": 4,
+    "watch": 4,
     "cli": 5,
 }
 # Modules that belong together as a package's do.
@@ -43,6 +44,7 @@ WITHOUT_TORCH = (
     "records",
     "io_records",
     "report",
+    "watch",
     "recipes",
     "errors",
     "references",

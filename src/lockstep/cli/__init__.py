@@ -24,6 +24,7 @@ COMMANDS = {
     "datasets": "list the data sets",
     "data": "fetch, pack, verify and prepare data sets",
     "study": "measure where a job's time goes: loading",
+    "watch": "show how a run is doing, live in the terminal",
     "script": "write a batch script for a job of Slurm, PBS or LSF",
     "doctor": "say what this machine offers, what is wrong, and how to mend it",
 }
