@@ -31,7 +31,7 @@ class Canvas:
             for part in range(length + 1):
                 share = part / (length or 1)
                 x = round(column + share * (next_column - column))
-                if not is_dashed or x % DASH:
+                if not is_dashed or x % DASH != DASH - 1:
                     self._set(x, round(row + share * (next_row - row)), style)
 
     def lines(self) -> list[list[tuple[str, str]]]:

@@ -82,14 +82,10 @@ def draw_chart(
     from rich.text import Text
 
     drawn = [curve for curve in curves if curve.points]
-    heading = _heading(title, drawn)
     if not drawn:
-        empty = [Text("  nothing yet", style=AXIS)]
-        return [heading, *empty, *([Text()] * (height - 2))]
+        return [Text(title, "bold"), Text("  nothing yet", AXIS), *([Text()] * (height - 2))]
     rows = height - 2
     scale = scale_for([y for curve in drawn for _, y in curve.points], max(2, rows // 2), may_be_log)
-    if scale.is_log:
-        heading.append("  log scale", style=f"not bold {AXIS}")
     labels = {round((1 - scale.share(tick)) * (rows - 1)): show(tick) for tick in scale.ticks}
     margin = max(map(len, labels.values()), default=0)
     canvas = Canvas(width - margin - 2, rows)
@@ -97,7 +93,7 @@ def draw_chart(
     for curve in drawn:
         points = [(x / end, scale.share(y)) for x, y in curve.points]
         canvas.draw(points, curve.style, curve.is_dashed)
-    lines = [heading]
+    lines = [_heading(f"{title} (log)" if scale.is_log else title, drawn)]
     for row, runs in enumerate(canvas.lines()):
         axis = f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}"
         lines.append(Text.assemble((axis, AXIS), *runs))

@@ -19,6 +19,7 @@ SIDE_BY_SIDE = 76  # columns from which two charts stand beside each other
 LEAST_CHART, MOST_CHART = 6, 28  # lines
 LABEL = 13  # columns
 CONDITIONS: dict[Condition, tuple[str, str]] = {
+    "reading": ("◌", QUIET),
     "waiting": ("◌", "yellow"),
     "running": ("●", "green"),
     "silent": ("▲", "bold red"),
@@ -40,7 +41,8 @@ def draw_frame(snapshot: Snapshot, width: int, height: int) -> list[Text]:
     free = height - len(head) - len(foot) - 3  # blank lines between the blocks
     wanted = 1 + len(snapshot.workers) if snapshot.workers else 0
     for_workers = min(wanted, max(2, free - rows_of_charts * LEAST_CHART), max(4, height // 3))
-    chart_height = min(MOST_CHART, (free - for_workers) // rows_of_charts)
+    most = MOST_CHART if any(snapshot.metrics.curves.values()) else LEAST_CHART
+    chart_height = min(most, (free - for_workers) // rows_of_charts)
     charts = _charts(snapshot, width, chart_height, columns) if chart_height >= 4 else []
     workers = _workers(snapshot, width, max(2, for_workers)) if free >= 2 else []
     lines = _join([head, charts, foot, workers])[:height]
@@ -98,10 +100,12 @@ def _progress(snapshot: Snapshot, width: int) -> list[Text]:
     if metrics.steps_per_epoch:
         epoch = max(1, -(-metrics.step // metrics.steps_per_epoch))
         words.insert(0, f"epoch {epoch:,}" + (f" of {metrics.epochs:,}" if metrics.epochs else ""))
-    words.append(f"{duration(metrics.time_seconds)} of training")
     left = metrics.seconds_left(snapshot.now) if snapshot.state.condition == "running" else None
     if left is not None:
         words.append(f"{duration(left)} to go")
+    words.append(f"{duration(metrics.time_seconds)} of training")
+    if len(" · ".join(words)) > width:
+        words.pop()
     text = " · ".join(words)
     if not metrics.last_step:
         return [Text(text)]
@@ -162,12 +166,12 @@ def _speed(snapshot: Snapshot, width: int) -> list[Text]:
     words = [f"now {metrics.rate_now:,.0f} images/s, median {metrics.rate_median:,.0f}"]
     figures = metrics.figures
     if "data_wait" in figures:
-        words.append(f"{100 * figures['data_wait']:.0f} % waiting for data")
+        words.append(f"data wait {100 * figures['data_wait']:.0f} %")
     if "lr" in figures:
         words.append(f"lr {figures['lr']:.3g}")
     if "loss_scale" in figures:
         words.append(f"loss scale {figures['loss_scale']:,g}, {figures.get('skipped_steps', 0):,.0f} steps skipped")
-    course = sparkline([rate for _, rate in metrics.rates.points], min(40, max(10, width // 4)))
+    course = sparkline([rate for _, rate in metrics.rates.points], 8 if width < 72 else 12 if width < 100 else 40)
     words[0] = f"{course}  {words[0]}"
     lines = _labelled("speed", words, width)
     lines[0].stylize(TRAIN, LABEL, LABEL + len(course))
@@ -208,7 +212,7 @@ def _workers(snapshot: Snapshot, width: int, height: int) -> list[Text]:
     workers = snapshot.workers
     if not workers:
         return []
-    course = max(0, min(40, width - 56))
+    course = max(0, min(24, width - 56))
     lines = [Text(f"{'worker':>6}  {'last sign of life':17}  {'reads':>10}  {'log':>8}", style="bold")]
     shown = workers
     if len(workers) > height - 1:

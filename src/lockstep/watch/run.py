@@ -17,7 +17,7 @@ RUNS = Path("runs")
 SILENT_SECONDS = 60.0  # without any record, at least: a busy file system may take as long
 SILENT_IO_RECORDS = 6
 SILENT_RECORDS = 3  # where nobody keeps I/O records: the longest time between others, which an evaluation may take
-Condition = Literal["waiting", "running", "silent", "stopped", "failed", "finished"]
+Condition = Literal["reading", "waiting", "running", "silent", "stopped", "failed", "finished"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Snapshot:
 
     Args:
         config: Its config.yaml; empty if that cannot be read.
-        is_read: Whether all records have been read, not only the first of a long file.
+        share_read: How much of the records has been read: less than 1 only at the first looks at a long file.
     """
 
     path: Path
@@ -62,8 +62,12 @@ class Snapshot:
     workers: list[Worker]
     last: Checkpoint | None
     best: Checkpoint | None
-    is_read: bool
+    share_read: float
     now: float
+
+    @property
+    def is_read(self) -> bool:
+        return self.share_read == 1
 
     @property
     def last_sign(self) -> float | None:
@@ -83,6 +87,8 @@ class Snapshot:
     def state(self) -> State:
         ago = f"last sign of life {duration(self.now - self.last_sign)} ago" if self.last_sign else ""
         failures = sorted((worker for worker in self.workers if worker.failure), key=lambda one: one.has_lost_peer)
+        if not self.is_read:
+            return State("reading", f"reading the records, {100 * self.share_read:.0f} %")
         if self.metrics.is_complete:
             return State("finished", self.metrics.ending)
         if self.metrics.ending:
@@ -114,7 +120,7 @@ class RunWatch:
         self._workers: dict[int, WorkerFiles] = {}
 
     def look(self, now: float) -> Snapshot:
-        """Read what is new; of a long file a portion, see `Snapshot.is_read`."""
+        """Read what is new; of a long file a portion, see `Snapshot.share_read`."""
         news = self._records.read()
         if news.is_new or not self._config:
             self._config = read_config(self.path)
@@ -123,8 +129,8 @@ class RunWatch:
         for record in news.records:
             self._metrics.add(record)
         last, best = find_checkpoints(self.path, self._metrics)
-        workers = [self._files(rank).look() for rank in self._ranks()] if news.is_all else []
-        return Snapshot(self.path, self._config, self._metrics, workers, last, best, news.is_all, now)
+        workers = [self._files(rank).look() for rank in self._ranks()] if news.share == 1 else []
+        return Snapshot(self.path, self._config, self._metrics, workers, last, best, news.share, now)
 
     def _ranks(self) -> range:
         """The workers of the last session; before its record, those that have files."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PORTION_BYTES = 16 << 20  # half a second's reading: the view is drawn between two of them
+PORTION_BYTES = 16 << 20  # the view is drawn between two of them
+SKIM_BYTES = 32 << 20  # of a longer file, which a day's training writes, only a part of the steps is parsed
+STEP = b'{"kind": "step"'
 
 
 class News(NamedTuple):
@@ -15,12 +18,12 @@ class News(NamedTuple):
 
     Args:
         is_new: The file is another one than at the last look, so that all records of before count no more.
-        is_all: There is nothing left to read.
+        share: How much of the file has been read by now, from 0 to 1.
     """
 
     records: list[dict[str, Any]]
     is_new: bool = False
-    is_all: bool = True
+    share: float = 1.0
 
 
 class Tail:
@@ -36,6 +39,8 @@ class Tail:
         self._path, self._last_bytes = path, last_bytes
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
+        self._every = 1  # which of the records of steps are parsed
+        self._steps = 0
 
     def read(self, most_bytes: int = PORTION_BYTES) -> News:
         """The whole lines since the last look, up to `most_bytes` of them; none while there is no file."""
@@ -46,6 +51,7 @@ class Tail:
                 if is_new:
                     self._file_id = status.file_id
                     self._offset = max(0, status.size_bytes - self._last_bytes) if self._last_bytes else 0
+                    self._every = 1 + (status.size_bytes - self._offset) // SKIM_BYTES
                 file.seek(self._offset)
                 data = file.read(most_bytes)
         except OSError:
@@ -54,8 +60,22 @@ class Tail:
         if not whole and len(data) == most_bytes:
             whole = data  # no record is as long as that: it is passed over
         self._offset += len(whole)
-        records = [record for line in whole.splitlines() if (record := _parse(line)) is not None]
-        return News(records, is_new, is_all=len(data) < most_bytes)
+        lines = whole.splitlines()
+        records = [record for line in self._chosen(lines) if (record := _parse(line)) is not None]
+        if len(data) < most_bytes:
+            self._every = 1
+            return News(records, is_new)
+        return News(records, is_new, min(1.0, self._offset / status.size_bytes))
+
+    def _chosen(self, lines: list[bytes]) -> Iterator[bytes]:
+        """The lines to parse: all but, at the first reading of a long file, most of the steps."""
+        for line in lines[:-1]:
+            if self._every > 1 and line.startswith(STEP):
+                self._steps += 1
+                if self._steps % self._every:
+                    continue
+            yield line
+        yield from lines[-1:]
 
 
 class _Status(NamedTuple):
