@@ -87,10 +87,9 @@ class _Terminal:
     def __init__(self, *words: str):
         self.pid, self._descriptor = pty.fork()
         if self.pid == 0:
-            os.environ["TERM"] = "xterm"
-            for name in ("COLUMNS", "LINES"):  # readline sets them, and they outweigh the terminal's own size
-                os.environ.pop(name, None)
-            os.execv(sys.executable, [sys.executable, "-m", "lockstep", "watch", "--interval", "0.2", *words])
+            # Not execv: readline has set LINES and COLUMNS behind Python's back, and they outweigh the terminal's size.
+            command = [sys.executable, "-m", "lockstep", "watch", "--interval", "0.2", *words]
+            os.execve(sys.executable, command, {**os.environ, "TERM": "xterm"})
         self.resize(24, 80)
         self.shown = b""
 

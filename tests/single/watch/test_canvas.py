@@ -39,7 +39,7 @@ def test_the_later_of_two_curves_gives_a_character_its_style() -> None:
 def test_a_dashed_line_has_gaps() -> None:
     canvas = Canvas(3, 1)
     canvas.draw([(0, 1), (1, 1)], "", is_dashed=True)
-    assert _text(canvas) == ["⠉⠁⠉"]
+    assert _text(canvas) == ["⠉⠈⠁"]
 
 
 @pytest.mark.parametrize(
