@@ -10,6 +10,7 @@ from lockstep.errors import ConfigError
 
 STUDIES = {
     "loading": "images a second of each stage of data loading, against what a model takes",
+    "collectives": "latency and bandwidth between workers, by operation and size of message",
 }
 
 

@@ -53,16 +53,16 @@ class Figure:
 
     @property
     def images_per_second(self) -> Spread:
-        return _spread([turn.images / turn.seconds for turn in self.turns])
+        return spread([turn.images / turn.seconds for turn in self.turns])
 
     @property
     def bytes_per_second(self) -> Spread:
-        return _spread([turn.size_bytes / turn.seconds for turn in self.turns])
+        return spread([turn.size_bytes / turn.seconds for turn in self.turns])
 
     @property
     def operations_per_second(self) -> Spread | None:
         counted = [turn.operations / turn.seconds for turn in self.turns if turn.operations is not None]
-        return _spread(counted) if counted else None
+        return spread(counted) if counted else None
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -142,7 +142,8 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
 
 
-def _spread(values: list[float]) -> Spread:
+def spread(values: list[float]) -> Spread:
+    """Quartiles of some values, of which there is at least one."""
     return (
         Spread(*quantiles(values, method="inclusive")) if len(values) > 1 else Spread(values[0], values[0], values[0])
     )
