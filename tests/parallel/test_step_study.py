@@ -114,7 +114,7 @@ def test_a_job_that_fails_is_recorded_with_its_reason_and_measured_anew(tmp_path
     done = _study(*words, cwd=tmp_path)
     assert done.returncode == 1
     assert "no such net" in done.stdout
-    assert "no such net" in list(read_records(tmp_path / "study" / "scaling.jsonl"))[0]["failed"]
+    assert "no such net" in next(read_records(tmp_path / "study" / "scaling.jsonl"))["failed"]
     assert "1 measurements, 0 of them recorded already" in _study(*words, cwd=tmp_path).stdout
 
 

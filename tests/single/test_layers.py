@@ -30,6 +30,7 @@ LAYERS = {
     "train": 3,
     "study": 4,
     "report": 4,
+    "watch": 4,
     "cli": 5,
 }
 # Modules that belong together as a package's do.
@@ -44,6 +45,7 @@ WITHOUT_TORCH = (
     "records",
     "io_records",
     "report",
+    "watch",
     "recipes",
     "scaling_model",
     "errors",

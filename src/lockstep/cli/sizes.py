@@ -6,18 +6,19 @@ import re
 
 from lockstep.errors import ConfigError
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-UNITS |= {f"{unit}iB": size for unit, size in UNITS.items() if unit}
-UNITS |= {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, **BINARY}
+UNITS |= {f"{unit}ib": size for unit, size in BINARY.items()}
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes: K, M, G and T, also with iB, are powers of 1,024; KB, MB, GB and TB of 1,000.
+    """Bytes: K, M, G and T, also with iB, are powers of 1,024; KB, MB, GB and TB of 1,000; in either case.
 
     Raises:
         ConfigError: It is no such size, or below one byte.
     """
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if not matched or matched[2] not in UNITS or (size := int(float(matched[1]) * UNITS[matched[2]])) < 1:
+    unit = matched and UNITS.get(matched[2].lower())
+    if not matched or not unit or (size := int(float(matched[1]) * unit)) < 1:
         raise ConfigError(f"{flag} is a size such as 4096, 64KiB or 1.5GB; got {text!r}")
     return size

@@ -10,9 +10,10 @@ from lockstep.errors import ConfigError
 
 STUDIES = {
     "scaling": "what more workers bring, and where the time of a step goes",
-    "batch": "throughput and memory by batch size, and the largest that fits",
-    "loading": "images a second of each stage of data loading, against what a model takes",
     "predict": "throughput on more workers than were measured, by a model fitted to `lockstep study scaling`",
+    "batch": "throughput and memory by batch size, and the largest that fits",
+    "collectives": "latency and bandwidth between workers, by operation and size of message",
+    "loading": "images a second of each stage of data loading, against what a model takes",
 }
 
 

@@ -10,7 +10,16 @@ from lockstep.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4096", 4096), ("1K", 1024), ("64KiB", 65536), ("1.5GB", 1_500_000_000), ("2 MiB", 2 << 20), ("1kB", 1000)],
+    [
+        ("4096", 4096),
+        ("1K", 1024),
+        ("64KiB", 65536),
+        ("1.5GB", 1_500_000_000),
+        ("2 MiB", 2 << 20),
+        ("1kB", 1000),
+        ("3m", 3 << 20),
+        ("512B", 512),
+    ],
 )
 def test_units_are_those_of_the_field(text: str, size: int) -> None:
     assert parse_size(text, "--size") == size

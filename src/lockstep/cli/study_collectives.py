@@ -1,0 +1,174 @@
+"""`lockstep study collectives`: how long collectives take between the workers of a job, by size of message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
+
+from lockstep.cli.parse import Workers, parse
+from lockstep.cli.sizes import parse_size
+from lockstep.cli.workers import Backend, run_workers
+from lockstep.errors import ConfigError
+from lockstep.launch.options import LaunchOptions
+from lockstep.world import World
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.study.collectives import Point
+
+Name = Literal["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"]
+
+
+@dataclass(frozen=True)
+class CollectivesCommand:
+    """Measure latency and bandwidth of collectives between the workers of a job, by the size of their messages.
+
+    Sizes and bandwidths are those of nccl-tests. Operations that the file already has with the same settings are not
+    measured again.
+    """
+
+    operations: tuple[Name, ...] = ()
+    """Which to measure. Default: all."""
+    min_size: Annotated[str, arg(metavar="BYTES")] = "4"
+    """Smallest size of the whole array, such as 4 or 1K (1,024 bytes)."""
+    max_size: Annotated[str, arg(metavar="BYTES")] = "64MiB"
+    """Largest size."""
+    factor: int = 4
+    """Each size is so many times the one before."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """The numbers in the messages."""
+    repeats: int = 20
+    """How often each size is measured, at most."""
+    seconds: float = 1.0
+    """How long about one size is measured; three repeats are made in any case."""
+    workers: Workers = None
+    """Workers in all; auto: one a GPU; by default one a slot of the hosts or the batch job."""
+    where: LaunchOptions = field(default_factory=LaunchOptions)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    dist_backend: Backend = "auto"
+    """What carries the messages; auto: NCCL for CUDA, Gloo for the CPU."""
+    out: Path = Path("study/collectives.jsonl")
+    """File that a record for each operation is appended to."""
+    again: bool = False
+    """Measure also what the file already has."""
+
+    def __post_init__(self) -> None:
+        low, high = parse_size(self.min_size, "--min-size"), parse_size(self.max_size, "--max-size")
+        if low > high:
+            raise ConfigError(f"--min-size {self.min_size} is above --max-size {self.max_size}; exchange them")
+        if self.factor < 2:
+            raise ConfigError(f"--factor must be 2 or more; got {self.factor}")
+        if self.repeats < 1:
+            raise ConfigError(f"--repeats must be 1 or more; got {self.repeats}")
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"--seconds must be above 0; got {self.seconds:g}")
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(CollectivesCommand, "study collectives", words)
+    work = partial(_measure, command)
+    launch = (command.workers, command.device, work, _check_workers, command.where, command.dist_backend)
+    return run_workers("study", ["collectives", *words], *launch)
+
+
+def _check_workers(size: int) -> None:
+    if size < 2:
+        raise ConfigError("one worker has nobody to communicate with; start two or more, such as with -np 2")
+
+
+def _measure(command: CollectivesCommand, world: World) -> None:
+    from lockstep.study import collectives
+    from lockstep.study.figures import append_study
+
+    _check_workers(world.size)
+    low, high = parse_size(command.min_size, "--min-size"), parse_size(command.max_size, "--max-size")
+    sizes = collectives.sizes_between(low, high, command.factor)
+    length = collectives.Length(command.repeats, command.seconds)
+    settings = collectives.describe(world, command.dtype, sizes, length)
+    wanted = dict.fromkeys(command.operations or collectives.NAMES)
+    known = _known(command.out, settings, world) - (wanted.keys() if command.again else set())
+    if world.is_main:
+        _introduce(settings, [name for name in wanted if name in known], command.out)
+    for name in wanted:
+        if name in known:
+            continue
+        outcome = collectives.measure(world, name, sizes, collectives.DTYPES[command.dtype], length)
+        if not world.is_main:
+            continue
+        if isinstance(outcome, str):
+            print(f"{name}: not supported by {settings['backend']}: {outcome}", flush=True)
+            result: dict[str, object] = {"unsupported": outcome}
+        else:
+            _show(name, outcome)
+            result = {"points": [point.to_mapping() for point in outcome]}
+        append_study(command.out, {**settings, "operation": name, **result}, world.device)
+    if world.is_main and not known >= wanted.keys():
+        print(f"recorded in {command.out}")
+
+
+def _known(out: Path, settings: dict[str, object], world: World) -> set[str]:
+    """The operations that need not be measured, as rank 0 finds them.
+
+    Raises:
+        ConfigError: There rank 0 cannot write; raised on all workers.
+    """
+    from lockstep.records import read_records
+    from lockstep.study.collectives import recorded
+    from lockstep.study.figures import check_record_file
+
+    names, trouble = [], ""
+    if world.is_main:
+        try:
+            check_record_file(out)
+            names = sorted(recorded(read_records(out), settings)) if out.exists() else []
+        except ConfigError as error:
+            trouble = str(error)
+    names, trouble = world.from_main([names, trouble])
+    if trouble:
+        raise ConfigError(trouble)
+    return set(names)
+
+
+def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -> None:
+    print(
+        f"{settings['workers']} workers on {settings['nodes']} node{'s' if settings['nodes'] != 1 else ''}, "
+        f"{settings['backend']} on {settings['device']}, {settings['dtype']}; medians of up to {settings['repeats']} "
+        f"repeats, each the slowest worker's time of one call",
+        flush=True,
+    )
+    if skipped:
+        print(f"already in {out}: {', '.join(skipped)}; --again measures anew", flush=True)
+
+
+def _show(name: str, points: Sequence[Point]) -> None:
+    from rich.console import Console
+
+    Console().print(_table(name, points))
+
+
+def _table(name: str, points: Sequence[Point]) -> Table:
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(name, justify="right", no_wrap=True, min_width=14)
+    for heading in ("time (µs)", "quartiles", "algorithm MB/s", "bus MB/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        low, median, high = (_digits(1e6 * seconds) for seconds in point.seconds)
+        rates = [point.algorithm_bandwidth, point.bus_bandwidth]
+        size = f"{point.size_bytes:,} B" if point.size_bytes else ""
+        table.add_row(
+            size, median, f"{low} to {high}", *("" if rate is None else _digits(rate / 1e6) for rate in rates)
+        )
+    return table
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

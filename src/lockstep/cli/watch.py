@@ -1,0 +1,160 @@
+"""`lockstep watch`: a live view of a run in the terminal."""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from lockstep.cli.parse import parse
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+    from lockstep.watch.run import RunWatch, Snapshot
+
+INTERRUPTED = 130
+GLANCE_SECONDS = 0.1  # how soon a key and a new size of the window are seen
+WITHOUT_TERMINAL = 30  # lines
+
+
+@dataclass(frozen=True)
+class WatchCommand:
+    """Show how a run is doing, in the terminal, until it has finished or you press q.
+
+    Only what the run writes into its folder is read, so the run may be on another machine, and over.
+    """
+
+    run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
+    """A run folder. Default: the newest in runs/."""
+    interval: float = 2.0
+    """Seconds between two looks."""
+    once: bool = False
+    """Print one frame and end, as always where the output is no terminal."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval < float("inf"):
+            raise ConfigError(f"--interval must be above 0 seconds; got {self.interval:g}")
+
+
+def main(words: Sequence[str]) -> int:
+    command = parse(WatchCommand, "watch", words)
+    from rich.console import Console
+
+    from lockstep.watch.run import RunWatch, find_run
+
+    watch = RunWatch(find_run(command.run))
+    console = Console(highlight=False)
+    if command.once or not console.is_terminal:
+        _print(console, _look_at_all(watch))
+        return 0
+    try:
+        with _terminated():
+            last = _follow(console, watch, command.interval)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    _print(console, last)
+    return 0
+
+
+def _look_at_all(watch: RunWatch) -> Snapshot:
+    while not (snapshot := watch.look(time.time())).is_read:
+        pass
+    return snapshot
+
+
+def _print(console: Console, snapshot: Snapshot) -> None:
+    """Leave a frame on the screen, below which the shell goes on."""
+    height = console.height - 2 if console.is_terminal else WITHOUT_TERMINAL
+    console.print(_draw(snapshot, console.width, height), soft_wrap=True)
+
+
+def _draw(snapshot: Snapshot, width: int, height: int) -> Group:
+    from rich.console import Group
+
+    from lockstep.watch.frame import draw_frame
+
+    return Group(*draw_frame(snapshot, width, height))
+
+
+def _follow(console: Console, watch: RunWatch, interval: float) -> Snapshot:
+    """Redraw until the run is over or q is pressed; returns the last look."""
+    from rich.live import Live
+
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        over = False
+        while True:
+            snapshot = watch.look(time.time())
+            size = None
+            until = time.monotonic() + (interval if snapshot.is_read else 0)
+            while size is None or time.monotonic() < until:
+                if size != console.size:
+                    size = console.size
+                    live.update(_draw(snapshot, size.width, size.height), refresh=True)
+                if pressed() == "q":
+                    return snapshot
+            if over:
+                return snapshot
+            over = snapshot.is_read and snapshot.state.is_over  # once more: its last checkpoint comes after that
+
+
+@contextmanager
+def _keys() -> Iterator[_Pressed]:
+    """Keys without Enter and without an echo, where the input is a terminal; as it was, afterwards."""
+    import termios
+    import tty
+
+    if not sys.stdin.isatty():
+        yield _Pressed(None)
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield _Pressed(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class _Pressed:
+    """Waits a moment for a key; returns it in lower case, or nothing."""
+
+    def __init__(self, descriptor: int | None):
+        self._descriptor = descriptor
+
+    def __call__(self) -> str:
+        import os
+
+        if self._descriptor is None:
+            time.sleep(GLANCE_SECONDS)
+            return ""
+        ready, _, _ = select.select([self._descriptor], [], [], GLANCE_SECONDS)
+        key = os.read(self._descriptor, 1) if ready else b""
+        if ready and not key:  # the terminal is gone
+            return "q"
+        return key.decode(errors="replace").lower()
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the view as Ctrl-C does, so that the terminal is left as it was."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, before)

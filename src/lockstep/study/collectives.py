@@ -1,0 +1,329 @@
+"""How long collectives take, by the size of their messages, between the workers of a job.
+
+Sizes and bandwidths are those of NVIDIA's nccl-tests (its doc/PERFORMANCE.md), so that figures can be compared: the
+algorithm bandwidth is size over time; the bus bandwidth is what each worker's link carries where nothing is wasted, and
+does not depend on the number of workers. The size is that of the whole array: of `all_gather` what each worker has in
+the end, of `reduce_scatter` and `all_to_all` what each puts in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from lockstep.errors import LockstepError, first_line, tells_of_lost_peer
+from lockstep.study.figures import Spread, spread
+from lockstep.world import World
+
+BARRIER = "barrier"
+LEAST_REPEATS = 3
+MOST_CALLS = 1000  # in one repeat
+WARM_UP_CALLS = 5
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class WrongResultError(LockstepError):
+    """A collective has given another result than it must. Exit code 1."""
+
+
+class Arrays(NamedTuple):
+    """What an operation works on: the two may be one and the same array."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective of torch.distributed.
+
+    Args:
+        call: Does it once.
+        bus_factor: Bus bandwidth over algorithm bandwidth, by the number of workers.
+        splits: Which of its arrays a worker has only its part of.
+        expect: The target that `rank` of `size` workers must have in the end, of `count` elements in whole; None where
+            it need have none.
+    """
+
+    name: str
+    call: Callable[[Arrays], object]
+    bus_factor: Callable[[int], float]
+    expect: Callable[[int, int, torch.Tensor], torch.Tensor | None]
+    is_sum: bool = False
+    splits: str = ""
+    in_place: bool = False
+
+
+class Length(NamedTuple):
+    """How long to measure: up to `repeats` times within about `seconds` for one size, but three times at least."""
+
+    repeats: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size's outcome; the time is that of one call on the slowest worker."""
+
+    size_bytes: int
+    seconds: Spread
+    repeats: int
+    calls: int
+    algorithm_bandwidth: float | None = None
+    bus_bandwidth: float | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As in the record; bandwidths in bytes/s."""
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return {**known, "seconds": self.seconds._asdict()}
+
+
+def _summand(rank: int, index: torch.Tensor) -> torch.Tensor:
+    """What a worker adds to a sum: 0, 1 and 2, in an order of its own; such sums are exact in 16 bits, too."""
+    return index * (rank + 1) % 3
+
+
+def _item(rank: int, index: torch.Tensor) -> torch.Tensor:
+    """What a worker sends where nothing is added: its own numbers below 128."""
+    return (index + rank) % 128
+
+
+def _total(size: int, index: torch.Tensor) -> torch.Tensor:
+    return torch.stack([_summand(rank, index) for rank in range(size)]).sum(0)
+
+
+def _part(rank: int, size: int, values: torch.Tensor) -> torch.Tensor:
+    return values.chunk(size)[rank]
+
+
+def _gathered(size: int, index: torch.Tensor) -> torch.Tensor:
+    return torch.cat([_part(rank, size, _item(rank, index)) for rank in range(size)])
+
+
+def _exchanged(rank: int, size: int, index: torch.Tensor) -> torch.Tensor:
+    return torch.cat([_part(rank, size, _item(peer, index)) for peer in range(size)])
+
+
+def _share(size: int) -> float:
+    return (size - 1) / size
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation(
+            "all_reduce",
+            lambda arrays: dist.all_reduce(arrays.target),
+            lambda size: 2 * _share(size),
+            lambda rank, size, index: _total(size, index),
+            is_sum=True,
+            in_place=True,
+        ),
+        Operation(
+            "broadcast",
+            lambda arrays: dist.broadcast(arrays.target, 0),
+            lambda size: 1.0,
+            lambda rank, size, index: _item(0, index),
+            in_place=True,
+        ),
+        Operation(
+            "reduce",
+            lambda arrays: dist.reduce(arrays.target, 0),
+            lambda size: 1.0,
+            lambda rank, size, index: _total(size, index) if rank == 0 else None,
+            is_sum=True,
+            in_place=True,
+        ),
+        Operation(
+            "all_gather",
+            lambda arrays: dist.all_gather_into_tensor(arrays.target, arrays.source),
+            _share,
+            lambda rank, size, index: _gathered(size, index),
+            splits="source",
+        ),
+        Operation(
+            "reduce_scatter",
+            lambda arrays: dist.reduce_scatter_tensor(arrays.target, arrays.source),
+            _share,
+            lambda rank, size, index: _part(rank, size, _total(size, index)),
+            is_sum=True,
+            splits="target",
+        ),
+        Operation(
+            "all_to_all",
+            lambda arrays: dist.all_to_all_single(arrays.target, arrays.source),
+            _share,
+            lambda rank, size, index: _exchanged(rank, size, index),
+            splits="none",
+        ),
+    )
+}
+NAMES = (*OPERATIONS, BARRIER)
+
+
+def sizes_between(low: int, high: int, factor: int) -> list[int]:
+    """The sizes to measure, in bytes: each `factor` times the one before."""
+    sizes = []
+    while low <= high:
+        sizes.append(low)
+        low *= factor
+    return sizes
+
+
+def measure(world: World, name: str, sizes: Sequence[int], dtype: torch.dtype, length: Length) -> list[Point] | str:
+    """The points of one operation, the same on every worker; or why the backend does not have it.
+
+    Args:
+        sizes: In bytes; rounded to what can be shared out evenly. Of two that become the same, one is left out.
+
+    Raises:
+        WrongResultError: A result is wrong on some worker; raised on all workers.
+    """
+    if name == BARRIER:
+        return [_measure_barrier(world, length)]
+    operation = OPERATIONS[name]
+    counts = sorted({_count(operation, size, world.size, dtype) for size in sizes})
+    missing = _why_missing(world, operation, counts[0], dtype)
+    return missing or [_measure_size(world, operation, count, dtype, length) for count in counts]
+
+
+def _count(operation: Operation, size_bytes: int, workers: int, dtype: torch.dtype) -> int:
+    """Elements of the whole array."""
+    count = max(1, size_bytes // dtype.itemsize)
+    return max(workers, count // workers * workers) if operation.splits else count
+
+
+def _why_missing(world: World, operation: Operation, count: int, dtype: torch.dtype) -> str:
+    """What the backend says if it refuses an operation; empty if it does not."""
+    error = ""
+    try:
+        _once(world, operation, count, dtype)
+    except (RuntimeError, NotImplementedError, ValueError) as refusal:
+        if tells_of_lost_peer(refusal):
+            raise
+        error = first_line(refusal)
+    return str(max(world.gather(error)))
+
+
+def _once(world: World, operation: Operation, count: int, dtype: torch.dtype) -> bool:
+    """Do it on known numbers; whether the result is right."""
+    index = torch.arange(count, device=world.device)
+    values = (_summand if operation.is_sum else _item)(world.rank, index).to(dtype)
+    source = _part(world.rank, world.size, values).contiguous() if operation.splits == "source" else values
+    expected = operation.expect(world.rank, world.size, index)
+    if operation.in_place:
+        arrays = Arrays(source, source)
+    else:
+        parts = world.size if operation.splits == "target" else 1
+        arrays = Arrays(source, torch.full((count // parts,), -1, dtype=dtype, device=world.device))
+    operation.call(arrays)
+    if expected is None:
+        return True
+    precision = torch.finfo(dtype).eps
+    is_exact = not operation.is_sum or 2 * world.size <= 2 / precision
+    tolerance = 0.0 if is_exact else world.size * precision
+    return torch.allclose(arrays.target.double(), expected.double(), rtol=tolerance, atol=0.0)
+
+
+def _check(world: World, operation: Operation, count: int, dtype: torch.dtype) -> None:
+    wrong = [rank for rank, right in enumerate(world.gather(_once(world, operation, count, dtype))) if not right]
+    if wrong:
+        raise WrongResultError(
+            f"{operation.name} of {count * dtype.itemsize:,} bytes has given a wrong result on worker "
+            f"{', '.join(map(str, wrong))} of {world.size}: memory, a network card or a driver is broken, or the "
+            f"workers have different versions of torch (`lockstep doctor -H HOSTS` compares them)"
+        )
+
+
+def _measure_size(world: World, operation: Operation, count: int, dtype: torch.dtype, length: Length) -> Point:
+    _check(world, operation, count, dtype)
+    arrays = _zeros(world, operation, count, dtype)
+    times, calls = _time(world, lambda: operation.call(arrays), length)
+    _check(world, operation, count, dtype)
+    seconds, size_bytes = spread(times), count * dtype.itemsize
+    bandwidth = size_bytes / seconds.median
+    return Point(size_bytes, seconds, len(times), calls, bandwidth, bandwidth * operation.bus_factor(world.size))
+
+
+def _measure_barrier(world: World, length: Length) -> Point:
+    def wait() -> None:
+        dist.barrier(device_ids=[world.device.index] if world.device.type == "cuda" and _uses_nccl() else None)
+
+    times, calls = _time(world, wait, length)
+    return Point(0, spread(times), len(times), calls)
+
+
+def _uses_nccl() -> bool:
+    return "nccl" in dist.get_backend_config()
+
+
+def _zeros(world: World, operation: Operation, count: int, dtype: torch.dtype) -> Arrays:
+    """Arrays that stay as they are, however often they are summed."""
+    part = count // world.size
+    source = torch.zeros(part if operation.splits == "source" else count, dtype=dtype, device=world.device)
+    if operation.in_place:
+        return Arrays(source, source)
+    return Arrays(
+        source, torch.zeros(part if operation.splits == "target" else count, dtype=dtype, device=world.device)
+    )
+
+
+def _time(world: World, call: Callable[[], object], length: Length) -> tuple[list[float], int]:
+    """Seconds of one call on the slowest worker, for each repeat; and the calls of a repeat, one after another."""
+    _repeat(world, call, WARM_UP_CALLS)
+    guess = max(world.gather(_repeat(world, call, WARM_UP_CALLS)))
+    repeats = min(length.repeats, max(LEAST_REPEATS, int(length.seconds / guess)))
+    calls = min(MOST_CALLS, max(1, int(length.seconds / repeats / guess)))
+    own = [_repeat(world, call, calls) for _ in range(repeats)]
+    return [max(times) for times in zip(*world.gather(own), strict=True)], calls
+
+
+def _repeat(world: World, call: Callable[[], object], calls: int) -> float:
+    """Seconds of one of so many calls, from when all workers are there to when this one's device has done."""
+    _meet(world)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _finish(world)
+    return (time.perf_counter() - start) / calls
+
+
+def _meet(world: World) -> None:
+    dist.all_reduce(torch.zeros(1, device=world.device))
+    _finish(world)
+
+
+def _finish(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+
+
+def describe(world: World, dtype: str, sizes: Sequence[int], length: Length) -> dict[str, Any]:
+    """What the figures of an operation belong to, as its record has it."""
+    return {
+        "kind": "collectives",
+        "workers": world.size,
+        "nodes": 1 + max(world.gather(world.place.node)),
+        "backend": "nccl" if world.device.type == "cuda" and _uses_nccl() else "gloo",
+        "device": world.device.type,
+        "dtype": dtype,
+        "repeats": length.repeats,
+        "seconds": length.seconds,
+        "sizes_bytes": list(sizes),
+    }
+
+
+def recorded(records: Iterator[Mapping[str, Any]], settings: Mapping[str, Any]) -> set[str]:
+    """The operations that stand in earlier records with the same settings."""
+    return {
+        str(record["operation"])
+        for record in records
+        if all(record.get(name) == value for name, value in settings.items())
+        and record.get("operation") in NAMES
+        and ("points" in record or "unsupported" in record)
+    }

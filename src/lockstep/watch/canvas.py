@@ -1,0 +1,68 @@
+"""Curves drawn with Braille characters, each of which has 2 × 4 dots, and sparklines of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+BLANK = 0x2800
+# The bits of Unicode's Braille patterns, by row and column of the dot in its character.
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+DASH = 3  # of so many dots along x a dashed line lacks one
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Canvas:
+    """Dots on a field of `width` × `height` characters; a character has the style of what was drawn there last."""
+
+    def __init__(self, width: int, height: int):
+        self.width, self.height = width, height
+        self._bits = [[0] * width for _ in range(height)]
+        self._styles = [[""] * width for _ in range(height)]
+
+    def draw(self, points: Sequence[tuple[float, float]], style: str, is_dashed: bool = False) -> None:
+        """A line through points, given as shares of the width and the height, each from 0 to 1 and y upwards."""
+        columns, rows = 2 * self.width - 1, 4 * self.height - 1
+        dots = [(round(_clip(x) * columns), round((1 - _clip(y)) * rows)) for x, y in points]
+        for column, row in dots[:1]:
+            self._set(column, row, style)
+        for (column, row), (next_column, next_row) in pairwise(dots):
+            length = max(abs(next_column - column), abs(next_row - row))
+            for part in range(length + 1):
+                share = part / (length or 1)
+                x = round(column + share * (next_column - column))
+                if not is_dashed or x % DASH != DASH - 1:
+                    self._set(x, round(row + share * (next_row - row)), style)
+
+    def lines(self) -> list[list[tuple[str, str]]]:
+        """For each row of characters its runs of one style: (text, style)."""
+        rows = []
+        for bits, styles in zip(self._bits, self._styles, strict=True):
+            runs: list[tuple[str, str]] = []
+            for bit, style in zip(bits, styles, strict=True):
+                character = chr(BLANK + bit) if bit else " "
+                if runs and runs[-1][1] == style:
+                    runs[-1] = (runs[-1][0] + character, style)
+                else:
+                    runs.append((character, style))
+            rows.append(runs)
+        return rows
+
+    def _set(self, column: int, row: int, style: str) -> None:
+        self._bits[row // 4][column // 2] |= DOTS[row % 4][column % 2]
+        self._styles[row // 4][column // 2] = style
+
+
+def _clip(share: float) -> float:
+    return min(1.0, max(0.0, share))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of some values from 0 to their largest, in at most `width` characters; the latest at the right."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    top = max(means)
+    return "".join(BLOCKS[round(max(0.0, mean) / top * (len(BLOCKS) - 1))] if top > 0 else BLOCKS[0] for mean in means)

@@ -1,0 +1,117 @@
+"""A chart of a few text lines: curves with a scale at the left and what x is below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockstep.watch.canvas import Canvas
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+LOG_FROM = 8.0  # highest over lowest value: else most of a training is drawn in the lowest line
+TICKED_DECADES = 3  # have ticks within them
+AXIS = "grey50"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A named line; `value` is the latest, as the legend shows it."""
+
+    name: str
+    value: str
+    points: Sequence[tuple[float, float]]
+    style: str
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis from `low` to `high`, with ticks at round values."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value stands, from 0 to 1."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        return (value - low) / (high - low)
+
+
+def scale_for(values: Sequence[float], ticks: int, may_be_log: bool = True) -> Scale:
+    """A scale with about so many ticks that has room for all values."""
+    low, high = min(values), max(values)
+    if may_be_log and low > 0 and high / low > LOG_FROM:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        factors = (1, 2, 5) if len(decades) <= TICKED_DECADES + 1 and ticks > 2 else (1,)
+        marks = tuple(factor * 10.0**decade for decade in decades for factor in factors)
+        return Scale(low, high, tuple(mark for mark in marks if low <= mark <= high), is_log=True)
+    step = _round_step((high - low or abs(high) or 1.0) / max(1, ticks - 1))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+    return Scale(first * step, last * step, tuple(index * step for index in range(first, last + 1)))
+
+
+def _round_step(at_least: float) -> float:
+    """The next of 1, 2, 5, 10, ..."""
+    decade = 10.0 ** math.floor(math.log10(at_least))
+    return next(factor * decade for factor in (1, 2, 5, 10) if factor * decade >= at_least * (1 - 1e-9))
+
+
+def draw_chart(
+    title: str,
+    curves: Sequence[Curve],
+    width: int,
+    height: int,
+    show: Callable[[float], str] = lambda value: f"{value:g}",
+    may_be_log: bool = True,
+) -> list[Text]:
+    """The lines of a chart of epochs, of `width` × `height` characters (at least 24 × 4).
+
+    Args:
+        show: Writes a tick's value.
+        may_be_log: Values that differ by a large factor are drawn on a logarithmic scale.
+    """
+    from rich.text import Text
+
+    drawn = [curve for curve in curves if curve.points]
+    if not drawn:
+        return [Text(title, "bold"), Text("  nothing yet", AXIS), *([Text()] * (height - 2))]
+    rows = height - 2
+    scale = scale_for([y for curve in drawn for _, y in curve.points], max(2, rows // 2), may_be_log)
+    labels = {round((1 - scale.share(tick)) * (rows - 1)): show(tick) for tick in scale.ticks}
+    margin = max(map(len, labels.values()), default=0)
+    canvas = Canvas(width - margin - 2, rows)
+    end = max(max(curve.points[-1][0] for curve in drawn), 1e-9)
+    for curve in drawn:
+        points = [(x / end, scale.share(y)) for x, y in curve.points]
+        canvas.draw(points, curve.style, curve.is_dashed)
+    lines = [_heading(f"{title} (log)" if scale.is_log else title, drawn)]
+    for row, runs in enumerate(canvas.lines()):
+        axis = f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}"
+        lines.append(Text.assemble((axis, AXIS), *runs))
+    return [*lines, _x_axis(end, margin, canvas.width)]
+
+
+def _heading(title: str, curves: Sequence[Curve]) -> Text:
+    from rich.text import Text
+
+    heading = Text(title, style="bold")
+    for curve in curves:
+        line = "┄┄" if curve.is_dashed else "──"
+        heading.append(f"  {line} {curve.name} {curve.value}", style=f"not bold {curve.style}")
+    return heading
+
+
+def _x_axis(end: float, margin: int, width: int) -> Text:
+    from rich.text import Text
+
+    right = f" epoch {end:.4g}"
+    return Text(" " * (margin + 1) + "╰0 " + "─" * max(1, width - 2 - len(right)) + right, style=AXIS)

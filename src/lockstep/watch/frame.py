@@ -1,0 +1,258 @@
+"""One frame of the view: everything about a run in as many lines and columns as the terminal has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from lockstep.watch.canvas import sparkline
+from lockstep.watch.chart import Curve, draw_chart
+from lockstep.watch.run import Checkpoint, Condition, Snapshot, duration
+from lockstep.watch.workers import Worker
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+TRAIN, VAL, QUIET = "cyan", "bright_magenta", "grey50"  # readable on dark and on light
+SIDE_BY_SIDE = 76  # columns from which two charts stand beside each other
+LEAST_CHART, MOST_CHART = 6, 28  # lines
+LABEL = 13  # columns
+CONDITIONS: dict[Condition, tuple[str, str]] = {
+    "reading": ("◌", QUIET),
+    "waiting": ("◌", "yellow"),
+    "running": ("●", "green"),
+    "silent": ("▲", "bold red"),
+    "stopped": ("■", "yellow"),
+    "failed": ("✖", "bold red"),
+    "finished": ("✔", "green"),
+}
+
+
+def draw_frame(snapshot: Snapshot, width: int, height: int) -> list[Text]:
+    """At most `height` lines of at most `width` columns.
+
+    What a low terminal has no room for are first charts lower than usual, then workers, then the charts.
+    """
+    head = [*_heading(snapshot, width), *_progress(snapshot, width)]
+    foot = [*_speed(snapshot, width), *_checkpoints(snapshot, width)]
+    columns = 2 if width >= SIDE_BY_SIDE else 1
+    rows_of_charts = 2 // columns
+    free = height - len(head) - len(foot) - 3  # blank lines between the blocks
+    wanted = 1 + len(snapshot.workers) if snapshot.workers else 0
+    for_workers = min(wanted, max(2, free - rows_of_charts * LEAST_CHART), max(4, height // 3))
+    most = MOST_CHART if any(snapshot.metrics.curves.values()) else LEAST_CHART
+    chart_height = min(most, (free - for_workers) // rows_of_charts)
+    charts = _charts(snapshot, width, chart_height, columns) if chart_height >= 4 else []
+    workers = _workers(snapshot, width, max(2, for_workers)) if free >= 2 else []
+    lines = _join([head, charts, foot, workers])[:height]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _join(blocks: Sequence[list[Text]]) -> list[Text]:
+    """The blocks with a blank line between each two."""
+    from rich.text import Text
+
+    lines: list[Text] = []
+    for block in blocks:
+        if block:
+            lines += [Text(), *block] if lines else block
+    return lines
+
+
+def _heading(snapshot: Snapshot, width: int) -> list[Text]:
+    """What runs, and how it is."""
+    from rich.text import Text
+
+    job = snapshot.metrics.job
+    arch = job.get("arch") or snapshot.setting("model", "arch", default="")
+    data = job.get("data") or snapshot.setting("data", "dataset", default="")
+    name = Text.assemble((f"{arch} on {data}" if arch and data else snapshot.path.name, "bold"))
+    precision = snapshot.setting("numerics", "precision", default="")
+    facts = [str(precision)] if precision else []
+    if isinstance(workers := job.get("workers"), int):
+        facts.insert(0, f"{workers} worker{'s' if workers != 1 else ''}")
+    if isinstance(batch := job.get("global_batch"), int):
+        facts.append(f"global batch {batch:,}")
+    if isinstance(parameters := job.get("parameters"), int):
+        facts.append(f"{_short(parameters)} parameters")
+    facts = [f" · {fact}" for fact in facts]
+    while facts and name.cell_len + sum(map(len, facts)) > width:
+        facts.pop()
+    name.append("".join(facts))
+    folder = snapshot.path.name
+    if name.cell_len + len(folder) + 2 <= width:
+        name.append(" " * (width - name.cell_len - len(folder)) + folder, style=QUIET)
+    sign, style = CONDITIONS[snapshot.state.condition]
+    return [name, Text.assemble((f"{sign} {snapshot.state.text}", style))]
+
+
+def _progress(snapshot: Snapshot, width: int) -> list[Text]:
+    """How far it has come, and when it will be done."""
+    from rich.text import Text
+
+    metrics = snapshot.metrics
+    if not metrics.job:
+        return []
+    words = [f"step {metrics.step:,}" + (f" of {metrics.last_step:,}" if metrics.last_step else "")]
+    if metrics.steps_per_epoch:
+        epoch = max(1, -(-metrics.step // metrics.steps_per_epoch))
+        words.insert(0, f"epoch {epoch:,}" + (f" of {metrics.epochs:,}" if metrics.epochs else ""))
+    left = metrics.seconds_left(snapshot.now) if snapshot.state.condition == "running" else None
+    if left is not None:
+        words.append(f"{duration(left)} to go")
+    words.append(f"{duration(metrics.time_seconds)} of training")
+    if len(" · ".join(words)) > width:
+        words.pop()
+    text = " · ".join(words)
+    if not metrics.last_step:
+        return [Text(text)]
+    share = min(1.0, metrics.step / metrics.last_step)
+    room = width - len(text) - 8
+    if room < 8:
+        return [_bar(share, width - 6), Text(text)]
+    return [_bar(share, min(room, 60)).append(f"  {text}")]
+
+
+def _bar(share: float, width: int) -> Text:
+    from rich.text import Text
+
+    full = round(share * width)
+    return Text.assemble(("━" * full, "green"), ("─" * (width - full), QUIET), f" {100 * share:3.0f} %")
+
+
+def _charts(snapshot: Snapshot, width: int, height: int, columns: int) -> list[Text]:
+    between = 3
+    each = (width - between) // 2 if columns == 2 else width
+    loss = draw_chart("loss", _curves(snapshot, "loss", lambda value: f"{value:#.3g}"), each, height)
+    top1 = draw_chart(
+        "top-1 %",
+        _curves(snapshot, "top1", lambda value: f"{100 * value:.2f}"),
+        each,
+        height,
+        show=lambda value: f"{100 * value:g}",
+        may_be_log=False,
+    )
+    return _beside(loss, top1, each, between) if columns == 2 else [*loss, *top1]
+
+
+def _curves(snapshot: Snapshot, name: str, show: Callable[[float], str]) -> list[Curve]:
+    train, val = (snapshot.metrics.curves[name, split].points for split in ("train", "val"))
+    return [
+        Curve("train", show(train[-1][1]) if train else "", train, TRAIN),
+        Curve("val", show(val[-1][1]) if val else "", val, VAL, is_dashed=True),
+    ]
+
+
+def _beside(left: Sequence[Text], right: Sequence[Text], width: int, between: int) -> list[Text]:
+    from rich.text import Text
+
+    lines = []
+    for one, other in zip_longest(left, right):
+        line = one.copy() if one else Text()
+        line.truncate(width, overflow="ellipsis")
+        line.append(" " * (width - line.cell_len + between))
+        lines.append(line.append_text(other or Text()))
+    return lines
+
+
+def _speed(snapshot: Snapshot, width: int) -> list[Text]:
+    """Images a second, and the figures of the last record of steps."""
+    metrics = snapshot.metrics
+    if metrics.rate_now is None or metrics.rate_median is None:
+        return []
+    words = [f"now {metrics.rate_now:,.0f} images/s, median {metrics.rate_median:,.0f}"]
+    figures = metrics.figures
+    if "data_wait" in figures:
+        words.append(f"data wait {100 * figures['data_wait']:.0f} %")
+    if "lr" in figures:
+        words.append(f"lr {figures['lr']:.3g}")
+    if "loss_scale" in figures:
+        words.append(f"loss scale {figures['loss_scale']:,g}, {figures.get('skipped_steps', 0):,.0f} steps skipped")
+    course = sparkline([rate for _, rate in metrics.rates.points], 8 if width < 72 else 12 if width < 100 else 40)
+    words[0] = f"{course}  {words[0]}"
+    lines = _labelled("speed", words, width)
+    lines[0].stylize(TRAIN, LABEL, LABEL + len(course))
+    return lines
+
+
+def _labelled(label: str, words: Sequence[str], width: int) -> list[Text]:
+    """Words after a label, in as many lines as they take."""
+    from rich.text import Text
+
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + 3 <= width - LABEL:
+            lines[-1] += f" · {word}"
+        else:
+            lines.append(word)
+    return [Text.assemble((f"{'' if number else label:{LABEL}}", "bold"), line) for number, line in enumerate(lines)]
+
+
+def _checkpoints(snapshot: Snapshot, width: int) -> list[Text]:
+    def tell(name: str, checkpoint: Checkpoint) -> str:
+        top1 = f", top-1 {100 * checkpoint.top1:.2f} %" if checkpoint.top1 is not None else ""
+        return f"{name} step {checkpoint.step:,}{top1}, {duration(snapshot.now - checkpoint.unix_time)} ago"
+
+    if snapshot.last is None:
+        return _labelled("checkpoints", ["none yet"], width) if snapshot.metrics.job else []
+    words = [tell("last", snapshot.last)]
+    if snapshot.best:
+        same = snapshot.best.step == snapshot.last.step
+        words = [tell("last and best", snapshot.last)] if same else [*words, tell("best", snapshot.best)]
+    return _labelled("checkpoints", words, width)
+
+
+def _workers(snapshot: Snapshot, width: int, height: int) -> list[Text]:
+    """A heading, and a line for each worker, those with troubles first where there is no room for all."""
+    from rich.text import Text
+
+    workers = snapshot.workers
+    if not workers:
+        return []
+    course = max(0, min(24, width - 56))
+    lines = [Text(f"{'worker':>6}  {'last sign of life':17}  {'reads':>10}  {'log':>8}", style="bold")]
+    shown = workers
+    if len(workers) > height - 1:
+        shown = sorted(workers, key=lambda worker: _urgency(worker, snapshot))[: max(0, height - 2)]
+        shown.sort(key=lambda worker: worker.rank)
+    lines += [_worker(worker, snapshot, course) for worker in shown]
+    rest = len(workers) - len(shown)
+    if rest:
+        troubled = sum(_urgency(worker, snapshot)[0] < 2 for worker in workers if worker not in shown)
+        words = f"{troubled} of them failed or silent" if troubled else "all well"
+        lines.append(Text(f"{'':6}  and {rest:,} more workers, {words}", style=QUIET))
+    return lines
+
+
+def _urgency(worker: Worker, snapshot: Snapshot) -> tuple[int, float, int]:
+    """Failed, then silent, then the others by how long they have been silent."""
+    silent = snapshot.now - worker.last_time if worker.last_time is not None else 0.0
+    if worker.failure:
+        return 0, 0.0, worker.rank
+    return (1 if silent > snapshot.silent_seconds else 2), -silent, worker.rank
+
+
+def _worker(worker: Worker, snapshot: Snapshot, course: int) -> Text:
+    from rich.text import Text
+
+    ago = f"{duration(snapshot.now - worker.last_time)} ago" if worker.last_time is not None else "no I/O records"
+    rate = f"{_short(worker.read_rates[-1])}B/s" if worker.read_rates else ""
+    log = f"{_short(worker.log_bytes)}B" if worker.log_bytes is not None else "none"
+    is_silent = _urgency(worker, snapshot)[0] == 1 and snapshot.state.condition in ("running", "silent")
+    line = Text(f"{worker.rank:6}  ")
+    line.append(f"{ago:17}", style="red" if is_silent else "")
+    line.append(f"  {rate:>10}  {log:>8}")
+    if worker.failure:
+        return line.append(f"  {worker.failure}", style="red")
+    return line.append(f"  {sparkline(list(worker.read_rates), course)}", style=QUIET) if course >= 10 else line
+
+
+def _short(number: float) -> str:
+    """Three digits and a letter: 11.2 M."""
+    for letter, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= unit * 0.9995:
+            return f"{number / unit:.3g} {letter}"
+    return f"{number:.3g} "

@@ -1,0 +1,160 @@
+"""What metrics.jsonl says of a run so far: its progress, its curves, and how its last session ended."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Literal
+
+from lockstep.watch.thinning import Thinned
+
+Split = Literal["train", "val"]
+RECENT = 8  # records of steps of which "now" is the median: one alone, at an epoch's end, may be of a single step
+STEP_FIGURES = ("lr", "data_wait", "loss_scale", "skipped_steps")
+
+
+class Metrics:
+    """Fed with the records in their order. What a record lacks is passed over.
+
+    `curves` have epochs as x; `rates` are images/s of the last session, by step.
+    """
+
+    def __init__(self, config: Mapping[str, Any]):
+        """`config`: what is in the run's config.yaml; empty if there is none."""
+        self._config = config
+        self.job: Mapping[str, Any] = {}
+        self.curves: dict[tuple[str, Split], Thinned] = {
+            (name, split): Thinned() for name in ("loss", "top1") for split in ("train", "val")
+        }
+        self.rates = Thinned()
+        self.figures: dict[str, float] = {}  # of the last record of steps
+        self.step = 0
+        self.time_seconds = 0.0
+        self.last_time: float | None = None  # the newest record's unix time
+        self.longest_gap_seconds = 0.0  # between two records of the last session
+        self.top1_after: dict[int, float] = {}  # of each evaluation
+        self.ending = ""  # how the last session ended; empty while it has not
+        self.is_complete = False  # and nothing is left to be trained
+        self._epochs = _number(config.get("epochs"))
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._times = Thinned()  # unix time by step, of the last session
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take in one record."""
+        handle = {
+            "run": self._begin,
+            "step": self._add_steps,
+            "epoch": self._add_epoch,
+            "desired": self._reach,
+            "stop": self._stop,
+        }.get(str(record.get("kind")))
+        if handle is None:
+            return
+        self.step = int(_number(record.get("step")) or 0)
+        self.time_seconds = _number(record.get("time_seconds")) or self.time_seconds
+        self._pass_time(_number(record.get("unix_time")))
+        handle(record)
+
+    def _pass_time(self, unix_time: float | None) -> None:
+        if unix_time is None:
+            return
+        if self.last_time is not None:
+            self.longest_gap_seconds = max(self.longest_gap_seconds, unix_time - self.last_time)
+        self.last_time = unix_time
+
+    def _begin(self, record: Mapping[str, Any]) -> None:
+        self.job = record
+        self.ending, self.is_complete = "", False
+        self.longest_gap_seconds = 0.0
+        self.rates, self._times = Thinned(), Thinned()
+        self._recent.clear()
+
+    def _add_steps(self, record: Mapping[str, Any]) -> None:
+        self.figures = {name: value for name in STEP_FIGURES if (value := _number(record.get(name))) is not None}
+        self._add_curves(record, "train")
+        rate = _number(record.get("images_per_second"))
+        if rate is not None:
+            self.rates.add(self.step, rate)
+            self._recent.append(rate)
+        if self.last_time is not None:
+            self._times.add(self.step, self.last_time)
+
+    def _add_epoch(self, record: Mapping[str, Any]) -> None:
+        self._epochs = _number(record.get("epochs")) or self._epochs
+        if record.get("split") != "val":
+            return
+        self._add_curves(record, "val")
+        top1 = _number(record.get("top1"))
+        if top1 is not None:
+            self.top1_after[self.step] = top1
+        if self.step == self.last_step:
+            self.ending, self.is_complete = "finished", True
+
+    def _reach(self, record: Mapping[str, Any]) -> None:
+        desired = _number(record.get("desired_acc"))
+        name = f"desired accuracy {100 * desired:g} % reached" if desired is not None else "desired accuracy reached"
+        self.ending, self.is_complete = name, True
+
+    def _stop(self, record: Mapping[str, Any]) -> None:
+        self.ending = f"stopped by {record.get('reason', 'a signal')}"
+
+    def _add_curves(self, record: Mapping[str, Any], split: Split) -> None:
+        epoch = self.epoch
+        for name in ("loss", "top1"):
+            value = _number(record.get(name))
+            if value is not None and epoch is not None:
+                self.curves[name, split].add(epoch, value)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return int(_number(self.job.get("steps_per_epoch")) or 0) or None
+
+    @property
+    def epoch(self) -> float | None:
+        """Epochs done, with a fraction."""
+        return self.step / self.steps_per_epoch if self.steps_per_epoch else None
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of the whole run."""
+        return int(self._epochs) if self._epochs else None
+
+    @property
+    def last_step(self) -> int | None:
+        """Steps of the whole run."""
+        planned = self.epochs * self.steps_per_epoch if self.epochs and self.steps_per_epoch else None
+        most = _number(self._config.get("max_steps"))
+        return min((int(value) for value in (planned, most) if value), default=None)
+
+    @property
+    def rate_now(self) -> float | None:
+        """Images/s of the latest steps."""
+        return median(self._recent) if self._recent else None
+
+    @property
+    def rate_median(self) -> float | None:
+        """Images/s of the last session."""
+        return median(rate for _, rate in self.rates.points) if self.rates else None
+
+    def seconds_left(self, now: float) -> float | None:
+        """An estimate by what the last two epochs took, with their evaluations; None where nothing can be said."""
+        times, last = self._times.points, self.last_step
+        if last is None or self.steps_per_epoch is None or len(times) < 2:
+            return None
+        end_step, end_time = times[-1]
+        begin_step, begin_time = next(
+            (step, time) for step, time in times if step >= end_step - 2 * self.steps_per_epoch or step == end_step
+        )
+        if begin_step == end_step:
+            begin_step, begin_time = times[-2]
+        seconds = (end_time - begin_time) / (end_step - begin_step) * (last - end_step)
+        return max(0.0, seconds - max(0.0, now - end_time))
+
+
+def _number(value: object) -> float | None:
+    """A finite number, or None for all else that a damaged record may hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value

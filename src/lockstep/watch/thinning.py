@@ -1,0 +1,40 @@
+"""A curve of bounded size, however long a run lasts."""
+
+from __future__ import annotations
+
+
+class Thinned:
+    """The points of a curve, in the order of x; when there are too many, each two neighbours become their mean.
+
+    Args:
+        most: Points that are kept at most, an even number; from half of them on while there were as many.
+    """
+
+    def __init__(self, most: int = 2048):
+        self._most = most
+        self._stride = 1  # points given for one that is kept
+        self._points: list[tuple[float, float]] = []
+        self._open: list[tuple[float, float]] = []  # those that will be the next one
+
+    def add(self, x: float, y: float) -> None:
+        self._open.append((x, y))
+        if len(self._open) < self._stride:
+            return
+        self._points.append(_mean(self._open))
+        self._open = []
+        if len(self._points) == self._most:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [_mean(list(pair)) for pair in pairs]
+            self._stride *= 2
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """(x, y) of all that was added, the last ones too."""
+        return [*self._points, _mean(self._open)] if self._open else list(self._points)
+
+    def __bool__(self) -> bool:
+        return bool(self._points or self._open)
+
+
+def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
+    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)

@@ -1,0 +1,88 @@
+"""What each worker leaves in the run folder: its I/O records and its log."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.errors import LOST_PEER
+from lockstep.io_records import KIND, worker_file
+from lockstep.watch.tail import Tail
+
+IO_BYTES = 64 << 10  # of the end of its I/O records, some 200 of them
+LOG_BYTES = 16 << 10  # of the end of its log: a traceback
+RATES = 60
+LINE = re.compile(rb"^\d{4}-\d\d-\d\d \S+ worker \d+ ([A-Z]+) ", re.MULTILINE)
+RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt|Exit)\b.*)$")
+
+
+@dataclass
+class Worker:
+    """One worker as its files show it.
+
+    Args:
+        last_time: Unix time of its newest I/O record; None where it has none.
+        read_rates: Bytes/s that it read, of its latest records.
+        log_bytes: Size of its log; None where there is none.
+        failure: Its log's last words, if these are an error; else empty.
+    """
+
+    rank: int
+    last_time: float | None = None
+    read_rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
+    log_bytes: int | None = None
+    failure: str = ""
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether it failed only because another had."""
+        return any(words in self.failure for words in LOST_PEER)
+
+
+class WorkerFiles:
+    """Follows the files of one worker."""
+
+    def __init__(self, run: Path, rank: int):
+        self.worker = Worker(rank)
+        self._io = Tail(worker_file(run, rank), IO_BYTES)
+        self._log = run / "logs" / f"worker-{rank}.log"
+
+    def look(self) -> Worker:
+        """The worker as it is now."""
+        for record in self._io.read().records:
+            with suppress(KeyError, TypeError, ZeroDivisionError):
+                if record["kind"] == KIND:
+                    self.worker.last_time = float(record["unix_time"])
+                    self.worker.read_rates.append(record["read_bytes"] / record["seconds"])
+        self._look_at_log()
+        return self.worker
+
+    def _look_at_log(self) -> None:
+        try:
+            size = self._log.stat().st_size
+            if size == self.worker.log_bytes:
+                return
+            with self._log.open("rb") as file:
+                file.seek(max(0, size - LOG_BYTES))
+                self.worker.failure = last_error(file.read())
+            self.worker.log_bytes = size
+        except OSError:
+            self.worker.log_bytes = None
+
+
+def last_error(log: bytes) -> str:
+    """The error with which the end of a log ends, in one line; empty if its last entry is no error."""
+    entries = list(LINE.finditer(log))
+    if not entries:  # the end of one long traceback
+        return _raised(log) if b"Traceback" in log or b'\n  File "' in log else ""
+    return _raised(log[entries[-1].end() :]) if entries[-1][1] in (b"ERROR", b"CRITICAL") else ""
+
+
+def _raised(trace: bytes) -> str:
+    """The line of a traceback that names the exception."""
+    lines = [line for line in trace.decode(errors="replace").splitlines() if line.strip()]
+    named = [match[1] for line in lines if (match := RAISED.match(line))]
+    return named[-1] if named else (lines[-1].strip() if lines else "an error")

@@ -1,0 +1,38 @@
+"""`lockstep study collectives`: wrong words, before any worker starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "one worker has nobody to communicate with; start two or more, such as with -np 2"),
+        (["-np", "1"], "one worker has nobody to communicate with"),
+        (["-np", "0"], "-np is a number of workers, 1 or more"),
+        (["--max-size", "many"], "--max-size many is no size above 0"),
+        (["--min-size", "2K", "--max-size", "1K"], "--min-size 2K is above --max-size 1K"),
+        (["--factor", "1"], "--factor must be 2 or more"),
+        (["--repeats", "0"], "--repeats must be 1 or more"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--operations", "gather"], "all_gather"),
+        (["--dtype", "int8"], "bfloat16"),
+        (["-np", "2", "-H", "a:1", "--hostfile", "b"], "--hosts and --hostfile both name the hosts"),
+    ],
+)
+def test_wrong_words_name_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["study", "collectives", *words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code == 2
+    assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,54 @@
+"""Charts in text."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.watch.chart import Curve, draw_chart, scale_for
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.0, 1.0], (0.0, 0.5, 1.0)),
+        ([0.12, 0.88], (0.0, 0.5, 1.0)),
+        ([3.0, 3.0], (2.0, 4.0)),
+        ([0.0, 0.0], (0.0, 0.5)),
+        ([-1.0, 7.0], (-5.0, 0.0, 5.0, 10.0)),
+    ],
+)
+def test_ticks_are_round_and_enclose_all_values(values: list[float], ticks: tuple[float, ...]) -> None:
+    scale = scale_for(values, 3, may_be_log=False)
+    assert scale.ticks == pytest.approx(ticks)
+    assert all(0 <= scale.share(value) <= 1 for value in values)
+
+
+def test_values_that_differ_by_much_have_a_logarithmic_scale() -> None:
+    scale = scale_for([0.02, 2.0], 5)
+    assert scale.is_log
+    assert scale.ticks == pytest.approx((0.02, 0.05, 0.1, 0.2, 0.5, 1, 2))
+    assert scale.share(0.2) == pytest.approx(0.5)
+    assert not scale_for([1.0, 2.0], 5).is_log
+    assert not scale_for([0.0, 2.0], 5).is_log
+    assert scale_for([1e-6, 10.0], 5).ticks == pytest.approx([10.0**power for power in range(-6, 2)])
+
+
+def test_a_chart_has_its_size_legend_ticks_and_the_last_epoch() -> None:
+    curves = [
+        Curve("train", "0.5", [(0.5, 2.0), (3, 0.5)], "cyan"),
+        Curve("val", "", [], "magenta"),
+    ]
+    lines = [line.plain for line in draw_chart("loss", curves, 40, 8)]
+    assert len(lines) == 8
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[0] == "loss  ── train 0.5"
+    assert any(line.lstrip().startswith("2 ┤") for line in lines)
+    assert lines[-1].endswith("epoch 3")
+    assert draw_chart("loss", curves[1:], 40, 8)[1].plain.strip() == "nothing yet"
+
+
+@pytest.mark.parametrize("height", range(4, 30))
+def test_no_size_and_no_values_break_a_chart(height: int) -> None:
+    for values in ([0.0], [1.0, 1.0], [0.0, 1e9], [-3.0, 1e-9], [1e-300, 1e300]):
+        curve = Curve("train", "", list(enumerate(values)), "cyan")
+        assert len(draw_chart("loss", [curve], 24, height)) == height

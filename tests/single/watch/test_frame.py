@@ -1,0 +1,74 @@
+"""One frame of the view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.watch.frame import draw_frame
+from lockstep.watch.run import RunWatch
+
+START = 1_700_000_000.0
+NewRun = Callable[[int], Path]
+SIZES = [(width, height) for width in (20, 60, 76, 80, 140, 200) for height in (3, 8, 12, 24, 40, 100)]
+
+
+def _draw(run: Path, width: int = 100, height: int = 40, now: float = START + 70) -> str:
+    lines = draw_frame(RunWatch(run).look(now), width, height)
+    assert len(lines) <= height
+    assert all(line.cell_len <= width for line in lines)
+    return "\n".join(line.plain for line in lines)
+
+
+def test_a_frame_says_what_runs_how_far_it_is_and_how_fast(new_run: NewRun) -> None:
+    frame = _draw(new_run(2))
+    for words in (
+        "net on digits · 2 workers · O2 · global batch 64",
+        "● running, last sign of life 10 s ago",
+        "50 %",
+        "epoch 2 of 4 · step 20 of 40",
+        "now 112 images/s, median 112",
+        "data wait 5 %",
+        "lr 0.1",
+        "loss scale 1,024",
+        "── train 77.50",
+        "val 20.00",
+        "none yet",
+        "2 MB/s",
+    ):
+        assert words in frame
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_frame_fits_every_terminal_and_says_first_what_matters(new_run: NewRun, width: int, height: int) -> None:
+    run = new_run(2)
+    for now in (START + 70, START + 1e6):
+        assert "net on digits" in _draw(run, width, height, now)
+    (run / "metrics.jsonl").unlink()
+    _draw(run, width, height)
+
+
+def test_charts_stand_beside_each_other_where_there_is_room(new_run: NewRun) -> None:
+    run = new_run(2)
+    together = [line for line in _draw(run, 80).splitlines() if "loss" in line and "top-1 %" in line]
+    apart = [line for line in _draw(run, 60).splitlines() if "loss" in line and "top-1 %" in line]
+    assert (len(together), len(apart)) == (1, 0)
+
+
+def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: Callable[..., None]) -> None:
+    run = new_run(2)
+    text = (run / "metrics.jsonl").read_text().replace('"workers": 2', '"workers": 100')
+    (run / "metrics.jsonl").write_text(text)
+    for rank in range(100):
+        time = START + (1 if rank == 77 else 500)
+        io = {"kind": "io", "rank": rank, "unix_time": time, "seconds": 5.0, "read_bytes": 1}
+        write(run / "io" / f"worker-{rank}.jsonl", [io])
+        (run / "logs" / f"worker-{rank}.log").write_text("")
+    (run / "logs" / "worker-88.log").write_text("2026-01-01 00:00:01,001 worker 88 ERROR x\nValueError: no\n")
+    frame = _draw(run, 100, 30, START + 505)
+    rows = {line.split()[0]: line for line in frame.splitlines() if line.split() and line.split()[0].isdecimal()}
+    assert "8 min 24 s ago" in rows["77"]
+    assert "ValueError: no" in rows["88"]
+    assert f"and {100 - len(rows)} more workers, all well" in frame

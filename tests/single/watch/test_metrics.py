@@ -1,0 +1,67 @@
+"""What the records say of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lockstep.watch.metrics import Metrics
+
+Records = Callable[[int], list[dict[str, Any]]]
+START = 1_700_000_000.0
+
+
+def _fed(records: list[dict[str, Any]], **config: Any) -> Metrics:
+    metrics = Metrics(config)
+    for record in records:
+        metrics.add(record)
+    return metrics
+
+
+def test_progress_curves_and_figures_are_those_of_the_records(records: Records) -> None:
+    metrics = _fed(records(2))
+    assert (metrics.step, metrics.last_step, metrics.epoch, metrics.epochs) == (20, 40, 2.0, 4)
+    assert [x for x, _ in metrics.curves["loss", "train"].points] == [0.5, 1.0, 1.5, 2.0]
+    assert metrics.curves["top1", "val"].points == [(1.0, 0.1), (2.0, 0.2)]
+    assert metrics.curves["loss", "train"].points[1] == (1.0, 1.0)
+    assert metrics.top1_after == {10: 0.1, 20: 0.2}
+    assert metrics.figures == {"lr": 0.1, "data_wait": 0.05, "loss_scale": 1024.0}
+    assert metrics.rate_median == metrics.rate_now == 112.5
+    assert (metrics.ending, metrics.is_complete) == ("", False)
+
+
+def test_the_time_to_go_is_that_of_the_steps_left_less_what_has_passed(records: Records) -> None:
+    metrics = _fed(records(2))  # a second a step
+    assert metrics.seconds_left(START + 20) == pytest.approx(20)
+    assert metrics.seconds_left(START + 27) == pytest.approx(13)
+    assert metrics.seconds_left(START + 1000) == 0
+    assert _fed(records(2), max_steps=26).seconds_left(START + 20) == pytest.approx(6)
+    assert _fed(records(0)).seconds_left(START) is None
+
+
+def test_the_last_evaluation_finishes_a_run_and_a_new_session_begins_it_again(records: Records) -> None:
+    metrics = _fed(records(4))
+    assert (metrics.ending, metrics.is_complete) == ("finished", True)
+    assert _fed(records(2), max_steps=20).is_complete
+    metrics.add(records(0)[0] | {"step": 40})
+    assert (metrics.ending, metrics.is_complete) == ("", False)
+    assert metrics.rate_now is None
+
+
+def test_a_stop_and_a_desired_accuracy_end_a_session(records: Records) -> None:
+    stopped = _fed([*records(1), {"kind": "stop", "step": 10, "reason": "SIGTERM"}])
+    assert (stopped.ending, stopped.is_complete) == ("stopped by SIGTERM", False)
+    reached = _fed([*records(1), {"kind": "desired", "step": 10, "desired_acc": 0.9}])
+    assert (reached.ending, reached.is_complete) == ("desired accuracy 90 % reached", True)
+
+
+def test_records_that_lack_something_or_hold_nonsense_do_no_harm(records: Records) -> None:
+    good = records(2)
+    broken = [
+        {name: value for name, value in record.items() if name != missing} for record in good for missing in record
+    ]
+    odd = [dict.fromkeys(record, value) | {"kind": record["kind"]} for record in good for value in (None, "x", [], {})]
+    metrics = _fed([*broken, *odd, {}, {"kind": []}, {"kind": "io"}, *good])
+    assert (metrics.step, metrics.last_step) == (20, 40)

@@ -1,0 +1,152 @@
+"""Finding a run, and judging how it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.watch.run import RunWatch, duration, find_run
+
+START = 1_700_000_000.0
+NewRun = Callable[[int], Path]
+Write = Callable[..., None]
+
+
+def test_a_run_that_gives_signs_of_life_runs_and_one_that_does_not_is_silent(new_run: NewRun) -> None:
+    watch = RunWatch(new_run(2))  # the last record is one of I/O, 60 s after the start
+    state = watch.look(START + 70).state
+    assert (state.condition, state.text) == ("running", "running, last sign of life 10 s ago")
+    state = watch.look(START + 60 + 3 * 3600).state
+    assert state.condition == "silent"
+    assert state.text.startswith("last sign of life 3 h 0 min ago")
+
+
+def test_without_io_records_a_run_may_be_silent_for_as_long_as_its_evaluations_take(
+    new_run: NewRun, write: Write
+) -> None:
+    run = new_run(1)
+    for path in (run / "io").iterdir():
+        path.unlink()
+    write(run / "metrics.jsonl", [{"kind": "epoch", "step": 10, "unix_time": START + 1010}], "a")
+    watch = RunWatch(run)
+    assert watch.look(START + 1010 + 2000).state.condition == "running"
+    assert watch.look(START + 1010 + 4000).state.condition == "silent"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "last", "condition", "words"),
+    [
+        (4, {}, "finished", "finished"),
+        (
+            2,
+            {"kind": "stop", "step": 20, "reason": "SIGUSR1"},
+            "stopped",
+            "stopped by SIGUSR1; `--resume auto` goes on",
+        ),
+        (2, {"kind": "desired", "step": 20, "desired_acc": 0.2}, "finished", "desired accuracy 20 % reached"),
+    ],
+)
+def test_how_a_run_ended_is_said(
+    new_run: NewRun, write: Write, epochs: int, last: dict[str, object], condition: str, words: str
+) -> None:
+    run = new_run(epochs)
+    write(run / "metrics.jsonl", [last], "a")
+    state = RunWatch(run).look(START + 1e6).state
+    assert (state.condition, state.text) == (condition, words)
+    assert state.is_over == (condition == "finished")
+
+
+def test_the_worker_that_failed_is_named_not_those_that_lost_it(new_run: NewRun) -> None:
+    run = new_run(2)
+    for rank, error in enumerate(("RuntimeError: Connection closed by peer", "DataError: image 7 is broken")):
+        (run / "logs" / f"worker-{rank}.log").write_text(f"2026-01-01 00:00:01,001 worker {rank} ERROR x\n{error}\n")
+    state = RunWatch(run).look(START + 70).state
+    assert (state.condition, state.text) == ("failed", "worker 1 failed: DataError: image 7 is broken")
+
+
+def test_a_run_that_begins_is_waited_for(tmp_path: Path, new_run: NewRun) -> None:
+    run = tmp_path / "early"
+    (run / "logs").mkdir(parents=True)
+    (run / "config.yaml").write_text("epochs: [")
+    watch = RunWatch(run)
+    assert watch.look(START).state.condition == "waiting"
+    (run / "config.yaml").write_text("epochs: 4\n")
+    (run / "metrics.jsonl").write_bytes((new_run(2) / "metrics.jsonl").read_bytes())
+    snapshot = watch.look(START + 30)
+    assert (snapshot.state.condition, snapshot.metrics.last_step) == ("running", 40)
+    assert [worker.rank for worker in snapshot.workers] == [0, 1]
+
+
+def test_a_resumed_run_is_seen_as_if_looked_at_for_the_first_time(new_run: NewRun, write: Write) -> None:
+    run = new_run(2)
+    watch = RunWatch(run)
+    watch.look(START)
+    text = (run / "metrics.jsonl").read_text()
+    (run / "new").write_text("".join(line for line in text.splitlines(True) if '"step": 2' not in line))
+    (run / "new").replace(run / "metrics.jsonl")
+    seen, fresh = watch.look(START + 70).metrics, RunWatch(run).look(START + 70).metrics
+    assert seen.step == fresh.step == 15
+    assert {key: curve.points for key, curve in seen.curves.items()} == {
+        key: curve.points for key, curve in fresh.curves.items()
+    }
+
+
+def test_the_last_and_the_best_checkpoint_are_told_with_their_accuracy(new_run: NewRun) -> None:
+    run = new_run(3)
+    for step in (10, 20, 30):
+        folder = run / "checkpoints" / f"step-{step:08}"
+        folder.mkdir()
+        os.utime(folder, (START + step, START + step))
+    (run / "checkpoints" / ".partial-step-00000040").mkdir()
+    (run / "checkpoints" / "best").symlink_to("step-00000020")
+    snapshot = RunWatch(run).look(START + 100)
+    assert snapshot.last is not None
+    assert snapshot.best is not None
+    assert (snapshot.last.step, snapshot.last.unix_time, snapshot.last.top1) == (30, START + 30, 0.3)
+    assert (snapshot.best.step, snapshot.best.top1) == (20, 0.2)
+    (run / "checkpoints" / "step-00000020").rmdir()
+    assert RunWatch(run).look(START + 100).best is None
+
+
+def test_without_a_name_the_newest_run_is_found(
+    tmp_path: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no run in runs/ here; name a run folder"):
+        find_run(None)
+    run = new_run(1)
+    for number, name in enumerate(("old", "new", "no-run-but-newest")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        if not name.startswith("no-"):
+            copy = tmp_path / "runs" / name / "metrics.jsonl"
+            copy.write_bytes((run / "metrics.jsonl").read_bytes())
+            os.utime(copy, (START + number, START + number))
+    assert find_run(None) == find_run(Path("runs")) == Path("runs/new")
+    assert find_run(Path("runs/old")) == Path("runs/old")
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        find_run(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="is no run folder and holds none"):
+        find_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-3, "0 s"),
+        (59.4, "59 s"),
+        (60, "1 min 0 s"),
+        (725, "12 min"),
+        (3600, "1 h 0 min"),
+        (47 * 3600, "47 h 0 min"),
+        (50 * 3600, "2 d 2 h"),
+    ],
+)
+def test_times_are_told_in_two_units(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
