@@ -15,7 +15,7 @@ from lockstep.cli import main
         ([], "one worker has nobody to communicate with; start two or more, such as with -np 2"),
         (["-np", "1"], "one worker has nobody to communicate with"),
         (["-np", "0"], "-np is a number of workers, 1 or more"),
-        (["--max-size", "many"], "--max-size many is no size above 0"),
+        (["--max-size", "many"], "--max-size is a size such as"),
         (["--min-size", "2K", "--max-size", "1K"], "--min-size 2K is above --max-size 1K"),
         (["--factor", "1"], "--factor must be 2 or more"),
         (["--repeats", "0"], "--repeats must be 1 or more"),
