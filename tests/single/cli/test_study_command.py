@@ -32,7 +32,7 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "hint"),
     [
         (["laoding"], "did you mean `lockstep study loading`?"),
-        (["nothing"], "there are: scaling, batch, "),
+        (["nothing"], "there are: scaling, predict, batch"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
         (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
