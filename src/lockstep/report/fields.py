@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+Record = Mapping[str, Any]  # of a file that may be damaged: any field may be missing or of another kind
 
-def number(record: Mapping[str, Any], *keys: str) -> float | None:
+
+def number(record: Record, *keys: str) -> float | None:
     """A finite number; several keys lead into mappings within mappings."""
     value = _at(record, keys)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -15,19 +17,19 @@ def number(record: Mapping[str, Any], *keys: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def whole(record: Mapping[str, Any], *keys: str) -> int | None:
+def whole(record: Record, *keys: str) -> int | None:
     """A whole number."""
     value = number(record, *keys)
     return int(value) if value is not None and value == int(value) else None
 
 
-def text(record: Mapping[str, Any], *keys: str) -> str | None:
+def text(record: Record, *keys: str) -> str | None:
     """Text that is not empty."""
     value = _at(record, keys)
     return value if isinstance(value, str) and value else None
 
 
-def mapping(record: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def mapping(record: Record, *keys: str) -> Mapping[str, Any]:
     """A mapping; an empty one where there is none."""
     value = _at(record, keys)
     return value if isinstance(value, Mapping) else {}
@@ -39,7 +41,7 @@ def rows(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
-def spread(record: Mapping[str, Any], *keys: str) -> tuple[float, float, float] | None:
+def spread(record: Record, *keys: str) -> tuple[float, float, float] | None:
     """Lower quartile, median and upper quartile; a lone number is all three."""
     alone = number(record, *keys)
     if alone is not None:

@@ -52,7 +52,8 @@ _SETTINGS: Any = {  # matplotlib types the keys, of each version its own
 _HATCHES = ("", "////", "", "....", "", "xxxx", "", "\\\\\\\\")
 _FEW_LINES = 8
 _MOST_IN_LEGEND = 20
-_NAME_LENGTH = 36
+_NAME_LENGTH = 36  # beside the axes
+_LONG_NAME = 70  # below them
 _Item = TypeVar("_Item")
 
 
@@ -157,8 +158,9 @@ def _add_legend(figure: Figure, handles: Sequence[tuple[str, Artist]], is_right:
     shown = _evenly(handles, _MOST_IN_LEGEND)
     if len(shown) < len(handles):
         shown = [*shown, (f"and {len(handles) - len(shown)} more", Line2D([], [], linestyle="none"))]
-    names = [_short(name, _NAME_LENGTH) for name, _ in shown]
-    if is_right or len(handles) > _FEW_LINES:
+    is_right = is_right or len(handles) > _FEW_LINES
+    names = [_short(name, _NAME_LENGTH if is_right else _LONG_NAME) for name, _ in shown]
+    if is_right:
         figure.legend([handle for _, handle in shown], names, loc="outside right upper", fontsize=7.5)
     else:
         columns = max(1, min(len(names), 4, 84 // (max(map(len, names)) + 9)))

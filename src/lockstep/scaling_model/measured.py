@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockstep.scaling_model.least_squares import LeastSquares, least_squares
 from lockstep.scaling_model.series import Mode, Point
@@ -11,7 +12,16 @@ from lockstep.scaling_model.times import Parameter, Part, communication_row, loc
 
 EXPOSED = "communication_exposed"
 PER_STEP = "s per step"
+SLOW = 1.15  # times as long as with the fewest workers, from which on it is told
 BOUND = 0.95  # share of communication in a step from which it is all that counts, and tells nothing of overlap
+
+
+class Slowed(NamedTuple):
+    """A worker's own work of a step that takes `factor` times as long with `workers` as with `fewest`."""
+
+    workers: int
+    fewest: int
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class MeasuredModel:
     local: LeastSquares
     alone: LeastSquares
     exposed: LeastSquares
+    slowed: Slowed | None = None
 
     def _rows(self, workers: int) -> tuple[list[float], list[float]]:
         terms = len(self.local.coefficients), len(self.alone.coefficients)
@@ -84,12 +95,19 @@ class MeasuredModel:
         return "parts of the step are measured at as many counts as they have parameters"
 
     def remarks(self) -> list[str]:
-        if self._share <= 1:
-            return []
-        return [
-            f"steps wait {self._share:.2f} times as long for communication as it takes alone: workers also wait for "
-            "each other"
-        ]
+        remarks = []
+        if self._share > 1:
+            remarks.append(
+                f"steps wait {self._share:.2f} times as long for communication as it takes alone: workers also wait "
+                "for each other"
+            )
+        if self.slowed:
+            remarks.append(
+                f"with {self.slowed.workers} workers a worker's own work takes {self.slowed.factor:.2f} times as long "
+                f"as with {self.slowed.fewest}: they share something, such as cores or memory. The model has no term "
+                "for this"
+            )
+        return remarks
 
 
 def can_measure(points: Sequence[Point]) -> bool:
@@ -112,9 +130,10 @@ def fit_measured(points: Sequence[Point], mode: Mode) -> MeasuredModel:
     """Fit each part to its measurements."""
     steps = {point.workers: _step(point) for point in points}
     waits = {point.workers: (point.split or {}).get(EXPOSED, 0.0) for point in points}
+    own = {workers: steps[workers] - waits[workers] for workers in sorted(steps)}
     local = least_squares(
         [local_row(mode, workers, 1 if mode == "weak" else 2) for workers in steps],
-        [steps[workers] - waits[workers] for workers in steps],
+        [own[workers] for workers in steps],
         list(steps.values()),
     )
     timed = {p.workers: p.communication_alone for p in points if p.workers > 1 and p.communication_alone}
@@ -128,4 +147,11 @@ def fit_measured(points: Sequence[Point], mode: Mode) -> MeasuredModel:
         [waits[workers] for workers in telling],
         [steps[workers] for workers in telling],
     )
-    return MeasuredModel(mode, local, alone, exposed)
+    return MeasuredModel(mode, local, alone, exposed, _slowed(own) if mode == "weak" else None)
+
+
+def _slowed(own: dict[int, float]) -> Slowed | None:
+    """Whether the same work takes much longer on more workers."""
+    fewest, workers = min(own), max(own, key=lambda workers: own[workers])
+    factor = own[workers] / own[fewest] if own[fewest] > 0 else 1.0
+    return Slowed(workers, fewest, factor) if workers > fewest and factor >= SLOW else None

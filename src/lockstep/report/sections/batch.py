@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lockstep.report.document import Chart, Line, Mark, Section
-from lockstep.report.fields import number, spread, text, whole
+from lockstep.report.fields import Record, number, spread, text, whole
 from lockstep.report.sources import Material
-
-Record = Mapping[str, Any]
 
 
 def build(material: Material) -> Section | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lockstep.report.document import Chart, Line, Section
-from lockstep.report.fields import mapping, number, rows, spread, text, whole
+from lockstep.report.fields import Record, mapping, number, rows, spread, text, whole
 from lockstep.report.sources import Material
-
-Record = Mapping[str, Any]
 
 
 def build(material: Material) -> Section | None:

@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any
 
 from lockstep.report.document import Cell, Chart, Line, Section, Table
-from lockstep.report.fields import number, text, whole
+from lockstep.report.fields import Record, number, text, whole
 from lockstep.report.sources import Material
 from lockstep.report.studies import LARGE_BATCH
 
-Record = Mapping[str, Any]
 _COLUMNS = (
     ("data", ""),
     ("global batch", ",.0f"),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from lockstep.report.document import Cell, Chart, Line, Section, Table
-from lockstep.report.fields import mapping, rows, spread, text, whole
+from lockstep.report.fields import Record, mapping, rows, spread, text, whole
 from lockstep.report.sources import Material
 
-Record = Mapping[str, Any]
 _STAGES = (
     ("study", ""),
     ("stage", ""),
@@ -35,7 +31,7 @@ def build(material: Material) -> Section | None:
         columns, formats = zip(*_STAGES, strict=True)
         note = "Each stage alone, on one core, with one thread."
         parts.append(Table("loading-stages", "Stages of data loading", columns, stages, formats, note))
-    if lines:
+    if any(len(line.x) > 1 for line in lines):
         note = "The whole pipeline with nobody to hold it up: medians with quartiles. Dashed: what the network takes."
         title, label = "Data loading by loader processes", "images/s"
         parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table
-from lockstep.report.fields import spread, whole
+from lockstep.report.fields import Record, spread, whole
 from lockstep.report.sources import Material
 from lockstep.scaling_model import Point, Series, series_of
 
@@ -31,8 +31,7 @@ _COMMUNICATION = (
 def build(material: Material) -> Section | None:
     records = material.of_kind("scaling")
     series = [item for item in series_of(records)[0] if any(point.split for point in item.points)]
-    totals = _step_seconds(records)
-    parts: list[Bars | Table] = [_bars(item, index, totals) for index, item in enumerate(series, start=1)]
+    parts: list[Bars | Table] = [_bars(item, index, records) for index, item in enumerate(series, start=1)]
     rows = [row for item in series for row in _communication(item)]
     if rows:
         columns, formats = zip(*_COMMUNICATION, strict=True)
@@ -59,11 +58,12 @@ def build_memory(material: Material) -> Section | None:
     return Section("Memory", parts=[Chart("memory", title, "workers", label, lines, "log2", note=note)])
 
 
-def _bars(series: Series, index: int, totals: dict[tuple[str, int], float]) -> Bars:
+def _bars(series: Series, index: int, records: Sequence[Record]) -> Bars:
     points = [point for point in series.points if point.split]
     names = list(dict.fromkeys([*_PARTS, *(name for point in points for name in point.split or {})]))
     stacks = [(_PARTS.get(name, name), [_milliseconds(point, name) for point in points]) for name in names]
-    measured = [totals.get((series.job, point.workers)) for point in points]
+    totals = _step_seconds(records, series)
+    measured = [totals.get(point.workers) for point in points]
     whole_steps = [1e3 * seconds for seconds in measured if seconds is not None]
     return Bars(
         f"time-split-{index}",
@@ -81,17 +81,15 @@ def _milliseconds(point: Point, name: str) -> float:
     return 1e3 * (point.split or {}).get(name, 0.0)
 
 
-def _step_seconds(records: Sequence[object]) -> dict[tuple[str, int], float]:
-    """Median time of a step by job and workers."""
-    found: dict[tuple[str, int], list[float]] = {}
+def _step_seconds(records: Sequence[Record], series: Series) -> dict[int, float]:
+    """Median time of a step by workers."""
+    found: dict[int, list[float]] = {}
     for record in records:
-        if (
-            isinstance(record, dict)
-            and (workers := whole(record, "workers"))
-            and (taken := spread(record, "step_seconds"))
-        ):
-            found.setdefault((str(record.get("job", "")), workers), []).append(taken[1])
-    return {key: median(values) for key, values in found.items()}
+        modes = record.get("modes")
+        is_of_series = record.get("job") == series.job and isinstance(modes, list) and series.mode in modes
+        if is_of_series and (workers := whole(record, "workers")) and (taken := spread(record, "step_seconds")):
+            found.setdefault(workers, []).append(taken[1])
+    return {workers: median(values) for workers, values in found.items()}
 
 
 def _communication(series: Series) -> list[list[Cell]]:
