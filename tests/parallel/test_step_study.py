@@ -132,7 +132,7 @@ def test_the_largest_batch_that_fits_is_found_and_not_looked_for_again(tmp_path:
     words = ["batch", "--first", "16", "--steps", "2", "--", "digits", "--model", "net:build", "--device", "cpu"]
     done = _study(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "the largest batch that fits is 40 a worker (42 does not)" in done.stdout
+    assert "the largest batch of a worker that fits is 40 (42 does not)" in done.stdout
     records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
     assert {size for size, record in records.items() if record["fits"]} == {16, 32, 40}
     assert "allocate memory" in records[64]["why"]

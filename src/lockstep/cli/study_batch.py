@@ -180,8 +180,8 @@ def _verdict(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> l
     largest, best = max(rates), max(rates.values())
     enough = next(size for size, rate in rates.items() if rate >= ENOUGH * best)
     misfits = [size for size, record in found.items() if not record["fits"]]
-    known = f"{min(misfits):,} does not" if misfits else "no larger one was tried"
+    fits = f"the largest batch of a worker that fits is {largest:,} ({min(misfits):,} does not)" if misfits else ""
     return [
-        f"the largest batch that fits is {largest:,} a worker ({known})",
+        fits or f"the largest batch that was tried, {largest:,} a worker, fits",
         f"a batch of {enough:,} has {100 * ENOUGH:.0f} % of the best throughput, {show_number(best)} images/s, or more",
     ]

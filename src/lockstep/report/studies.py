@@ -14,6 +14,9 @@ KINDS = ("scaling", "batch", "collectives", "loading")
 LARGE_BATCH = "large_batch"  # written by benchmarks/large_batch.py, without a kind
 
 
+PREDICTION = "predict"  # the report fits the same model itself
+
+
 def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
     """The records of a file that the report can draw, each with its `kind`.
 
@@ -28,7 +31,7 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any
         for record in read_records(path, damaged.append):
             kind = _kind(record)
             if kind is None:
-                others += 1
+                others += record.get("kind") != PREDICTION
             else:
                 found.append({**record, "kind": kind})
     except OSError as error:
