@@ -77,17 +77,19 @@ def tell(kind: str, content: Any) -> None:
 
 def measure_in_job(plan: JobPlan) -> Outcome:
     """Carry out a plan whose command is the step worker's; what is written besides is shown if nobody says why."""
-    told, said = io.BytesIO(), io.StringIO()
-    with redirect_stdout(io.TextIOWrapper(told)), redirect_stderr(said):
+    told, said = io.BytesIO(), io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(told)) as out, redirect_stderr(io.TextIOWrapper(said)) as errors:
         code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
-        lines = told.getvalue().decode(errors="replace").splitlines()
+        out.flush()
+        errors.flush()
+        lines, rest = (stream.getvalue().decode(errors="replace") for stream in (told, said))
     words: dict[str, Any] = {}
-    for line in lines:
+    for line in lines.splitlines():
         if line.startswith(MARK):
             words = {**json.loads(line.removeprefix(MARK)), **words}  # of several, the first word counts
     outcome = Outcome(code, **words)
     if code and not outcome.out_of_memory and not outcome.was_ended:
-        print(said.getvalue(), end="", file=sys.stderr)
+        print(rest, end="", file=sys.stderr)
     return outcome
 
 
