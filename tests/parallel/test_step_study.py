@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from lockstep.study.points import Length
 from lockstep.study.steps import measure_steps
 from lockstep.train.fit import configure
 from lockstep.train.setup import build_job
-from lockstep.world import World
+from lockstep.world import World, usable_cores
 
 STUDY = [sys.executable, "-m", "lockstep", "study"]
 PARTS = {"data_wait", "forward", "backward", "communication_exposed", "optimizer", "other"}
@@ -73,14 +74,21 @@ def test_a_single_worker_exchanges_nothing(tmp_path: Path) -> None:
     assert figures["communication_alone_seconds"] == 0
 
 
+def _environment() -> dict[str, str]:
+    """This process's without the threads that tests are to have."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
 def _study(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*STUDY, *words], cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(
+        [*STUDY, *words], cwd=cwd, env=_environment(), capture_output=True, text=True, timeout=250, check=False
+    )
 
 
 def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     words = ["scaling", "--np", "1,2", "--repeats", "1", "--steps", "4", "--", "digits", "-b", "16", "--device", "cpu"]
     file = tmp_path / "study" / "scaling.jsonl"
-    with psutil.Popen([*STUDY, *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as first:
+    with psutil.Popen([*STUDY, *words], cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, text=True) as first:
         deadline = time.monotonic() + 120
         while not (file.exists() and file.read_text().count("\n")):
             assert time.monotonic() < deadline
@@ -103,6 +111,9 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     assert all(record["split_seconds"].keys() == PARTS for record in records)
     assert all(record["environment"]["packages"]["torch"] for record in records)
     assert "host" not in records[0]["environment"]
+    # As many on one worker as on two, which share the cores.
+    each = {record["environment"]["threads_per_worker"] for record in records}
+    assert each == {max(1, usable_cores() // 2)}
     again = _study(*words, cwd=tmp_path)
     assert "3 measurements, 3 of them recorded already" in again.stdout
     assert list(read_records(file)) == records

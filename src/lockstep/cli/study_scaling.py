@@ -150,7 +150,7 @@ def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping
             plan = plans[point]
             hosts = "" if plan.is_local else f" ({', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)})"
             lines.append(f"  {_name(point)}{hosts}: {' and '.join(point.modes)}")
-    lines.append(f"threads of each worker: {plans[points[0]].own_environment['OMP_NUM_THREADS']}")
+    lines.append(f"threads of each worker: {plans[points[0]].environment['OMP_NUM_THREADS']}")
     return [*lines, *dict.fromkeys(note for plan in plans.values() for note in plan.notes if "warning" in note)]
 
 

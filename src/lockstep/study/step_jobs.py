@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,11 +124,12 @@ def plan_steps(
     command = (where.python or sys.executable, "-m", MODULE, encode(config, length, memory_limit))
     cores, here = usable_cores(), names_of_this_machine()
 
-    def plan_for(number: int, environment: Mapping[str, str]) -> JobPlan:
-        return plan_from(where, number, command, environment, cores, lambda: 1, here)
+    def plan_for(number: int) -> JobPlan:
+        return plan_from(where, number, command, os.environ, cores, lambda: 1, here)
 
-    largest = plan_for(most_workers, os.environ)
+    largest = plan_for(most_workers)
     if largest.by_hand:
         raise ConfigError("a study starts its own jobs; name the hosts by -H, not by --nodes or --dist-url")
-    each = threads(cores, max(node.workers for node in largest.nodes))
-    return plan_for(workers, {"OMP_NUM_THREADS": str(each), **os.environ})
+    each = os.environ.get("OMP_NUM_THREADS") or threads(cores, max(node.workers for node in largest.nodes))
+    plan = plan_for(workers)
+    return replace(plan, environment={**plan.environment, "OMP_NUM_THREADS": str(each)})
