@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "say what this machine offers, what is wrong, and how to mend it",
 }
 USAGE_ERROR = 2
+NEEDED = ("torch", "torchvision")  # by what measures or trains; the rest also works where they are not
 # What `python -m torch.distributed.launch -m lockstep ...` puts before our words; LOCAL_RANK says the same.
 INJECTED = ("--local-rank=", "--local_rank=")
 
@@ -58,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LockstepError as error:
         print(f"lockstep {words[0]}: error: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        print(f"lockstep {words[0]}: error: this needs {error.name}, which is not installed here", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         sys.stderr.close()
         return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,3 +94,14 @@ def test_loading_prints_tables_and_appends_a_record(
     assert str(here) not in str(record)
     assert main(["study", "loading", *QUICK]) == 0  # the digits, by the recipe's augmentation
     assert len(list(read_records(here / "study" / "loading.jsonl"))) == 2
+
+
+def test_a_machine_without_torch_is_told_so_in_one_line(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from lockstep.cli import main\n"
+        "sys.exit(main(['study', 'scaling', '--np', '1', '--', 'digits']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "lockstep study: error: this needs torch, which is not installed here\n"
