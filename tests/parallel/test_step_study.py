@@ -119,6 +119,25 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     assert list(read_records(file)) == records
 
 
+def test_the_reason_of_a_failure_is_the_worker_that_was_lost(tmp_path: Path) -> None:
+    words = ["scaling", "--np", "2", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
+    (tmp_path / "net.py").write_text(
+        "import os, signal, torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, images):\n"
+        "        if os.environ['RANK'] == '1' and self.training:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return super().forward(images.flatten(1))\n"
+        "def build(*arguments, **settings):\n"
+        "    return Net(64, 10)\n"
+    )
+    done = _study(*words, "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 137
+    failed = next(read_records(tmp_path / "study" / "scaling.jsonl"))["failed"]
+    assert "worker 1 of 2" in failed
+    assert "SIGKILL" in failed
+
+
 def test_a_job_that_fails_is_recorded_with_its_reason_and_measured_anew(tmp_path: Path) -> None:
     words = ["scaling", "--np", "1", "--repeats", "1", "--steps", "2", "--", "digits", "--model", "net:build"]
     (tmp_path / "net.py").write_text("def build(*arguments, **settings):\n    raise ValueError('no such net')\n")

@@ -15,6 +15,7 @@ import psutil
 
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig
+from lockstep.errors import tells_of_lost_peer
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 MOST = 0.9  # of the memory that is free when a worker starts
 # How torch, oneDNN, NumPy and the C++ library say that there is no more memory.
-NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a", "Unable to allocate")
+NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
+NO_PRIMITIVE = "could not create a primitive"  # oneDNN's, also for other reasons
 
 
 def main(words: list[str]) -> int:
@@ -40,9 +42,16 @@ def _work(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world:
     try:
         _measure(config, length, memory_limit, world)
     except Exception as error:
-        lacks_memory = isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
-        step_jobs.tell("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
+        if not tells_of_lost_peer(error):  # which follows from what the other, or the launcher, says
+            lacks_memory = _lacks_memory(error, memory_limit)
+            step_jobs.tell("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
         raise
+
+
+def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
+    if limit is not None and NO_PRIMITIVE in str(error):
+        return True
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:

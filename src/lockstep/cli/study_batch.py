@@ -13,7 +13,7 @@ from tyro.conf import arg
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.sizes import parse_size
-from lockstep.cli.study_scaling import INTERRUPTED, empty_table, read_job, show_number
+from lockstep.cli.study_scaling import INTERRUPTED, TO_GO_ON, empty_table, read_job, show_number
 from lockstep.config import TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
@@ -79,12 +79,12 @@ class Search:
         command = self.command
         config = keeping_nothing(replace(self.config, batch_size=size, global_batch_size=None))
         check_workers(config, command.workers)
-        length = Length(command.steps, command.warmup_steps)
+        length = Length(command.steps, command.warmup_steps, apart=False)
         limit = parse_size(command.memory_limit, "--memory-limit") if command.memory_limit else None
         return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
 
-    def measure(self, size: int) -> dict[str, Any] | None:
-        """Measure a size and append its record; None where somebody has ended the job.
+    def measure(self, size: int) -> dict[str, Any] | int:
+        """Measure a size and append its record; the exit code where somebody has ended the job.
 
         Raises:
             ConfigError: The job failed for another reason than memory.
@@ -93,7 +93,7 @@ class Search:
 
         outcome = measure_in_job(self.plan(size))
         if outcome.was_ended:
-            return None
+            return outcome.code
         lacks_memory = outcome.out_of_memory or outcome.code == KILLED
         if not outcome.figures and not lacks_memory:
             raise ConfigError(f"a batch of {size} fails, and not for want of memory: {outcome.reason}")
@@ -107,19 +107,29 @@ class Search:
 def main(words: Sequence[str]) -> int:
     own, job = split(words)
     command = parse(BatchCommand, "study batch", own)
+    try:
+        return _study(command, job)
+    except KeyboardInterrupt:  # between two jobs, whose launcher would have taken it
+        print(f"\n{TO_GO_ON}")
+        return INTERRUPTED
+
+
+def _study(command: BatchCommand, job: Sequence[str]) -> int:
     config = read_job(job)
     from lockstep.records import read_records
     from lockstep.study.batch_search import next_size
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import job_digest
+    from lockstep.study.step_jobs import about_plan
 
-    about = {"job": job_digest(config), "flags": list(job), "workers": command.workers, "steps": command.steps}
-    search = Search(command, config, {**about, "memory_limit": command.memory_limit})
-    search.plan(command.first)  # so that what contradicts itself is said at once
+    search = Search(command, config, {"job": job_digest(config), "flags": list(job), "workers": command.workers})
+    plan = search.plan(command.first)  # so that what contradicts itself is said at once
     if command.where.dry_run:
         print(f"batches of {command.first}, {2 * command.first}, ... on {command.workers} workers")
         return 0
     check_record_file(command.out)
+    settings = {"steps": command.steps, "warmup_steps": command.warmup_steps, "memory_limit": command.memory_limit}
+    search = replace(search, about={**search.about, **settings, **about_plan(plan)})
     earlier = read_records(command.out) if command.out.exists() else ()
     found = {record["batch"]: record for record in earlier if search.finds(record)}
     if found:
@@ -127,9 +137,9 @@ def main(words: Sequence[str]) -> int:
     while (size := next_size(_fits(found), command.first, _most(found, command))) is not None:
         print(f"batch {size:,}: ", end="", flush=True)
         record = search.measure(size)
-        if record is None:
-            print(f"interrupted\nthe rest is measured when the same command is given again; recorded in {command.out}")
-            return INTERRUPTED
+        if isinstance(record, int):
+            print(f"interrupted\n{TO_GO_ON}; recorded in {command.out}")
+            return record
         print(_describe(record))
         found[size] = record
     _show([found[size] for size in sorted(found)])

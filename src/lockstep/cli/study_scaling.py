@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from lockstep.launch.plan import JobPlan
     from lockstep.study.points import Length, Mode, Point
+    from lockstep.study.step_jobs import Outcome
 
 INTERRUPTED = 130
+TO_GO_ON = "the rest is measured when the same command is given again"
 PARTS = {
     "data_wait": "data wait",
     "forward": "forward",
@@ -78,21 +80,34 @@ class ScalingCommand:
 def main(words: Sequence[str]) -> int:
     own, job = split(words)
     command = parse(ScalingCommand, "study scaling", own)
+    try:
+        return _study(command, job)
+    except KeyboardInterrupt:  # between two jobs, whose launcher would have taken it
+        print(f"\n{TO_GO_ON}")
+        return INTERRUPTED
+
+
+def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     config = read_job(job)
     from lockstep.records import read_records
     from lockstep.study.figures import check_record_file
-    from lockstep.study.points import job_digest, plan_points, recorded
-    from lockstep.study.step_jobs import plan_steps
+    from lockstep.study.points import job_digest, key_of, missing_points, plan_points
+    from lockstep.study.step_jobs import about_plan, plan_steps
 
     points = plan_points(config, _counts(command.workers), command.modes, command.repeats, command.seed)
     most = max(point.workers for point in points)
+    settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
+    about = {"job": job_digest(config), "flags": list(job), **settings}
     plans: dict[Point, JobPlan] = {}
     for point in points:
         check_workers(point.config(config), point.workers)
         plans[point] = plan_steps(command.where, point.workers, most, point.config(config), command.length)
-    job_of = job_digest(config)
-    done = set(recorded(read_records(command.out), "scaling")) if command.out.exists() else set()
-    missing = [point for point in points if point.key(job_of, len(plans[point].nodes), command.steps) not in done]
+
+    def describe(point: Point) -> dict[str, Any]:
+        return {**about, **point.to_mapping(), **about_plan(plans[point])}
+
+    earlier = list(read_records(command.out)) if command.out.exists() else []
+    missing = missing_points(points, describe, earlier)
     for line in _introduce(points, missing, plans):
         print(line)
     if command.where.dry_run:
@@ -101,13 +116,13 @@ def main(words: Sequence[str]) -> int:
     code = 0
     for number, point in enumerate(missing, start=1):
         print(f"[{number}/{len(missing)}] {_name(point)}: ", end="", flush=True)
-        failure = _measure(point, plans[point], {"job": job_of, "flags": list(job)}, command.out)
-        code = failure or code
-        if code == INTERRUPTED:
-            print(f"the rest is measured when the same command is given again; recorded in {command.out}")
-            return code
-    keys = {point.key(job_of, len(plans[point].nodes), command.steps) for point in points}
-    _show([record for record in read_records(command.out) if keys.intersection(recorded([record], "scaling"))])
+        outcome = _measure(plans[point], describe(point), command.out)
+        if outcome.was_ended:
+            print(f"{TO_GO_ON}; recorded in {command.out}")
+            return outcome.code
+        code = outcome.code or code
+    keys = {key_of(describe(point)) for point in points}
+    _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
     print(f"recorded in {command.out}")
     return code
 
@@ -159,24 +174,22 @@ def _name(point: Point) -> str:
     return f"{workers}, global batch {point.global_batch:,}"
 
 
-def _measure(point: Point, plan: JobPlan, about: Mapping[str, Any], out: Path) -> int:
-    """Measure a point and append its record; the exit code."""
+def _measure(plan: JobPlan, about: Mapping[str, Any], out: Path) -> Outcome:
+    """Measure a point and append its record."""
     from lockstep.study.step_jobs import append_record, measure_in_job
 
     outcome = measure_in_job(plan)
     if outcome.was_ended:
         print("interrupted")
-        return INTERRUPTED
+        return outcome
     failed = {} if outcome.figures else {"failed": outcome.reason}
-    append_record(
-        out, "scaling", {**about, **point.to_mapping(), "nodes": len(plan.nodes), **failed, **outcome.figures}
-    )
+    append_record(out, "scaling", {**about, **failed, **outcome.figures})
     if failed:
         print(f"failed: {outcome.reason}")
-        return outcome.code
-    step = outcome.figures["step_seconds"]["median"]
-    print(f"{show_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms a step")
-    return 0
+    else:
+        step = outcome.figures["step_seconds"]["median"]
+        print(f"{show_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms a step")
+    return outcome
 
 
 def _show(records: Iterable[Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,16 +14,18 @@ from lockstep.config_mapping import to_mapping
 from lockstep.errors import ConfigError
 from lockstep.train.batching import plan_batches
 
-KEY = ("job", "workers", "nodes", "global_batch", "repeat", "steps")
+KEY = ("job", "workers", "nodes", "threads", "global_batch", "repeat", "steps", "warmup_steps")
+Records = Iterable[Mapping[str, Any]]
 Mode = Literal["strong", "weak"]
 
 
 @dataclass(frozen=True)
 class Length:
-    """Steps to measure, after steps of warm-up."""
+    """Steps to measure, after steps of warm-up; `apart`: also steps that exchange nothing, which tell communication."""
 
     steps: int
     warmup_steps: int
+    apart: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,6 @@ class Point:
             "batch": self.global_batch / self.workers,
             "repeat": self.repeat,
         }
-
-    def key(self, job: str, nodes: int, steps: int) -> tuple[Any, ...]:
-        """What tells one measurement from another in a file of records."""
-        return job, self.workers, nodes, self.global_batch, self.repeat, steps
 
 
 def keeping_nothing(config: TrainConfig) -> TrainConfig:
@@ -94,8 +92,19 @@ def job_digest(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def recorded(records: Iterable[Mapping[str, Any]], kind: str) -> Iterator[tuple[Any, ...]]:
-    """The keys of the points that a file of records has figures of."""
+def missing_points(points: Sequence[Point], of: Callable[[Point], Mapping[str, Any]], records: Records) -> list[Point]:
+    """The points without figures of the same measurement, in all their series.
+
+    Args:
+        of: What a point's record says of it; the fields of `KEY` tell one measurement from another.
+    """
+    modes: dict[tuple[Any, ...], set[str]] = {}
     for record in records:
-        if record.get("kind") == kind and "failed" not in record:
-            yield tuple(record.get(name) for name in KEY)
+        if record.get("kind") == "scaling" and "failed" not in record:
+            modes.setdefault(key_of(record), set()).update(record.get("modes") or ())
+    return [point for point in points if not modes.get(key_of(of(point)), set()).issuperset(point.modes)]
+
+
+def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a measurement from another in a file of records."""
+    return tuple(record.get(name) for name in KEY)

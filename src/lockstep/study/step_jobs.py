@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,17 +40,19 @@ class Outcome:
     Args:
         out_of_memory: A worker's words where its memory did not suffice; "" else.
         error: A worker's words where it failed otherwise; "" else.
+        said: The launcher's last words on a failure.
     """
 
     code: int
     figures: Mapping[str, Any] = field(default_factory=dict)
     out_of_memory: str = ""
     error: str = ""
+    said: str = ""
 
     @property
     def reason(self) -> str:
         """Why there are no figures."""
-        return self.out_of_memory or self.error or f"the launcher's exit code is {self.code}"
+        return self.out_of_memory or self.error or self.said or f"the launcher's exit code is {self.code}"
 
     @property
     def was_ended(self) -> bool:
@@ -59,15 +61,14 @@ class Outcome:
 
 def encode(config: TrainConfig, length: Length, memory_limit: MemoryLimit) -> str:
     """What a worker needs to be told, as one word of its command line."""
-    told = {"steps": length.steps, "warmup_steps": length.warmup_steps, "memory_limit": memory_limit}
-    return json.dumps({**told, "config": to_mapping(config)})
+    return json.dumps({"length": asdict(length), "memory_limit": memory_limit, "config": to_mapping(config)})
 
 
 def decode(word: str) -> tuple[TrainConfig, Length, MemoryLimit]:
     """The same, in the worker."""
     told = json.loads(word)
     config = from_mapping(told["config"], "the study's configuration")
-    return config, Length(told["steps"], told["warmup_steps"]), told["memory_limit"]
+    return config, Length(**told["length"]), told["memory_limit"]
 
 
 def tell(kind: str, content: Any) -> None:
@@ -87,7 +88,8 @@ def measure_in_job(plan: JobPlan) -> Outcome:
     for line in lines.splitlines():
         if line.startswith(MARK):
             words = {**json.loads(line.removeprefix(MARK)), **words}  # of several, the first word counts
-    outcome = Outcome(code, **words)
+    said_last = [line.removeprefix("lockstep: ") for line in rest.splitlines() if line.startswith("lockstep: ")]
+    outcome = Outcome(code, **words, said=said_last[-1] if code and said_last else "")
     if code and not outcome.out_of_memory and not outcome.was_ended:
         print(rest, end="", file=sys.stderr)
     return outcome
@@ -101,6 +103,11 @@ def append_record(path: Path, kind: str, record: Mapping[str, Any]) -> None:
     writer = RecordWriter(path)
     writer.write({"kind": kind, **record, **epoch, "unix_time": time.time()})
     writer.close()
+
+
+def about_plan(plan: JobPlan) -> dict[str, Any]:
+    """What a record says of where its job ran."""
+    return {"nodes": len(plan.nodes), "threads": int(plan.environment["OMP_NUM_THREADS"])}
 
 
 def plan_steps(
@@ -130,6 +137,7 @@ def plan_steps(
     largest = plan_for(most_workers)
     if largest.by_hand:
         raise ConfigError("a study starts its own jobs; name the hosts by -H, not by --nodes or --dist-url")
-    each = os.environ.get("OMP_NUM_THREADS") or threads(cores, max(node.workers for node in largest.nodes))
+    own = os.environ.get("OMP_NUM_THREADS", "")
+    each = own if own.isdecimal() else threads(cores, max(node.workers for node in largest.nodes))
     plan = plan_for(workers)
     return replace(plan, environment={**plan.environment, "OMP_NUM_THREADS": str(each)})

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from lockstep.data.readers import Batch
 from lockstep.seeding import seed_all
@@ -24,6 +25,7 @@ from lockstep.study.figures import Spread, spread
 from lockstep.study.phases import PhaseClock
 from lockstep.study.points import Length
 from lockstep.train.loop import take_step
+from lockstep.train.precision import Precision
 from lockstep.train.schedule import Schedule
 from lockstep.train.setup import Job
 from lockstep.train.step_clock import Phase
@@ -56,46 +58,66 @@ class Isolated(Strategy):
         return self._inner.accumulating(is_last=False)
 
 
+class Unchanged(Precision):
+    """Another precision's passes, after which the weights stay as they are.
+
+    Gradients of steps that exchange nothing differ between workers, and so may whether they overflow: a worker that
+    skips its step would leave the others of a sharded optimizer waiting.
+    """
+
+    def __init__(self, inner: Precision):
+        self.autocast = inner.autocast  # type: ignore[method-assign]
+        self.backward = inner.backward  # type: ignore[method-assign]
+        self.loss_dtype = inner.loss_dtype
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        pass
+
+    def step(self, optimizer: Optimizer) -> bool:
+        return True
+
+
 def measure_steps(job: Job, length: Length) -> dict[str, Any]:
     """Throughput, the split of a step's time, and memory; call it on every worker.
 
     Returns:
         The fields of a record of `lockstep study scaling` (docs/studies.md) that are measured. Seconds are medians over
-        steps, meaned over workers.
+        steps, meaned over workers. Without steps apart several workers' time is not split.
     """
     clock = PhaseClock(job.world.device)
     job = replace(job, clock=clock, schedule=Schedule("constant", peak=0.0, total_steps=1))
-    isolated = replace(job, strategy=Isolated(job.strategy))
-    together = job.world.size > 1
+    isolated = replace(job, strategy=Isolated(job.strategy), precision=Unchanged(job.precision))
+    together = job.world.size > 1 and length.apart
     job.replica.train()
     whole, apart = [], []
+    memory = 0
     with closing(_batches(job)) as batches:
         _take_block(job, clock, batches, length.warmup_steps)
-        if together:
-            _take_block(isolated, clock, batches, 1)
         for start in range(0, length.steps, BLOCK):
             steps = min(BLOCK, length.steps - start)
             whole.append(_take_block(job, clock, batches, steps))
+            memory = memory or _peak_memory(job.world)  # before steps apart, whose gradients have no place in buckets
             if together:
                 apart.append(_take_block(isolated, clock, batches, steps))
-    exchange = _measure_exchange(job, isolated) if together else 0.0
     steps_taken = [step for block in whole for step in block.phases]
     seconds = spread([sum(step.values()) for step in steps_taken])
-    split = _split(job.world, steps_taken, [step for block in apart for step in block.phases], seconds.median)
-    rates = spread([block.images / block.seconds for block in whole])
-    memory, kind = _peak_memory(job.world)
-    return {
-        "steps": length.steps,
-        "warmup_steps": length.warmup_steps,
+    figures = {
         "images_per_second": sum(block.images for block in whole) / sum(block.seconds for block in whole),
-        "images_per_second_spread": rates._asdict(),
+        "images_per_second_spread": spread([block.images / block.seconds for block in whole])._asdict(),
         "step_seconds": _mean_spread(job.world, seconds)._asdict(),
+        "gradient_bytes": sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad),
+        "peak_memory_bytes": memory,
+        "memory": "device" if job.world.device.type == "cuda" else "resident",
+    }
+    if job.world.size > 1 and not apart:
+        return figures
+    split = _split(job.world, steps_taken, [step for block in apart for step in block.phases], seconds.median)
+    exchange = _measure_exchange(job, isolated) if apart and _is_trained(job) else 0.0
+    return {
+        **figures,
         "split_seconds": split,
         "communication_alone_seconds": exchange,
         "communication_hidden_seconds": max(0.0, exchange - split["communication_exposed"]),
-        "gradient_bytes": sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad),
-        "peak_memory_bytes": memory,
-        "memory": kind,
     }
 
 
@@ -125,7 +147,7 @@ def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]
 def _split(
     world: World, whole: Sequence[Mapping[Phase, float]], apart: Sequence[Mapping[Phase, float]], step_seconds: float
 ) -> dict[str, float]:
-    """A step's seconds by what they went into; they add up to a median step's."""
+    """A step's seconds by what they went into, each a median; they add up to about a median step's."""
     # Over workers, one of which may wait in its backward pass for another that is still in its own.
     phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in get_args(Phase)}
     backward = phases["backward"] + phases["reduction"]
@@ -171,8 +193,14 @@ def _measure_exchange(job: Job, isolated: Job) -> float:
     return max(0.0, warm[True] - warm[False])
 
 
-def _peak_memory(world: World) -> tuple[int, str]:
+def _is_trained(job: Job) -> bool:
+    return any(parameter.requires_grad for parameter in job.model.parameters())
+
+
+def _peak_memory(world: World) -> int:
     """The most that a worker has held, in bytes: of its GPU's memory, else of the machine's."""
     if world.device.type == "cuda":
-        return max(world.gather(torch.cuda.max_memory_allocated())), "device"
-    return max(world.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)), "resident"
+        held = torch.cuda.max_memory_allocated()
+    else:
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(max(world.gather(held)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.config import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.study.points import KEY, job_digest, plan_points, recorded
+from lockstep.study.points import KEY, Point, job_digest, missing_points, plan_points
 
 CONFIG = TrainConfig(batch_size=32)
 
@@ -44,10 +45,26 @@ def test_a_job_is_the_same_whatever_its_batch_and_its_folder() -> None:
     assert job_digest(replace(CONFIG, seed=1)) != job_digest(CONFIG)
 
 
-def test_only_figures_count_as_recorded() -> None:
-    point = plan_points(CONFIG, [2], ("weak",), 1, seed=0)[0]
-    about = {"kind": "scaling", "job": "01234567", "nodes": 1, "steps": 30, **point.to_mapping()}
-    assert list(recorded([about], "scaling")) == [point.key("01234567", nodes=1, steps=30)]
-    assert list(recorded([about], "batch")) == []
-    assert list(recorded([{**about, "failed": "no memory"}], "scaling")) == []
-    assert set(KEY) <= about.keys()
+ABOUT = {"job": "01234567", "nodes": 1, "threads": 1, "steps": 30, "warmup_steps": 5}
+
+
+def _about(point: Point) -> dict[str, Any]:
+    return {**ABOUT, **point.to_mapping()}
+
+
+def test_only_figures_of_the_same_measurement_count() -> None:
+    points = plan_points(CONFIG, [2], ("weak",), 1, seed=0)
+    record = {"kind": "scaling", **_about(points[0])}
+    assert missing_points(points, _about, [record]) == []
+    assert set(KEY) <= record.keys()
+    others = [{**record, name: "other"} for name in KEY]
+    assert missing_points(points, _about, [*others, {**record, "kind": "batch"}, {**record, "failed": "why"}]) == points
+
+
+def test_a_point_recorded_for_one_series_is_measured_again_for_both() -> None:
+    strong = plan_points(CONFIG, [1], ("strong",), 1, seed=0)
+    both = plan_points(CONFIG, [1], ("strong", "weak"), 1, seed=0)
+    records = [{"kind": "scaling", **_about(strong[0])}]
+    assert missing_points(both, _about, records) == both
+    records += [{"kind": "scaling", **_about(both[0])}]
+    assert missing_points(both, _about, records) == missing_points(strong, _about, records) == []
