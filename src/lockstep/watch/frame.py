@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lockstep.watch.canvas import sparkline
 from lockstep.watch.chart import Curve, draw_chart
 from lockstep.watch.run import Checkpoint, Condition, Snapshot, duration
+from lockstep.watch.values import one_line
 from lockstep.watch.workers import Worker
 
 if TYPE_CHECKING:
@@ -67,11 +68,12 @@ def _heading(snapshot: Snapshot, width: int) -> list[Text]:
     from rich.text import Text
 
     job = snapshot.metrics.job
-    arch = job.get("arch") or snapshot.setting("model", "arch", default="")
-    data = job.get("data") or snapshot.setting("data", "dataset", default="")
-    name = Text.assemble((f"{arch} on {data}" if arch and data else snapshot.path.name, "bold"))
-    precision = snapshot.setting("numerics", "precision", default="")
-    facts = [str(precision)] if precision else []
+    arch = one_line(job.get("arch") or snapshot.setting("model", "arch"))
+    data = one_line(job.get("data") or snapshot.setting("data", "dataset"))
+    folder = one_line(snapshot.path.name)
+    name = Text.assemble((f"{arch} on {data}" if arch and data else folder, "bold"))
+    precision = one_line(snapshot.setting("numerics", "precision"))
+    facts = [precision] if precision else []
     if isinstance(workers := job.get("workers"), int):
         facts.insert(0, f"{workers} worker{'s' if workers != 1 else ''}")
     if isinstance(batch := job.get("global_batch"), int):
@@ -82,7 +84,6 @@ def _heading(snapshot: Snapshot, width: int) -> list[Text]:
     while facts and name.cell_len + sum(map(len, facts)) > width:
         facts.pop()
     name.append("".join(facts))
-    folder = snapshot.path.name
     if name.cell_len + len(folder) + 2 <= width:
         name.append(" " * (width - name.cell_len - len(folder)) + folder, style=QUIET)
     sign, style = CONDITIONS[snapshot.state.condition]

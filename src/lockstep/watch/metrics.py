@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from lockstep.watch.thinning import Thinned
+from lockstep.watch.values import one_line
 
 Split = Literal["train", "val"]
 RECENT = 8  # records of steps of which "now" is the median: one alone, at an epoch's end, may be of a single step
@@ -98,7 +99,7 @@ class Metrics:
         self.ending, self.is_complete = name, True
 
     def _stop(self, record: Mapping[str, Any]) -> None:
-        self.ending = f"stopped by {record.get('reason', 'a signal')}"
+        self.ending = f"stopped by {one_line(record.get('reason')) or 'a signal'}"
 
     def _add_curves(self, record: Mapping[str, Any], split: Split) -> None:
         epoch = self.epoch

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.errors import LOST_PEER
 from lockstep.io_records import KIND, worker_file
 from lockstep.watch.tail import Tail
+from lockstep.watch.values import one_line
 
 IO_BYTES = 64 << 10  # of the end of its I/O records, some 200 of them
 LOG_BYTES = 16 << 10  # of the end of its log: a traceback
@@ -85,4 +86,4 @@ def _raised(trace: bytes) -> str:
     """The line of a traceback that names the exception."""
     lines = [line for line in trace.decode(errors="replace").splitlines() if line.strip()]
     named = [match[1] for line in lines if (match := RAISED.match(line))]
-    return named[-1] if named else (lines[-1].strip() if lines else "an error")
+    return one_line(named[-1] if named else lines[-1].strip() if lines else "an error")

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lockstep.watch.frame import draw_frame
 from lockstep.watch.run import RunWatch
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
+COMMANDS = "\x1b[2J\x1b[31mPWN\x1b]0;title\x07\x9b1m\nsecond line"
 SIZES = [(width, height) for width in (20, 60, 76, 80, 140, 200) for height in (3, 8, 12, 24, 40, 100)]
 
 
@@ -72,3 +74,22 @@ def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: C
     assert "8 min 24 s ago" in rows["77"]
     assert "ValueError: no" in rows["88"]
     assert f"and {100 - len(rows)} more workers, all well" in frame
+
+
+@pytest.mark.parametrize("height", [3, 8, 40])
+def test_no_foreign_text_commands_the_terminal_or_breaks_a_line(
+    new_run: NewRun, write: Callable[..., None], height: int
+) -> None:
+    run = new_run(2)
+    run = run.rename(run.with_name(f"run {COMMANDS}"))
+    (run / "config.yaml").write_text(yaml.safe_dump({"numerics": {"precision": COMMANDS}}))
+    metrics = run / "metrics.jsonl"
+    for ending in ([], [{"kind": "stop", "step": 20, "reason": COMMANDS}], [{"kind": "run", "workers": 2}]):
+        write(metrics, [{"kind": "run", "arch": COMMANDS, "data": COMMANDS, "workers": 2}, *ending])
+        (run / "logs" / "worker-0.log").write_text(f"2026-01-01 00:00:01,001 worker 0 ERROR x\nOSError: {COMMANDS}\n")
+        lines = draw_frame(RunWatch(run).look(START + 70), 200, height)
+        assert len(lines) <= height
+        for line in lines:
+            assert line.plain.isprintable()
+        assert "PWN" in lines[0].plain
+        assert "\ufffd" in lines[1].plain
