@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lockstep.watch.canvas import sparkline
 from lockstep.watch.chart import Curve, draw_chart
 from lockstep.watch.run import Checkpoint, Condition, Snapshot, duration
-from lockstep.watch.values import one_line
+from lockstep.watch.values import count, one_line
 from lockstep.watch.workers import Worker
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def _heading(snapshot: Snapshot, width: int) -> list[Text]:
     name = Text.assemble((f"{arch} on {data}" if arch and data else folder, "bold"))
     precision = one_line(snapshot.setting("numerics", "precision"))
     facts = [precision] if precision else []
-    if isinstance(workers := job.get("workers"), int):
+    if (workers := count(job.get("workers"))) is not None:
         facts.insert(0, f"{workers} worker{'s' if workers != 1 else ''}")
-    if isinstance(batch := job.get("global_batch"), int):
+    if (batch := count(job.get("global_batch"))) is not None:
         facts.append(f"global batch {batch:,}")
-    if isinstance(parameters := job.get("parameters"), int):
+    if (parameters := count(job.get("parameters"))) is not None:
         facts.append(f"{_short(parameters)} parameters")
     facts = [f" · {fact}" for fact in facts]
     while facts and name.cell_len + sum(map(len, facts)) > width:

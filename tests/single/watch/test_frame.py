@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -93,3 +94,20 @@ def test_no_foreign_text_commands_the_terminal_or_breaks_a_line(
             assert line.plain.isprintable()
         assert "PWN" in lines[0].plain
         assert "\ufffd" in lines[1].plain
+
+
+def test_nonsense_in_any_field_of_any_record_breaks_no_frame(
+    new_run: NewRun, records: Callable[[int], list[dict[str, Any]]], write: Callable[..., None], nonsense: object
+) -> None:
+    run = new_run(2)
+    good = records(2)
+    by_kind = {record["kind"]: record for record in good}
+    desired = {"kind": "desired", "step": 20, "desired_acc": nonsense}
+    ends = [[{**record, name: nonsense}] for record in by_kind.values() for name in record]
+    ends += [[dict.fromkeys(record, nonsense) | {"kind": record["kind"]} for record in good], [desired]]
+    io = {"kind": "io", "unix_time": nonsense, "seconds": nonsense, "read_bytes": nonsense}
+    write(run / "io" / "worker-0.jsonl", [io, io | {"unix_time": START, "seconds": 1e-300}])
+    (run / "config.yaml").write_text(yaml.safe_dump({"epochs": nonsense, "run": {"io_every": nonsense}}))
+    for end in ends:
+        write(run / "metrics.jsonl", [*good, *end, good[1] | {"loss": nonsense}])
+        assert len(_draw(run, 100, 40).splitlines()) > 10
