@@ -203,7 +203,8 @@ def _checkpoints(snapshot: Snapshot, width: int) -> list[Text]:
     if snapshot.best:
         same = snapshot.best.step == snapshot.last.step
         words = [tell("last and best", snapshot.last)] if same else [*words, tell("best", snapshot.best)]
-    return _labelled("checkpoints", words, width)
+    parts = [part for word in words for part in ([word] if len(word) <= width - LABEL else word.rsplit(", ", 1))]
+    return _labelled("checkpoints", parts, width)
 
 
 def _workers(snapshot: Snapshot, width: int, height: int) -> list[Text]:

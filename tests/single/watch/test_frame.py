@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,38 @@ def test_charts_stand_beside_each_other_where_there_is_room(new_run: NewRun) -> 
     together = [line for line in _draw(run, 80).splitlines() if "loss" in line and "top-1 %" in line]
     apart = [line for line in _draw(run, 60).splitlines() if "loss" in line and "top-1 %" in line]
     assert (len(together), len(apart)) == (1, 0)
+
+
+@pytest.mark.parametrize("width", range(76, 81))
+@pytest.mark.parametrize(("loss", "shown"), [(0.0676, "0.0676"), (1.25e-5, "1.25e-05")])
+def test_the_latest_losses_are_whole_beside_the_accuracies(
+    new_run: NewRun, write: Callable[..., None], width: int, loss: float, shown: str
+) -> None:
+    run = new_run(2)
+    steps = [{"kind": "step", "step": step, "loss": value, "top1": 1.0} for step, value in ((21, 8.0), (22, loss))]
+    write(
+        run / "metrics.jsonl", [*steps, {"kind": "epoch", "split": "val", "step": 22, "loss": loss, "top1": 1.0}], "a"
+    )
+    heading = next(line for line in _draw(run, width).splitlines() if line.startswith("loss"))
+    assert f"train {shown} " in heading
+    assert f"val {shown} " in heading
+    assert "train 100.00" in heading
+    assert "val 100.00" in heading
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("best", [10, 20])
+def test_checkpoints_are_told_in_whole_where_they_take_several_lines(new_run: NewRun, width: int, best: int) -> None:
+    run = new_run(2)
+    for step in (10, 20):
+        folder = run / "checkpoints" / f"step-{step:08}"
+        folder.mkdir()
+        os.utime(folder, (START + 10, START + 10))
+    (run / "checkpoints" / "best").symlink_to(f"step-{best:08}")
+    frame = _draw(run, width, now=START + 10 + 47 * 3600 + 59 * 60)
+    assert "…" not in frame.partition("checkpoints")[2].partition("worker")[0]
+    assert frame.count("47 h 59 min ago") >= (2 if best == 10 else 1)
+    assert f"best step {best}, top-1 {best:.2f} %" in frame
 
 
 def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: Callable[..., None]) -> None:
