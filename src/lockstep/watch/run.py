@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +78,7 @@ class Snapshot:
         times = [self.metrics.last_time, *(worker.last_time for worker in self.workers)]
         return max((time for time in times if time is not None), default=None)
 
-    @property
+    @cached_property  # of all workers, and asked for each
     def silent_seconds(self) -> float:
         """How long a run may be silent and still be thought to run."""
         every = number(self.setting("run", "io_every", default=0))
