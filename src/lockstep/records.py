@@ -59,6 +59,15 @@ class RecordWriter:
         self._file.close()
 
 
+def parse_record(line: str | bytes) -> dict[str, Any] | None:
+    """The record of a line; None where it holds no whole one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def read_records(path: Path, on_damage: Callable[[int], None] = lambda line: None) -> Iterator[dict[str, Any]]:
     """Yield the records of a file; a last line that a crash left half-written is passed over.
 
@@ -67,11 +76,8 @@ def read_records(path: Path, on_damage: Callable[[int], None] = lambda line: Non
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if isinstance(record, dict):
+            record = parse_record(line)
+            if record is not None:
                 yield record
             elif line.strip():
                 on_damage(number)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.records import RecordWriter, keep_records, read_records, write_json
+from lockstep.records import RecordWriter, keep_records, parse_record, read_records, write_json
 
 RECORDS = [
     {"kind": "run", "step": 0, "name": "ünïcode \n line", "nested": {"a": [1, None, True]}},
@@ -54,6 +54,14 @@ def test_what_is_no_whole_record_is_passed_over(tmp_path: Path, rest: str) -> No
     with path.open("ab") as file:
         file.write(rest.encode("utf-8", "surrogateescape"))
     assert list(read_records(path)) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "line", ["", "[1]", "7", '{"a": ', "[" * 100_000, '{"a":' * 100_000, b"\xff\xfe", b'{"a": "\xe4"}']
+)
+def test_only_a_whole_object_is_a_record(line: str | bytes) -> None:
+    assert parse_record(line) is None
+    assert parse_record('{"a": [1]}\n') == parse_record(b'{"a": [1]}\n') == {"a": [1]}
 
 
 def test_damaged_lines_are_told_by_their_number_and_empty_ones_are_none(tmp_path: Path) -> None:

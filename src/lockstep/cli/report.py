@@ -21,7 +21,7 @@ class ReportCommand:
     Needs no torch. What is missing or damaged is said, and the rest is reported.
     """
 
-    sources: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN|STUDY")]
+    sources: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN|STUDY [...]", help_behavior_hint="")]
     """Run folders, TensorBoard folders, a study's .jsonl files, or folders of such as runs/ and study/."""
     out: Annotated[Path, arg(aliases=["-o"], metavar="DIR")] = Path("report")
     """Folder that the report is written to."""

@@ -30,11 +30,11 @@ class PredictCommand:
     Each series (a job, in the strong or the weak mode) is fitted by itself.
     """
 
-    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE.jsonl")] = ()
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE.jsonl ...]", help_behavior_hint="")] = ()
     """Files of scaling records. Default: study/scaling.jsonl."""
-    counts: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
+    counts: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...", help_behavior_hint="")] = ""
     """Numbers of workers to predict. Default: 2, 4 and 8 times the largest one measured."""
-    only: Annotated[str, arg(name="from", metavar="N,N,...")] = ""
+    only: Annotated[str, arg(name="from", metavar="N,N,...", help_behavior_hint="")] = ""
     """Fit to these numbers of workers alone; the other points check the fit. Default: all that were measured."""
     out: Path = Path("study/predict.jsonl")
     """File that the records are appended to, one a series."""

@@ -35,7 +35,7 @@ class WatchCommand:
     Only what the run writes into its folder is read, so the run may be on another machine, and over.
     """
 
-    run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
+    run: Annotated[Positional[Path | None], arg(metavar="[RUN]", help_behavior_hint="")] = None
     """A run folder. Default: the newest in runs/."""
     interval: float = 2.0
     """Seconds between two looks."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LOG_FROM = 8.0  # highest over lowest value: else most of a training is drawn in the lowest line
 TICKED_DECADES = 3  # have ticks within them
+SMALLEST_STEP = 1e-300  # between ticks: smaller numbers lose their digits
 AXIS = "grey50"
 
 
@@ -61,6 +62,7 @@ def scale_for(values: Sequence[float], ticks: int, may_be_log: bool = True) -> S
 
 def _round_step(at_least: float) -> float:
     """The next of 1, 2, 5, 10, ..."""
+    at_least = max(at_least, SMALLEST_STEP)
     decade = 10.0 ** math.floor(math.log10(at_least))
     return next(factor * decade for factor in (1, 2, 5, 10) if factor * decade >= at_least * (1 - 1e-9))
 
@@ -93,21 +95,28 @@ def draw_chart(
     for curve in drawn:
         points = [(x / end, scale.share(y)) for x, y in curve.points]
         canvas.draw(points, curve.style, curve.is_dashed)
-    lines = [_heading(f"{title} (log)" if scale.is_log else title, drawn)]
+    lines = [_heading(title, drawn, width, scale.is_log)]
     for row, runs in enumerate(canvas.lines()):
         axis = f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}"
         lines.append(Text.assemble((axis, AXIS), *runs))
     return [*lines, _x_axis(end, margin, canvas.width)]
 
 
-def _heading(title: str, curves: Sequence[Curve]) -> Text:
+def _heading(title: str, curves: Sequence[Curve], width: int, is_log: bool) -> Text:
+    """The title and the legend, with less around the latest values where these would not fit."""
+    whole = _legend(f"{title} (log)" if is_log else title, curves)
+    forms = [whole, _legend(title, curves), _legend(title, curves, gap=1, sample=1)]
+    return next((form for form in forms if form.cell_len <= width), forms[-1])
+
+
+def _legend(title: str, curves: Sequence[Curve], gap: int = 2, sample: int = 2) -> Text:
     from rich.text import Text
 
-    heading = Text(title, style="bold")
+    legend = Text(title, style="bold")
     for curve in curves:
-        line = "┄┄" if curve.is_dashed else "──"
-        heading.append(f"  {line} {curve.name} {curve.value}", style=f"not bold {curve.style}")
-    return heading
+        line = ("┄" if curve.is_dashed else "─") * sample
+        legend.append(f"{' ' * gap}{line} {curve.name} {curve.value}", style=f"not bold {curve.style}")
+    return legend
 
 
 def _x_axis(end: float, margin: int, width: int) -> Text:

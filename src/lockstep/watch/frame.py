@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lockstep.watch.canvas import sparkline
 from lockstep.watch.chart import Curve, draw_chart
 from lockstep.watch.run import Checkpoint, Condition, Snapshot, duration
+from lockstep.watch.values import count, one_line
 from lockstep.watch.workers import Worker
 
 if TYPE_CHECKING:
@@ -67,22 +68,22 @@ def _heading(snapshot: Snapshot, width: int) -> list[Text]:
     from rich.text import Text
 
     job = snapshot.metrics.job
-    arch = job.get("arch") or snapshot.setting("model", "arch", default="")
-    data = job.get("data") or snapshot.setting("data", "dataset", default="")
-    name = Text.assemble((f"{arch} on {data}" if arch and data else snapshot.path.name, "bold"))
-    precision = snapshot.setting("numerics", "precision", default="")
-    facts = [str(precision)] if precision else []
-    if isinstance(workers := job.get("workers"), int):
+    arch = one_line(job.get("arch") or snapshot.setting("model", "arch"))
+    data = one_line(job.get("data") or snapshot.setting("data", "dataset"))
+    folder = one_line(snapshot.path.name)
+    name = Text.assemble((f"{arch} on {data}" if arch and data else folder, "bold"))
+    precision = one_line(snapshot.setting("numerics", "precision"))
+    facts = [precision] if precision else []
+    if (workers := count(job.get("workers"))) is not None:
         facts.insert(0, f"{workers} worker{'s' if workers != 1 else ''}")
-    if isinstance(batch := job.get("global_batch"), int):
+    if (batch := count(job.get("global_batch"))) is not None:
         facts.append(f"global batch {batch:,}")
-    if isinstance(parameters := job.get("parameters"), int):
+    if (parameters := count(job.get("parameters"))) is not None:
         facts.append(f"{_short(parameters)} parameters")
     facts = [f" · {fact}" for fact in facts]
     while facts and name.cell_len + sum(map(len, facts)) > width:
         facts.pop()
     name.append("".join(facts))
-    folder = snapshot.path.name
     if name.cell_len + len(folder) + 2 <= width:
         name.append(" " * (width - name.cell_len - len(folder)) + folder, style=QUIET)
     sign, style = CONDITIONS[snapshot.state.condition]
@@ -202,7 +203,8 @@ def _checkpoints(snapshot: Snapshot, width: int) -> list[Text]:
     if snapshot.best:
         same = snapshot.best.step == snapshot.last.step
         words = [tell("last and best", snapshot.last)] if same else [*words, tell("best", snapshot.best)]
-    return _labelled("checkpoints", words, width)
+    parts = [part for word in words for part in ([word] if len(word) <= width - LABEL else word.rsplit(", ", 1))]
+    return _labelled("checkpoints", parts, width)
 
 
 def _workers(snapshot: Snapshot, width: int, height: int) -> list[Text]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
 from lockstep.watch.thinning import Thinned
+from lockstep.watch.values import count, number, one_line
 
 Split = Literal["train", "val"]
 RECENT = 8  # records of steps of which "now" is the median: one alone, at an epoch's end, may be of a single step
@@ -37,24 +37,26 @@ class Metrics:
         self.top1_after: dict[int, float] = {}  # of each evaluation
         self.ending = ""  # how the last session ended; empty while it has not
         self.is_complete = False  # and nothing is left to be trained
-        self._epochs = _number(config.get("epochs"))
+        self._epochs = count(config.get("epochs"))
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._times = Thinned()  # unix time by step, of the last session
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in one record."""
-        handle = {
+        handlers = {
             "run": self._begin,
             "step": self._add_steps,
             "epoch": self._add_epoch,
             "desired": self._reach,
             "stop": self._stop,
-        }.get(str(record.get("kind")))
+        }
+        kind = record.get("kind")
+        handle = handlers.get(kind) if isinstance(kind, str) else None
         if handle is None:
             return
-        self.step = int(_number(record.get("step")) or 0)
-        self.time_seconds = _number(record.get("time_seconds")) or self.time_seconds
-        self._pass_time(_number(record.get("unix_time")))
+        self.step = count(record.get("step")) or 0
+        self.time_seconds = number(record.get("time_seconds")) or self.time_seconds
+        self._pass_time(number(record.get("unix_time")))
         handle(record)
 
     def _pass_time(self, unix_time: float | None) -> None:
@@ -72,9 +74,9 @@ class Metrics:
         self._recent.clear()
 
     def _add_steps(self, record: Mapping[str, Any]) -> None:
-        self.figures = {name: value for name in STEP_FIGURES if (value := _number(record.get(name))) is not None}
+        self.figures = {name: value for name in STEP_FIGURES if (value := number(record.get(name))) is not None}
         self._add_curves(record, "train")
-        rate = _number(record.get("images_per_second"))
+        rate = number(record.get("images_per_second"))
         if rate is not None:
             self.rates.add(self.step, rate)
             self._recent.append(rate)
@@ -82,34 +84,34 @@ class Metrics:
             self._times.add(self.step, self.last_time)
 
     def _add_epoch(self, record: Mapping[str, Any]) -> None:
-        self._epochs = _number(record.get("epochs")) or self._epochs
+        self._epochs = count(record.get("epochs")) or self._epochs
         if record.get("split") != "val":
             return
         self._add_curves(record, "val")
-        top1 = _number(record.get("top1"))
+        top1 = number(record.get("top1"))
         if top1 is not None:
             self.top1_after[self.step] = top1
         if self.step == self.last_step:
             self.ending, self.is_complete = "finished", True
 
     def _reach(self, record: Mapping[str, Any]) -> None:
-        desired = _number(record.get("desired_acc"))
+        desired = number(record.get("desired_acc"))
         name = f"desired accuracy {100 * desired:g} % reached" if desired is not None else "desired accuracy reached"
         self.ending, self.is_complete = name, True
 
     def _stop(self, record: Mapping[str, Any]) -> None:
-        self.ending = f"stopped by {record.get('reason', 'a signal')}"
+        self.ending = f"stopped by {one_line(record.get('reason')) or 'a signal'}"
 
     def _add_curves(self, record: Mapping[str, Any], split: Split) -> None:
         epoch = self.epoch
         for name in ("loss", "top1"):
-            value = _number(record.get(name))
+            value = number(record.get(name))
             if value is not None and epoch is not None:
                 self.curves[name, split].add(epoch, value)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        return int(_number(self.job.get("steps_per_epoch")) or 0) or None
+        return count(self.job.get("steps_per_epoch")) or None
 
     @property
     def epoch(self) -> float | None:
@@ -119,14 +121,14 @@ class Metrics:
     @property
     def epochs(self) -> int | None:
         """Epochs of the whole run."""
-        return int(self._epochs) if self._epochs else None
+        return self._epochs or None
 
     @property
     def last_step(self) -> int | None:
         """Steps of the whole run."""
         planned = self.epochs * self.steps_per_epoch if self.epochs and self.steps_per_epoch else None
-        most = _number(self._config.get("max_steps"))
-        return min((int(value) for value in (planned, most) if value), default=None)
+        most = count(self._config.get("max_steps"))
+        return min((steps for steps in (planned, most) if steps), default=None)
 
     @property
     def rate_now(self) -> float | None:
@@ -149,12 +151,7 @@ class Metrics:
         )
         if begin_step == end_step:
             begin_step, begin_time = times[-2]
+        if begin_step >= end_step:  # damaged records go back
+            return None
         seconds = (end_time - begin_time) / (end_step - begin_step) * (last - end_step)
         return max(0.0, seconds - max(0.0, now - end_time))
-
-
-def _number(value: object) -> float | None:
-    """A finite number, or None for all else that a damaged record may hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return value

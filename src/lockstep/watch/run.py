@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.errors import ConfigError
 from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
+from lockstep.watch.values import count, number
 from lockstep.watch.workers import Worker, WorkerFiles
 
 RUNS = Path("runs")
 SILENT_SECONDS = 60.0  # without any record, at least: a busy file system may take as long
 SILENT_IO_RECORDS = 6
 SILENT_RECORDS = 3  # where nobody keeps I/O records: the longest time between others, which an evaluation may take
+MOST_WORKERS = 10_000  # that are looked at: a damaged record may name any number
 Condition = Literal["reading", "waiting", "running", "silent", "stopped", "failed", "finished"]
 
 
@@ -75,11 +78,11 @@ class Snapshot:
         times = [self.metrics.last_time, *(worker.last_time for worker in self.workers)]
         return max((time for time in times if time is not None), default=None)
 
-    @property
+    @cached_property  # of all workers, and asked for each
     def silent_seconds(self) -> float:
         """How long a run may be silent and still be thought to run."""
-        every = self.setting("run", "io_every", default=0)
-        if isinstance(every, (int, float)) and any(worker.last_time for worker in self.workers):
+        every = number(self.setting("run", "io_every", default=0))
+        if every is not None and any(worker.last_time for worker in self.workers):
             return max(SILENT_SECONDS, SILENT_IO_RECORDS * every)
         return max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds)
 
@@ -134,11 +137,12 @@ class RunWatch:
 
     def _ranks(self) -> range:
         """The workers of the last session; before its record, those that have files."""
-        count = self._metrics.job.get("workers")
-        if isinstance(count, int):
-            return range(count)
+        workers = count(self._metrics.job.get("workers"))
+        if workers is not None:
+            return range(min(workers, MOST_WORKERS))
         names = [path.stem.rpartition("-")[2] for path in (self.path / "logs").glob("worker-*.log")]
-        return range(1 + max((int(name) for name in names if name.isdecimal()), default=-1))
+        last = max((int(name) for name in names if name.isdecimal()), default=-1)
+        return range(min(1 + last, MOST_WORKERS))
 
     def _files(self, rank: int) -> WorkerFiles:
         return self._workers.setdefault(rank, WorkerFiles(self.path, rank))
@@ -150,7 +154,7 @@ def read_config(run: Path) -> Mapping[str, Any]:
 
     try:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from lockstep.records import parse_record
 
 PORTION_BYTES = 16 << 20  # the view is drawn between two of them
 SKIM_BYTES = 32 << 20  # of a longer file, which a day's training writes, only a part of the steps is parsed
@@ -61,7 +62,7 @@ class Tail:
             whole = data  # no record is as long as that: it is passed over
         self._offset += len(whole)
         lines = whole.splitlines()
-        records = [record for line in self._chosen(lines) if (record := _parse(line)) is not None]
+        records = [record for line in self._chosen(lines) if (record := parse_record(line)) is not None]
         if len(data) < most_bytes:
             self._every = 1
             return News(records, is_new)
@@ -86,12 +87,3 @@ class _Status(NamedTuple):
 def _status(descriptor: int) -> _Status:
     facts = os.fstat(descriptor)
     return _Status((facts.st_dev, facts.st_ino), facts.st_size)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line's record; None where a crash left half of one."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None

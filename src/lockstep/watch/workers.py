@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import LOST_PEER
 from lockstep.io_records import KIND, worker_file
 from lockstep.watch.tail import Tail
+from lockstep.watch.values import number, one_line
 
 IO_BYTES = 64 << 10  # of the end of its I/O records, some 200 of them
 LOG_BYTES = 16 << 10  # of the end of its log: a traceback
@@ -53,12 +55,22 @@ class WorkerFiles:
     def look(self) -> Worker:
         """The worker as it is now."""
         for record in self._io.read().records:
-            with suppress(KeyError, TypeError, ZeroDivisionError):
-                if record["kind"] == KIND:
-                    self.worker.last_time = float(record["unix_time"])
-                    self.worker.read_rates.append(record["read_bytes"] / record["seconds"])
+            if record.get("kind") == KIND:
+                self._add(record)
         self._look_at_log()
         return self.worker
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        """Take in an I/O record; what it lacks, or holds of nonsense, is passed over."""
+        time = number(record.get("unix_time"))
+        read, seconds = number(record.get("read_bytes")), number(record.get("seconds"))
+        if time is None:
+            return
+        self.worker.last_time = time
+        if read is not None and seconds is not None and seconds > 0:
+            rate = number(read / seconds)
+            if rate is not None:
+                self.worker.read_rates.append(rate)
 
     def _look_at_log(self) -> None:
         try:
@@ -85,4 +97,4 @@ def _raised(trace: bytes) -> str:
     """The line of a traceback that names the exception."""
     lines = [line for line in trace.decode(errors="replace").splitlines() if line.strip()]
     named = [match[1] for line in lines if (match := RAISED.match(line))]
-    return named[-1] if named else (lines[-1].strip() if lines else "an error")
+    return one_line(named[-1] if named else lines[-1].strip() if lines else "an error")

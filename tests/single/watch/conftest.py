@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 START = 1_700_000_000.0
 CONFIG = "numerics: {precision: O2}\nrun: {io_every: 5.0}\nepochs: 4\n"
 Record = dict[str, Any]
+NONSENSE = (None, "x", [], {}, True, -1, -1e300, 5e-324, math.nan, math.inf, -math.inf, 10**400, 1e100, 1e308)
 
 
 def _records(epochs: int) -> list[Record]:
@@ -38,6 +40,12 @@ def _records(epochs: int) -> list[Record]:
 def records() -> Callable[[int], list[Record]]:
     """The records of a run that has trained so many epochs of its 4."""
     return _records
+
+
+@pytest.fixture(params=NONSENSE, ids=lambda value: f"{value!r:.8}")
+def nonsense(request: pytest.FixtureRequest) -> object:
+    """What a damaged record may hold in place of a figure."""
+    return request.param
 
 
 @pytest.fixture

@@ -47,8 +47,21 @@ def test_a_chart_has_its_size_legend_ticks_and_the_last_epoch() -> None:
     assert draw_chart("loss", curves[1:], 40, 8)[1].plain.strip() == "nothing yet"
 
 
+def test_the_latest_values_are_whole_where_the_heading_is_long() -> None:
+    curves = [
+        Curve("train", "1.23e-05", [(0.5, 2.0), (3, 1.23e-5)], "cyan"),
+        Curve("val", "3.21e-05", [(3, 3.21e-5)], "magenta", is_dashed=True),
+    ]
+    headings = [draw_chart("loss", curves, width, 8)[0].plain for width in (60, 45, 36)]
+    assert headings == [
+        "loss (log)  ── train 1.23e-05  ┄┄ val 3.21e-05",
+        "loss  ── train 1.23e-05  ┄┄ val 3.21e-05",
+        "loss ─ train 1.23e-05 ┄ val 3.21e-05",
+    ]
+
+
 @pytest.mark.parametrize("height", range(4, 30))
 def test_no_size_and_no_values_break_a_chart(height: int) -> None:
-    for values in ([0.0], [1.0, 1.0], [0.0, 1e9], [-3.0, 1e-9], [1e-300, 1e300]):
+    for values in ([0.0], [1.0, 1.0], [0.0, 1e9], [-3.0, 1e-9], [1e-300, 1e300], [5e-324], [-5e-324, 0.0]):
         curve = Curve("train", "", list(enumerate(values)), "cyan")
         assert len(draw_chart("loss", [curve], 24, height)) == height

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from lockstep.watch.frame import draw_frame
 from lockstep.watch.run import RunWatch
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
+COMMANDS = "\x1b[2J\x1b[31mPWN\x1b]0;title\x07\x9b1m\nsecond line"
 SIZES = [(width, height) for width in (20, 60, 76, 80, 140, 200) for height in (3, 8, 12, 24, 40, 100)]
 
 
@@ -57,6 +61,38 @@ def test_charts_stand_beside_each_other_where_there_is_room(new_run: NewRun) -> 
     assert (len(together), len(apart)) == (1, 0)
 
 
+@pytest.mark.parametrize("width", range(76, 81))
+@pytest.mark.parametrize(("loss", "shown"), [(0.0676, "0.0676"), (1.25e-5, "1.25e-05")])
+def test_the_latest_losses_are_whole_beside_the_accuracies(
+    new_run: NewRun, write: Callable[..., None], width: int, loss: float, shown: str
+) -> None:
+    run = new_run(2)
+    steps = [{"kind": "step", "step": step, "loss": value, "top1": 1.0} for step, value in ((21, 8.0), (22, loss))]
+    write(
+        run / "metrics.jsonl", [*steps, {"kind": "epoch", "split": "val", "step": 22, "loss": loss, "top1": 1.0}], "a"
+    )
+    heading = next(line for line in _draw(run, width).splitlines() if line.startswith("loss"))
+    assert f"train {shown} " in heading
+    assert f"val {shown} " in heading
+    assert "train 100.00" in heading
+    assert "val 100.00" in heading
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("best", [10, 20])
+def test_checkpoints_are_told_in_whole_where_they_take_several_lines(new_run: NewRun, width: int, best: int) -> None:
+    run = new_run(2)
+    for step in (10, 20):
+        folder = run / "checkpoints" / f"step-{step:08}"
+        folder.mkdir()
+        os.utime(folder, (START + 10, START + 10))
+    (run / "checkpoints" / "best").symlink_to(f"step-{best:08}")
+    frame = _draw(run, width, now=START + 10 + 47 * 3600 + 59 * 60)
+    assert "…" not in frame.partition("checkpoints")[2].partition("worker")[0]
+    assert frame.count("47 h 59 min ago") >= (2 if best == 10 else 1)
+    assert f"best step {best}, top-1 {best:.2f} %" in frame
+
+
 def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: Callable[..., None]) -> None:
     run = new_run(2)
     text = (run / "metrics.jsonl").read_text().replace('"workers": 2', '"workers": 100')
@@ -72,3 +108,39 @@ def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: C
     assert "8 min 24 s ago" in rows["77"]
     assert "ValueError: no" in rows["88"]
     assert f"and {100 - len(rows)} more workers, all well" in frame
+
+
+@pytest.mark.parametrize("height", [3, 8, 40])
+def test_no_foreign_text_commands_the_terminal_or_breaks_a_line(
+    new_run: NewRun, write: Callable[..., None], height: int
+) -> None:
+    run = new_run(2)
+    run = run.rename(run.with_name(f"run {COMMANDS}"))
+    (run / "config.yaml").write_text(yaml.safe_dump({"numerics": {"precision": COMMANDS}}))
+    metrics = run / "metrics.jsonl"
+    for ending in ([], [{"kind": "stop", "step": 20, "reason": COMMANDS}], [{"kind": "run", "workers": 2}]):
+        write(metrics, [{"kind": "run", "arch": COMMANDS, "data": COMMANDS, "workers": 2}, *ending])
+        (run / "logs" / "worker-0.log").write_text(f"2026-01-01 00:00:01,001 worker 0 ERROR x\nOSError: {COMMANDS}\n")
+        lines = draw_frame(RunWatch(run).look(START + 70), 200, height)
+        assert len(lines) <= height
+        for line in lines:
+            assert line.plain.isprintable()
+        assert "PWN" in lines[0].plain
+        assert "\ufffd" in lines[1].plain
+
+
+def test_nonsense_in_any_field_of_any_record_breaks_no_frame(
+    new_run: NewRun, records: Callable[[int], list[dict[str, Any]]], write: Callable[..., None], nonsense: object
+) -> None:
+    run = new_run(2)
+    good = records(2)
+    by_kind = {record["kind"]: record for record in good}
+    desired = {"kind": "desired", "step": 20, "desired_acc": nonsense}
+    ends = [[{**record, name: nonsense}] for record in by_kind.values() for name in record]
+    ends += [[dict.fromkeys(record, nonsense) | {"kind": record["kind"]} for record in good], [desired]]
+    io = {"kind": "io", "unix_time": nonsense, "seconds": nonsense, "read_bytes": nonsense}
+    write(run / "io" / "worker-0.jsonl", [io, io | {"unix_time": START, "seconds": 1e-300}])
+    (run / "config.yaml").write_text(yaml.safe_dump({"epochs": nonsense, "run": {"io_every": nonsense}}))
+    for end in ends:
+        write(run / "metrics.jsonl", [*good, *end, good[1] | {"loss": nonsense}])
+        assert len(_draw(run, 100, 40).splitlines()) > 10

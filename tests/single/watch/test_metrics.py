@@ -57,11 +57,21 @@ def test_a_stop_and_a_desired_accuracy_end_a_session(records: Records) -> None:
     assert (reached.ending, reached.is_complete) == ("desired accuracy 90 % reached", True)
 
 
-def test_records_that_lack_something_or_hold_nonsense_do_no_harm(records: Records) -> None:
+def test_records_that_lack_something_or_hold_nonsense_do_no_harm(records: Records, nonsense: object) -> None:
     good = records(2)
     broken = [
         {name: value for name, value in record.items() if name != missing} for record in good for missing in record
     ]
-    odd = [dict.fromkeys(record, value) | {"kind": record["kind"]} for record in good for value in (None, "x", [], {})]
-    metrics = _fed([*broken, *odd, {}, {"kind": []}, {"kind": "io"}, *good])
-    assert (metrics.step, metrics.last_step) == (20, 40)
+    odd = [dict.fromkeys(record, nonsense) | {"kind": record["kind"]} for record in good]
+    metrics = _fed([*broken, *odd, {}, {"kind": []}, {"kind": "io"}], max_steps=nonsense, epochs=nonsense)
+    assert metrics.last_step is None or 0 <= metrics.last_step < 1e100
+    metrics.seconds_left(START)
+    for record in good:
+        metrics.add(record)
+    assert (metrics.step, metrics.epoch, metrics.epochs) == (20, 2.0, 4)
+    assert metrics.rate_now == metrics.rate_median == 112.5
+
+
+def test_steps_that_do_not_go_on_tell_no_time_to_go(records: Records) -> None:
+    steps = [{"kind": "step", "step": step, "unix_time": START + step} for step in (20, 20)]
+    assert _fed([*records(0), {"kind": "epoch", "epochs": 4}, *steps]).seconds_left(START + 20) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.watch.run import RunWatch, duration, find_run
+from lockstep.watch.run import MOST_WORKERS, RunWatch, duration, find_run
 
 START = 1_700_000_000.0
 NewRun = Callable[[int], Path]
@@ -79,6 +79,30 @@ def test_a_run_that_begins_is_waited_for(tmp_path: Path, new_run: NewRun) -> Non
     snapshot = watch.look(START + 30)
     assert (snapshot.state.condition, snapshot.metrics.last_step) == ("running", 40)
     assert [worker.rank for worker in snapshot.workers] == [0, 1]
+
+
+def test_a_configuration_nested_too_deeply_counts_as_none(new_run: NewRun) -> None:
+    run = new_run(2)
+    (run / "config.yaml").write_text("[" * 100_000)
+    snapshot = RunWatch(run).look(START + 70)
+    assert snapshot.config == {}
+    assert snapshot.state.condition == "running"
+
+
+@pytest.mark.parametrize(("workers", "looked_at"), [(10**9, MOST_WORKERS), (True, 2), (-1, 2), ("x", 2), (3, 3)])
+def test_a_record_with_a_wrong_number_of_workers_hangs_nothing(
+    new_run: NewRun, write: Write, workers: object, looked_at: int
+) -> None:
+    run = new_run(2)
+    write(run / "metrics.jsonl", [{"kind": "run", "workers": workers}], "a")
+    assert len(RunWatch(run).look(START + 70).workers) == looked_at
+
+
+def test_a_log_with_a_wrong_name_hangs_nothing(new_run: NewRun) -> None:
+    run = new_run(2)
+    (run / "metrics.jsonl").unlink()
+    (run / "logs" / "worker-1000000000.log").touch()
+    assert len(RunWatch(run).look(START + 70).workers) == MOST_WORKERS
 
 
 def test_a_resumed_run_is_seen_as_if_looked_at_for_the_first_time(new_run: NewRun, write: Write) -> None:

@@ -35,6 +35,12 @@ def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
     assert Tail(path).read().records == [{"step": 1}, {"step": 6}]
 
 
+def test_a_line_nested_too_deeply_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 6}\n')
+    assert Tail(path).read().records == [{"step": 1}, {"step": 6}]
+
+
 def test_a_file_that_a_resume_rewrote_is_read_from_its_start(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, [{"step": step} for step in range(5)])

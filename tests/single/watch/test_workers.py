@@ -42,6 +42,26 @@ def test_a_worker_is_followed(new_run: Callable[[int], Path], write: Callable[..
     assert worker.log_bytes == len(INFO + ERROR)
 
 
+def test_io_records_that_hold_nonsense_are_passed_over(
+    new_run: Callable[[int], Path], write: Callable[..., None], nonsense: object
+) -> None:
+    run = new_run(1)
+    good = {"kind": "io", "unix_time": 1e9, "seconds": 5.0, "read_bytes": 50}
+    odd = [good | {name: nonsense} for name in good] + [dict.fromkeys(good, nonsense) | {"kind": "io"}]
+    write(run / "io" / "worker-0.jsonl", [*odd, good])
+    worker = WorkerFiles(run, 0).look()
+    assert worker.last_time == 1e9
+    assert worker.read_rates[-1] == 10
+    assert all(abs(rate) <= 1e100 for rate in worker.read_rates)
+
+
+def test_a_rate_needs_a_length_of_time(new_run: Callable[[int], Path], write: Callable[..., None]) -> None:
+    run = new_run(1)
+    io = [{"kind": "io", "unix_time": 1e9, "seconds": seconds, "read_bytes": 50} for seconds in (0, -5.0)]
+    write(run / "io" / "worker-0.jsonl", io)
+    assert not WorkerFiles(run, 0).look().read_rates
+
+
 def test_a_worker_without_files_is_nothing_to_fail_over(tmp_path: Path) -> None:
     worker = WorkerFiles(tmp_path, 0).look()
     assert (worker.last_time, worker.log_bytes, worker.failure) == (None, None, "")
