@@ -49,11 +49,11 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
     is_crowded = len(curves) > _FEW_LINES
     handles = [(line.name, _draw_line(axes, line, curve, colors, is_crowded)) for line, curve in curves]
     _scale(axes.xaxis, axes.set_xscale, chart.x_scale, ticks.measured(chart), ticks.numbers_of(chart.x_label))
+    _set_y_range(axes, chart.y_scale)
     _scale(axes.yaxis, axes.set_yscale, chart.y_scale, (), ticks.numbers_of(chart.y_label))
-    if chart.x_scale == "linear" and all(float(x).is_integer() for _, curve in curves for x in curve.x):
-        axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
+    _set_x_range(axes, chart.x_scale, sorted({x for _, curve in curves for x in curve.x}))
     if chart.y_scale == "linear":
-        _start_at_zero(axes)
+        _start_at_zero(axes, chart.from_zero)
     _draw_marks(axes, chart.marks)
     return handles
 
@@ -121,10 +121,34 @@ def _scale(
     axis.set_major_formatter(FuncFormatter(lambda value, _: ticks.number(value, numbers)))
 
 
-def _start_at_zero(axes: Axes) -> None:
-    """An amount is read against zero, unless what matters is far above it."""
+def _set_x_range(axes: Axes, scale: Scale, places: Sequence[float]) -> None:
+    """A single place stands in the middle and alone has a number; counts have whole numbers."""
+    if len(places) == 1:
+        axes.set_xlim(*_around(places[0], scale))
+        axes.set_xticks(places)
+    elif scale == "linear" and all(float(place).is_integer() for place in places):
+        axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
+
+
+def _set_y_range(axes: Axes, scale: Scale) -> None:
+    """A single value has room at both sides."""
     low, high = axes.dataLim.intervaly
-    if 0 <= low < 0.4 * high:
+    if low == high:
+        axes.set_ylim(*_around(low, scale))
+
+
+def _around(value: float, scale: Scale) -> tuple[float, float]:
+    """The ends of an axis that has a single value."""
+    if scale != "linear":
+        return value / 2, value * 2
+    room = 0.1 * abs(value) or 1.0
+    return value - room, value + room
+
+
+def _start_at_zero(axes: Axes, is_amount: bool) -> None:
+    """An amount is read against zero; other figures, too, unless all of them are far above it."""
+    low, high = axes.dataLim.intervaly
+    if low >= 0 and (is_amount or low < 0.4 * high):
         axes.set_ylim(bottom=0)
 
 

@@ -114,7 +114,7 @@ def _chart(figure: _Figure, found: Sequence[tuple[int, str, Rows]], longest: flo
     axis = Axis("time", f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
     drawn = lines(curves, axis, figure.factor)
     title = f"{figure.title} over time"
-    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves))
+    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves), from_zero=True)
 
 
 def _curve(rows: Rows, name: str) -> Curve | None:
