@@ -139,7 +139,7 @@ def _set_y_range(axes: Axes, chart: Chart) -> None:
     if low == high:
         axes.set_ylim(*_around(low, chart.y_scale))
     if chart.y_scale == "linear" and low >= 0 and (chart.from_zero or low < 0.4 * high):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, high * 1.05 or 1.0)
 
 
 def _around(value: float, scale: Scale) -> tuple[float, float]:

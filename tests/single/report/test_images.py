@@ -120,8 +120,9 @@ def test_the_axis_of_an_amount_starts_at_zero() -> None:
     lines = [Line("a", [1, 2], [0.772, 0.777])]
     draw_curves(axes, Chart("c", "", "workers", "memory (GB)", lines, "log2", from_zero=True), LIGHT.lines)
 
-    assert axes.get_ylim()[0] == 0
-    assert axes.get_ylim()[1] > 0.777
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 0.8  # the lines do not lie on the frame
 
 
 @pytest.mark.parametrize("x", [0, 1, 0.5])

@@ -107,9 +107,10 @@ def test_a_band_has_a_gap_where_there_is_no_spread(seen: dict[str, Any]) -> None
 
 
 def test_the_axis_of_an_amount_starts_at_zero_however_far_above_it_the_values_are(seen: dict[str, Any]) -> None:
-    near_the_lowest, zero = seen["floors"]
+    (near_the_lowest, _), (zero, top) = seen["ranges"]
     assert near_the_lowest > 900
     assert zero == 0
+    assert top > 1080  # above the highest, 1051, by more than the values differ
 
 
 def test_a_single_place_stands_in_the_middle_and_alone_has_a_number(seen: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ async function visit() {
   const host = element("div");
   document.body.append(host);
   const far = data("many").lines.map((line) => ({ ...line, y: line.y.map((value) => value + 1000) }));
-  seen.floors = [false, true].map((fromZero) => new CurveChart(host, { ...data("many"), lines: far, fromZero }).yRange()[0]);
+  seen.ranges = [false, true].map((fromZero) => new CurveChart(host, { ...data("many"), lines: far, fromZero }).yRange());
   const alone = new CurveChart(host, { ...data("many"), x: [[0]], lines: [{ ...far[0], x: 0, y: [5] }] });
   await pause();
   seen.alone = [alone.whole, alone.plotter.axes[0]._splits];

@@ -91,7 +91,7 @@ class CurveChart {
     if (low > high) return this.yShown ?? [1, 2];
     const [floor, top] = padded(low, high, this.data.yScale, 0.05);
     const isFromZero = this.data.yScale === "linear" && low >= 0 && (this.data.fromZero || low < 0.4 * high);
-    this.yShown = [isFromZero ? 0 : floor, top];
+    this.yShown = isFromZero ? [0, high * 1.05 || 1] : [floor, top];
     return this.yShown;
   }
 
