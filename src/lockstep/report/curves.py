@@ -48,12 +48,12 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
         return []
     is_crowded = len(curves) > _FEW_LINES
     handles = [(line.name, _draw_line(axes, line, curve, colors, is_crowded)) for line, curve in curves]
-    _scale(axes.xaxis, axes.set_xscale, chart.x_scale, ticks.measured(chart), ticks.numbers_of(chart.x_label))
-    _scale(axes.yaxis, axes.set_yscale, chart.y_scale, (), ticks.numbers_of(chart.y_label))
-    if chart.x_scale == "linear" and all(float(x).is_integer() for _, curve in curves for x in curve.x):
-        axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
-    if chart.y_scale == "linear":
-        _start_at_zero(axes)
+    _scale(axes.set_xscale, chart.x_scale)
+    _scale(axes.set_yscale, chart.y_scale)
+    _set_y_range(axes, chart)
+    _number(axes.xaxis, chart.x_scale, ticks.measured(chart), ticks.numbers_of(chart.x_label))
+    _number(axes.yaxis, chart.y_scale, (), ticks.numbers_of(chart.y_label))
+    _set_x_range(axes, chart.x_scale, sorted({x for _, curve in curves for x in curve.x}))
     _draw_marks(axes, chart.marks)
     return handles
 
@@ -108,24 +108,46 @@ def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_c
     return handle
 
 
-def _scale(
-    axis: Axis, set_scale: Callable[..., None], scale: Scale, places: Sequence[float], numbers: ticks.Numbers
-) -> None:
+def _scale(set_scale: Callable[..., None], scale: Scale) -> None:
+    if scale != "linear":
+        set_scale("log", base=2 if scale == "log2" else 10)
+
+
+def _number(axis: Axis, scale: Scale, places: Sequence[float], numbers: ticks.Numbers) -> None:
+    """Write the numbers of an axis; of a logarithmic one at `places`, or if there are none at round ones."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     if scale != "linear":
-        set_scale("log", base=2 if scale == "log2" else 10)
         low, high = axis.get_view_interval()
         axis.set_major_locator(FixedLocator(places or ticks.logarithmic(low, high, scale, numbers)))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: ticks.number(value, numbers)))
 
 
-def _start_at_zero(axes: Axes) -> None:
-    """An amount is read against zero, unless what matters is far above it."""
+def _set_x_range(axes: Axes, scale: Scale, places: Sequence[float]) -> None:
+    """A single place stands in the middle and alone has a number; counts have whole numbers."""
+    if len(places) == 1:
+        axes.set_xlim(*_around(places[0], scale))
+        axes.set_xticks(places)
+    elif scale == "linear" and all(float(place).is_integer() for place in places):
+        axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
+
+
+def _set_y_range(axes: Axes, chart: Chart) -> None:
+    """A single value has room at both sides. An amount is read against zero; all else unless it is far above zero."""
     low, high = axes.dataLim.intervaly
-    if 0 <= low < 0.4 * high:
-        axes.set_ylim(bottom=0)
+    if low == high:
+        axes.set_ylim(*_around(low, chart.y_scale))
+    if chart.y_scale == "linear" and low >= 0 and (chart.from_zero or low < 0.4 * high):
+        axes.set_ylim(0, high * 1.05 or 1.0)
+
+
+def _around(value: float, scale: Scale) -> tuple[float, float]:
+    """The ends of an axis that has a single value."""
+    if scale != "linear":
+        return value / 2, value * 2
+    room = 0.1 * abs(value) or 1.0
+    return value - room, value + room
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:

@@ -169,6 +169,7 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
         **_common(chart, "curves", _CURVE_KEYS),
         "xScale": chart.x_scale,
         "yScale": chart.y_scale,
+        "fromZero": chart.from_zero,
         "xPlaces": measured(chart),
         "marks": [{"x": mark.x, "text": mark.text} for mark in sorted(chart.marks, key=lambda mark: mark.x)],
         "x": list(shared),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,18 @@ class _Points(NamedTuple):
     values: list[float]
 
 
+@dataclass(frozen=True)
+class ClockRun(Run):
+    """A run whose curves are placed by the time on the clock, with evaluations and pauses in it."""
+
+    @property
+    def train_seconds(self) -> float | None:
+        """What its epochs took in training, as far as each was recorded; None if none was."""
+        taken = self.epochs.get(("epoch_seconds", "train"))
+        known = [seconds for seconds in taken.values if math.isfinite(seconds)] if taken else []
+        return sum(known) if known else None
+
+
 def event_files(folder: Path) -> list[Path]:
     """The event files that lie in a folder itself, oldest first."""
     return sorted(path for path in folder.iterdir() if EVENTS in path.name and path.is_file())
@@ -73,7 +86,10 @@ def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
         return None
     if unknown:
         warn(f"{path}: scalars that the report does not draw: {', '.join(sorted(unknown)[:5])}")
-    return _build(folder, by_step, by_epoch)
+    ends, is_guess = _epoch_ends(tags, by_epoch)
+    if is_guess:
+        warn(f"{path}: its epochs are a guess, one to each evaluation or record, as no Time/train counts them")
+    return _build(folder, by_step, by_epoch, ends)
 
 
 def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
@@ -132,24 +148,49 @@ def _known(tag: str) -> tuple[str | None, Split | None]:
     return _FIGURES.get(first), _SPLITS.get(second)
 
 
-def _build(folder: Path, by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]) -> Run:
-    start = _start(by_step, by_epoch)
+def _epoch_ends(
+    tags: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]
+) -> tuple[Sequence[int], bool]:
+    """The steps at which an epoch ended, and whether that is a guess, as evaluations may be some epochs apart."""
+    counted = [points.steps for tag, points in tags.items() if _is_of_training_epochs(tag.lower())]
+    if counted:
+        return min(counted, key=len), False
     ends = sorted({step for (_, split), points in by_epoch.items() if split == "val" for step in points.steps})
     if not ends and by_epoch:
         ends = min(by_epoch.values(), key=lambda points: len(points.steps)).steps
+    return ends, not _are_epochs(ends)
+
+
+def _is_of_training_epochs(tag: str) -> bool:
+    """Whether a tag in lower case has one point an epoch of training, such as Time/train or Loss/train_epoch."""
+    return "train_epoch" in tag.split("/") or _known(tag) == ("epoch_seconds", "train")
+
+
+def _are_epochs(ends: Sequence[int]) -> bool:
+    """Whether the ends of epochs are counted in epochs; otherwise they are optimizer steps."""
+    return all(later - step == 1 for step, later in pairwise(ends)) and (len(ends) != 1 or ends[0] <= 1)
+
+
+def _build(
+    folder: Path,
+    by_step: Mapping[str, _Points],
+    by_epoch: Mapping[tuple[str, Split], _Points],
+    ends: Sequence[int],
+) -> ClockRun:
+    start = _start(by_step, by_epoch)
     factor = 0.01 if _are_percentages(by_step, by_epoch) else 1.0
 
     def curve(figure: str, points: _Points) -> Curve:
         times = factor if figure in ("top1", "top5") else 1.0
         seconds = [time - start for time in points.unix_times]
         values = [value * times for value in points.values]
-        return Curve(points.steps, _epochs_at(points.steps, ends), seconds, values).thinned()
+        return Curve(points.steps, _epochs_at(points.steps, ends), seconds, values)
 
-    return Run(
+    return ClockRun(
         path=folder,
         name=_name(folder),
         epochs={key: curve(key[0], points) for key, points in by_epoch.items()},
-        steps={key: curve(key, points) for key, points in by_step.items()},
+        steps={key: curve(key, points).thinned() for key, points in by_step.items()},
     )
 
 
@@ -166,7 +207,7 @@ def _epochs_at(steps: Sequence[int], ends: Sequence[int]) -> list[float]:
     """Epochs done after each step, where one epoch ended at each of `ends`, which may be counted in epochs or steps."""
     if not ends:
         return [*map(float, steps)]
-    if any(later - step != 1 for step, later in pairwise(ends)) or (len(ends) == 1 and ends[0] > 1):
+    if not _are_epochs(ends):
         return [*map(float, np.interp(steps, [0, *ends], range(len(ends) + 1)))]
     first = 1 if ends[0] == 0 else 0  # epochs that are counted from 0
     if steps[-1] > 1.5 * (ends[-1] + 1):  # optimizer steps, beside evaluations counted in epochs
@@ -176,7 +217,7 @@ def _epochs_at(steps: Sequence[int], ends: Sequence[int]) -> list[float]:
 
 def _are_percentages(by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]) -> bool:
     figures = [*by_step.items(), *((figure, points) for (figure, _), points in by_epoch.items())]
-    return any(max(points.values) > 1 for figure, points in figures if figure in ("top1", "top5"))
+    return any(value > 1 for figure, points in figures if figure in ("top1", "top5") for value in points.values)
 
 
 def _check_end(file: Path, warn: Callable[[str], None]) -> None:

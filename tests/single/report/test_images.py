@@ -115,6 +115,38 @@ def test_an_axis_starts_at_zero_unless_all_is_far_above_it(values: list[float], 
     assert bool(axes.get_ylim()[0] == 0) == starts_at_zero
 
 
+def test_the_axis_of_an_amount_starts_at_zero() -> None:
+    axes = Figure().add_subplot()
+    lines = [Line("a", [1, 2], [0.772, 0.777])]
+    draw_curves(axes, Chart("c", "", "workers", "memory (GB)", lines, "log2", from_zero=True), LIGHT.lines)
+
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 0.8  # the lines do not lie on the frame
+
+
+@pytest.mark.parametrize("x", [0, 1, 0.5])
+@pytest.mark.parametrize("y", [0.0, 97.0])
+def test_a_single_place_stands_in_the_middle_and_alone_has_a_number(x: float, y: float) -> None:
+    axes = Figure().add_subplot()
+    draw_curves(axes, Chart("c", "", "loader processes", "images/s", [Line("a", [x], [y])]), LIGHT.lines)
+
+    assert list(axes.get_xticks()) == [x]
+    assert sum(axes.get_xlim()) == pytest.approx(2 * x)
+    assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
+
+
+def test_a_single_value_has_room_on_logarithmic_axes(tmp_path: Path) -> None:
+    chart = Chart("c", "", "message size (bytes)", "GB/s", [Line("a", [1024], [5.0])], "log2", "log10")
+    axes = Figure().add_subplot()
+    draw_curves(axes, chart, LIGHT.lines)
+
+    assert list(axes.get_xticks()) == [1024]
+    assert axes.get_xlim() == (512, 2048)
+    assert axes.get_ylim() == (2.5, 10)
+    assert len(images.write(documents.of(chart), tmp_path)) == 2  # warnings are errors
+
+
 def test_texts_of_marks_do_not_collide() -> None:
     marks = [Mark(50 + index / 10, f"loss scale halved, {index}") for index in range(20)]
     chart = Chart("c", "", "step", "loss", [Line("a", [0, 100], [1, 2])], marks=marks)

@@ -96,6 +96,27 @@ def test_the_values_of_a_chart_become_a_table_when_it_is_opened(seen: dict[str, 
     assert (seen["rowsBefore"], seen["rows"], seen["columns"]) == (0, 40, 13)
 
 
+def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:
+    assert seen["csv"][0] == ["part", "workers", "time of a step (ms)"]
+    assert seen["csv"][-2:] == [["measured as a whole", "1", 91], ["measured as a whole", "2", 96]]
+    assert len(seen["csv"]) == 7
+
+
+def test_a_band_has_a_gap_where_there_is_no_spread(seen: dict[str, Any]) -> None:
+    assert seen["stretches"] == [[0, 1], [4]]
+
+
+def test_the_axis_of_an_amount_starts_at_zero_however_far_above_it_the_values_are(seen: dict[str, Any]) -> None:
+    (near_the_lowest, _), (zero, top) = seen["ranges"]
+    assert near_the_lowest > 900
+    assert zero == 0
+    assert top > 1080  # above the highest, 1051, by more than the values differ
+
+
+def test_a_single_place_stands_in_the_middle_and_alone_has_a_number(seen: dict[str, Any]) -> None:
+    assert seen["alone"] == [[-1, 1], [0]]
+
+
 def test_a_click_on_a_heading_sorts_with_what_is_missing_last(seen: dict[str, Any]) -> None:
     assert seen["sorted"]["up"] == ["1", "2", "10"]
     assert seen["sorted"]["down"] == ["10", "2", "1"]

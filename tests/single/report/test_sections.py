@@ -252,6 +252,28 @@ def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path)
     assert sum("worker-" in warning and "1 lines" in warning for warning in document.warnings) == 2
 
 
+def test_what_went_to_storage_is_told_from_write_calls_which_have_sockets_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    amounts = {"written_bytes": 50e6, "storage_written_bytes": 10e6}
+    write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000 + time, **amounts) for time in (5.0, 10.0)])
+    chart = _chart(_document(run), "io-written")
+    assert [(line.name, line.y) for line in chart.lines] == [
+        ("run, to storage", [2, 2]),
+        ("run, write calls", [10, 10]),
+    ]
+    assert "sockets" in chart.note
+
+
+def test_memory_throughput_and_bandwidth_are_drawn_from_zero_and_accuracy_is_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000 + time) for time in (5.0, 10.0)])
+    write_lines(tmp_path / "study.jsonl", [scaling_record(1), scaling_record(2), batch_record(64), loading_record()])
+    document = _document(tmp_path)
+    amounts = ("memory", "throughput", "batch-throughput", "batch-memory", "loading-pipeline", "io-read", "data-wait")
+    assert all(_chart(document, key).from_zero for key in amounts)
+    assert not _chart(document, "top1-epochs").from_zero
+
+
 def test_large_batches_have_means_and_spread_over_seeds(tmp_path: Path) -> None:
     names = ("MNIST: 32, the recipe", "MNIST: 1,024, LAMB")
     records = [large_batch_record(name, seed, 0.9 + seed / 100) for name in names for seed in (0, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_older_tags_in_any_case_counted_in_epochs_and_percent(tmp_path: Path) ->
     assert list(run.epochs["top5", "val"].values) == pytest.approx([0.8, 0.9])
     assert list(run.steps["lr"].values) == pytest.approx([0.1, 0.01])
     assert run.images_per_second == pytest.approx(510)
+    assert run.train_seconds == pytest.approx(18)  # without what evaluations took
     assert warnings == [f"{folder}: scalars that the report does not draw: Gpu/heat"]
 
 
@@ -57,6 +59,7 @@ def test_lockstep_tags_are_counted_in_optimizer_steps(tmp_path: Path) -> None:
     assert list(run.epochs["top1", "train"].values) == pytest.approx([0.3, 0.4])
     assert list(run.epochs["top1", "val"].epochs) == [1, 2]
     assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5, 0.6])
+    assert run.train_seconds is None  # no Time/train
 
 
 def test_training_in_steps_beside_evaluations_in_epochs(tmp_path: Path) -> None:
@@ -65,6 +68,37 @@ def test_training_in_steps_beside_evaluations_in_epochs(tmp_path: Path) -> None:
     assert run is not None
     loss = run.epochs["loss", "train"]
     assert (loss.epochs[49], loss.epochs[-1]) == (1, 2)
+
+
+@pytest.mark.parametrize("steps_an_epoch", [1, 10])
+@pytest.mark.parametrize("tag", ["Time/train", "Loss/train_epoch"])
+def test_evaluations_every_five_epochs_stand_at_their_epochs(tag: str, steps_an_epoch: int, tmp_path: Path) -> None:
+    training = [(epoch * steps_an_epoch, 100.0 + epoch, 1.0) for epoch in range(1, 16)]
+    validation = [(epoch * steps_an_epoch, 100.5 + epoch, epoch / 20) for epoch in (5, 10, 15)]
+    run, warnings = _read(make_events(tmp_path, {tag: training, "Top1/val": validation}))
+    assert run is not None
+    assert list(run.epochs["top1", "val"].epochs) == [5, 10, 15]
+    assert run.done_epochs == 15
+    assert not warnings
+
+
+def test_epochs_that_only_evaluations_could_count_are_said_to_be_a_guess(tmp_path: Path) -> None:
+    _, warnings = _read(make_events(tmp_path, {"Top1/val": [(step, float(step), 0.5) for step in (5, 10, 15)]}))
+    assert len(warnings) == 1
+    assert "epochs are a guess" in warnings[0]
+
+
+def test_accuracies_in_percent_are_known_by_any_value(tmp_path: Path) -> None:
+    run, _ = _read(make_events(tmp_path, {"Top1/val": [(1, 1.0, math.nan), (2, 2.0, 50.0)]}))
+    assert run is not None
+    assert run.epochs["top1", "val"].values[1] == pytest.approx(0.5)
+
+
+def test_the_best_epoch_of_a_long_run_is_no_average(tmp_path: Path) -> None:
+    points = [(epoch, float(epoch), 0.9 if epoch == 777 else 0.5) for epoch in range(1, 5_001)]
+    run, _ = _read(make_events(tmp_path, {"Top1/val": points}))
+    assert run is not None
+    assert max(run.epochs["top1", "val"].values) == pytest.approx(0.9)
 
 
 def test_no_point_of_a_long_file_is_left_out(tmp_path: Path) -> None:

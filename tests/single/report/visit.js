@@ -61,6 +61,18 @@ async function visit() {
   }
   seen.ariaSort = all("#results th").map((heading) => heading.getAttribute("aria-sort"));
 
+  const data = (key) => JSON.parse(one(`#${key} script`).textContent);
+  seen.csv = csvRows(data("split"));
+  seen.stretches = stretches({ low: [1, 1, null, 1, 1], high: [2, 2, 2, null, 2] }, 0, 4);
+  const host = element("div");
+  document.body.append(host);
+  const far = data("many").lines.map((line) => ({ ...line, y: line.y.map((value) => value + 1000) }));
+  seen.ranges = [false, true].map((fromZero) => new CurveChart(host, { ...data("many"), lines: far, fromZero }).yRange());
+  const alone = new CurveChart(host, { ...data("many"), x: [[0]], lines: [{ ...far[0], x: 0, y: [5] }] });
+  await pause();
+  seen.alone = [alone.whole, alone.plotter.axes[0]._splits];
+  host.remove();
+
   one("#theme").click();
   seen.themes.clicked = theme();
   await pause();

@@ -28,7 +28,17 @@ def build(material: Material) -> Section | None:
     ):
         if lines:
             parts.append(
-                Chart(f"batch-{key}", title, "batch of a worker", label, lines, "log2", marks=marks, note=note)
+                Chart(
+                    f"batch-{key}",
+                    title,
+                    "batch of a worker",
+                    label,
+                    lines,
+                    "log2",
+                    marks=marks,
+                    note=note,
+                    from_zero=True,
+                )
             )
     return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
 

@@ -34,7 +34,7 @@ def build(material: Material) -> Section | None:
     if any(len(line.x) > 1 for line in lines):
         note = "The whole pipeline with nobody to hold it up: medians with quartiles. Dashed: what the network takes."
         title, label = "Data loading by loader processes", "images/s"
-        parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note))
+        parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
     verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]
     return Section("Data loading", "\n".join(verdicts), parts)
 

@@ -46,7 +46,8 @@ def build(material: Material) -> Section | None:
         return None
     note = (
         "Accuracies are of validation. images/s is the median of the training epochs, or of the step records while "
-        "there is no epoch; training time is over all sessions, without evaluation."
+        "there is no epoch; training time is over all sessions, without evaluation; of TensorBoard files it is the sum "
+        "of Time/train."
     )
     columns, formats = zip(*_COLUMNS, strict=True)
     parts = [Table("results", "Results", columns, [_row(run) for run in material.runs], formats, note)]

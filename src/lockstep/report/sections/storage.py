@@ -36,16 +36,18 @@ _FIGURES = (
         "Bytes read",
         "bandwidth (MB/s)",
         1e-6,
-        (("read_bytes", "read calls", "solid"), ("storage_read_bytes", "from storage", "dotted")),
-        "Read calls count what the page cache and pipes gave, too; network file systems count as storage or not.",
+        (("storage_read_bytes", "from storage", "solid"), ("read_bytes", "read calls", "dotted")),
+        "From storage: what disks had to deliver; network file systems count or not. Read calls count what the page "
+        "cache, pipes and sockets gave, too.",
     ),
     _Figure(
         "io-written",
         "Bytes written",
         "bandwidth (MB/s)",
         1e-6,
-        (("written_bytes", "write calls", "solid"), ("storage_written_bytes", "to storage", "dotted")),
-        "Checkpoints, records and logs.",
+        (("storage_written_bytes", "to storage", "solid"), ("written_bytes", "write calls", "dotted")),
+        "To storage: checkpoints, records and logs; network file systems count or not. Write calls count what went "
+        "into pipes and sockets, too, such as gradients that Gloo sends to other workers.",
     ),
     _Figure(
         "io-operations",
@@ -53,7 +55,7 @@ _FIGURES = (
         "operations a second",
         1,
         (("read_operations", "reads", "solid"), ("write_operations", "writes", "dotted")),
-        "System calls that read or write, of the workers and all processes that they started.",
+        "System calls that read or write, files or else, of the workers and all processes that they started.",
     ),
     _Figure(
         "io-disks",
@@ -112,7 +114,7 @@ def _chart(figure: _Figure, found: Sequence[tuple[int, str, Rows]], longest: flo
     axis = Axis("time", f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
     drawn = lines(curves, axis, figure.factor)
     title = f"{figure.title} over time"
-    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves))
+    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves), from_zero=True)
 
 
 def _curve(rows: Rows, name: str) -> Curve | None:

@@ -15,10 +15,10 @@ def build(material: Material) -> Section | None:
         axis = time_axis(rates)
         about = note("Training images a second of all workers together, at each record.", rates)
         title, label = "Throughput over time", "throughput (images/s)"
-        parts.append(Chart("throughput", title, axis.label, label, lines(rates, axis), note=about))
+        parts.append(Chart("throughput", title, axis.label, label, lines(rates, axis), note=about, from_zero=True))
     if waits:
         axis = time_axis(waits)
         about = note("Share of the time in which the first worker waited for its next batch.", waits)
         title, label = "Waiting for data", "share of time (%)"
-        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about))
+        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about, from_zero=True))
     return Section("Throughput", parts=parts) if parts else None

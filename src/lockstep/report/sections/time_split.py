@@ -55,7 +55,7 @@ def build_memory(material: Material) -> Section | None:
         return None
     note = "The most that any worker took: on a GPU what PyTorch had allocated, on a CPU what the process had resident."
     title, label = "Peak memory against workers", "peak memory of a worker (GB)"
-    return Section("Memory", parts=[Chart("memory", title, "workers", label, lines, "log2", note=note)])
+    return Section("Memory", parts=[Chart("memory", title, "workers", label, lines, "log2", note=note, from_zero=True)])
 
 
 def _bars(series: Series, index: int, records: Sequence[Record]) -> Bars:

@@ -33,6 +33,19 @@ function padded(low, high, scale, share) {
   return [low / room, high * room];
 }
 
+/** The indices from first to last at which a line has a spread, in stretches without a gap. */
+function stretches(line, first, last) {
+  const found = [];
+  let isOpen = false;
+  for (let index = first; index <= last; index++) {
+    const isKnown = line.low[index] !== null && line.high[index] !== null;
+    if (isKnown && !isOpen) found.push([]);
+    if (isKnown) found.at(-1).push(index);
+    isOpen = isKnown;
+  }
+  return found;
+}
+
 class CurveChart {
   constructor(host, data) {
     this.data = data;
@@ -40,6 +53,8 @@ class CurveChart {
     this.isCrowded = this.lines.length > MOST_READ_OUT;
     this.xScale = { linear: (value) => value, back: (value) => value };
     if (data.xScale !== "linear") this.xScale = { linear: Math.log, back: Math.exp };
+    const places = new Set(data.x.flat());
+    this.onlyPlace = places.size === 1 ? [...places] : null;
     this.whole = this.xRange();
     this.view = this.whole;
     this.near = new Map();
@@ -59,7 +74,7 @@ class CurveChart {
     return padded(Math.min(...ends), Math.max(...ends), this.data.xScale, this.data.xScale === "linear" ? 0.015 : 0.04);
   }
 
-  /** The range of what is shown; from zero, unless what matters is far above it. */
+  /** The range of what is shown; from zero if it is an amount, or unless all of it is far above zero. */
   yRange() {
     let low = Infinity, high = -Infinity;
     for (const line of this.lines.filter((line) => line.isShown)) {
@@ -75,7 +90,8 @@ class CurveChart {
     }
     if (low > high) return this.yShown ?? [1, 2];
     const [floor, top] = padded(low, high, this.data.yScale, 0.05);
-    this.yShown = [this.data.yScale === "linear" && low >= 0 && low < 0.4 * high ? 0 : floor, top];
+    const isFromZero = this.data.yScale === "linear" && low >= 0 && (this.data.fromZero || low < 0.4 * high);
+    this.yShown = isFromZero ? [0, high * 1.05 || 1] : [floor, top];
     return this.yShown;
   }
 
@@ -132,6 +148,7 @@ class CurveChart {
 
   axis(key, label, numbers) {
     const scale = this.data[`${key}Scale`], measured = key === "x" ? this.data.xPlaces : [];
+    const only = key === "x" ? this.onlyPlace : null;
     const isCount = key === "x" && this.data.x.every((values) => values.every(Number.isInteger));
     return {
       scale: key,
@@ -143,6 +160,7 @@ class CurveChart {
       grid: { stroke: () => theme.color("grid"), width: 1 },
       ticks: { stroke: () => theme.color("grid"), width: 1, size: 5 },
       splits: (plotter, _, low, high) => {
+        if (only) return only;
         const room = key === "x" ? plotter.width / 80 : plotter.height / 40;
         const places = measured.filter((place) => place >= low && place <= high);
         return places.length > 1 && places.length <= room * 1.5 ? places : axisPlaces(scale, low, high, numbers, Math.max(3, room), isCount);
@@ -290,12 +308,14 @@ class CurveChart {
   }
 
   drawBand(plotter, line) {
-    const { ctx } = plotter, [first, last] = this.inView(line, 1), band = new Path2D();
+    const { ctx } = plotter, band = new Path2D();
     const place = (index, values) => [plotter.valToPos(line.x[index], "x", true), plotter.valToPos(values[index], "y", true)];
-    const kept = [];
-    for (let index = first; index <= last; index++) if (line.low[index] !== null && line.high[index] !== null) kept.push(index);
-    for (const index of kept) band.lineTo(...place(index, line.high));
-    for (const index of kept.reverse()) band.lineTo(...place(index, line.low));
+    for (const stretch of stretches(line, ...this.inView(line, 1))) {
+      band.moveTo(...place(stretch[0], line.high));
+      for (const index of stretch) band.lineTo(...place(index, line.high));
+      for (const index of stretch.reverse()) band.lineTo(...place(index, line.low));
+      band.closePath();
+    }
     ctx.globalAlpha = 0.18;
     ctx.fillStyle = theme.color(line.color);
     ctx.fill(band);

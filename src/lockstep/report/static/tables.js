@@ -38,8 +38,13 @@ function curveRows(data) {
   return { columns: [data.xLabel, ...data.lines.map((line) => line.name)], count: places.length, row: (index) => row(places[index]) };
 }
 
+/** The parts of stacked bars, and their whole if that was measured. */
+function barParts(data) {
+  return data.totals ? [...data.stacks, { name: "measured as a whole", values: data.totals }] : data.stacks;
+}
+
 function barRows(data) {
-  const parts = [...data.stacks, ...(data.totals ? [{ name: "measured as a whole", values: data.totals }] : [])];
+  const parts = barParts(data);
   const row = (index) => [data.categories[index], ...parts.map((part) => readNumber(part.values[index]))];
   return { columns: [data.xLabel, ...parts.map((part) => part.name)], count: data.categories.length, row };
 }
@@ -57,7 +62,7 @@ function csv(rows) {
 /** One row a value, all of them: line, x, value, low, high. */
 function csvRows(data) {
   if (data.kind === "bars") {
-    return [["part", data.xLabel, data.yLabel], ...data.stacks.flatMap((stack) => stack.values.map((value, index) => [stack.name, data.categories[index], value]))];
+    return [["part", data.xLabel, data.yLabel], ...barParts(data).flatMap((part) => part.values.map((value, index) => [part.name, data.categories[index], value]))];
   }
   const values = (line) => data.x[line.x].map((x, index) => [line.name, x, line.y[index], line.low?.[index], line.high?.[index]]);
   return [["line", data.xLabel, data.yLabel, "low", "high"], ...data.lines.flatMap(values)];
