@@ -170,6 +170,21 @@ def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> N
     assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
 
 
+def test_times_of_machines_and_modes_are_not_mixed(tmp_path: Path) -> None:
+    strong = [
+        scaling_record(1, gpu=gpu, device="cuda", epoch_seconds=time) for gpu, time in (("V100", 100), ("A100", 10))
+    ]
+    weak = scaling_record(1, repeat=1, gpu="A100", device="cuda", modes=["weak"], epoch_seconds=40, step_seconds=0.5)
+    document = _of_records(tmp_path, *strong, weak)
+    assert [line.y[0] for line in _chart(document, "scaling-strong-epoch").lines if "ideal" not in line.name] == [
+        100,
+        10,
+    ]
+    assert _chart(document, "scaling-weak-epoch").lines[0].y == [40]
+    totals = [part.totals for part in _parts(document).values() if isinstance(part, Bars)]
+    assert totals == [pytest.approx([210]), pytest.approx([210]), [500]]
+
+
 def test_a_failed_point_is_left_out_and_named(tmp_path: Path) -> None:
     failed = {"kind": "scaling", "modes": ["strong"], "workers": 4, "repeat": 0, "job": "01234567", "failed": "killed"}
     document = _of_records(tmp_path, scaling_record(1), scaling_record(2), failed)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from lockstep.errors import DataError
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table
-from lockstep.report.fields import number, whole
 from lockstep.report.sources import Material
 from lockstep.scaling_model import LEVEL, Model, Point, Series, fit, series_of
 
@@ -57,11 +55,9 @@ class _Study:
 
 def build(material: Material) -> tuple[list[Section], list[str]]:
     """A section for each mode that was measured, and warnings of records that were left out."""
-    records = material.of_kind("scaling")
-    series, warnings = series_of(records)
+    series, warnings = series_of(material.of_kind("scaling"))
     studies = [_fitted(item, color) for color, item in enumerate(item for item in series if item.points)]
-    epochs = _epoch_seconds(records)
-    sections = [_section(mode, [item for item in studies if item.series.mode == mode], epochs) for mode in _MODES]
+    sections = [_section(mode, [item for item in studies if item.series.mode == mode]) for mode in _MODES]
     return [section for section in sections if section], warnings
 
 
@@ -72,12 +68,12 @@ def _fitted(series: Series, color: int) -> _Study:
         return _Study(series, None, str(error), color)
 
 
-def _section(mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, int], Sequence[float]]) -> Section | None:
+def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
     if not studies:
         return None
     title, about = _MODES[mode]
     lines = [about, *(f"{item.series.label}: {remark}" for item in studies for remark in _remarks(item))]
-    parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies, epochs)]
+    parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies)]
     return Section(title, "\n".join(lines), [*parts, *_points(mode, studies), *_parameters(mode, studies)])
 
 
@@ -187,39 +183,30 @@ def _marks(studies: Sequence[_Study]) -> list[Mark]:
     return list({mark.x: mark for mark in marks}.values())
 
 
-def _epoch_seconds(records: Sequence[Mapping[str, object]]) -> dict[tuple[str, int], list[float]]:
-    """Times of an epoch by job and workers."""
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for record in records:
-        seconds, workers = number(record, "epoch_seconds"), whole(record, "workers")
-        if seconds and workers and not record.get("failed"):
-            found[str(record.get("job", "")), workers].append(seconds)
-    return found
-
-
-def _time_charts(
-    mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, int], Sequence[float]]
-) -> list[Chart]:
-    an_epoch = {
-        item.color: {point.workers: epochs.get((item.series.job, point.workers), ()) for point in item.series.points}
-        for item in studies
-    }
-    whole_run = {item.color: {point.workers: point.seconds for point in item.series.points} for item in studies}
+def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     kinds = (
-        ("epoch", "time an epoch", an_epoch, "The training samples over the throughput, as measured in each repeat."),
-        ("training", "training time", whole_run, "Of the whole training, as recorded."),
+        ("epoch", "time an epoch", _epochs, "The training samples over the throughput, as measured in each repeat."),
+        ("training", "training time", _trainings, "Of the whole training, as recorded."),
     )
     charts = []
     for key, label, times, note in kinds:
-        lines = [line for item in studies for line in _time_lines(item, times[item.color])]
+        lines = [line for item in studies for line in _time_lines(item, times)]
         if lines:
             note = f"{note} Medians; bands reach from the least to the most."
             charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
     return charts
 
 
-def _time_lines(study: _Study, seconds: Mapping[int, Sequence[float]]) -> list[Line]:
-    known = {workers: times for workers, times in seconds.items() if times}
+def _epochs(point: Point) -> Sequence[float]:
+    return point.epoch_seconds
+
+
+def _trainings(point: Point) -> Sequence[float]:
+    return point.seconds
+
+
+def _time_lines(study: _Study, times_of: Callable[[Point], Sequence[float]]) -> list[Line]:
+    known = {point.workers: times for point in study.series.points if (times := times_of(point))}
     if not known:
         return []
     x = list(known)
