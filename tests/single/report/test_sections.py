@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,40 @@ def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Pa
     document = _document(tmp_path)
     measured, ideal = _chart(document, "workers-throughput").lines
     assert (list(measured.x), list(measured.y)) == ([1, 2, 4], [1002] * 3)
-    assert (list(ideal.y), ideal.look, ideal.color) == ([1002, 2004, 4008], "dashed", None)
+    assert (list(ideal.y), ideal.look, ideal.color) == ([1002, 2004, 4008], "dotted", None)
     assert list(_chart(document, "workers-time").lines[0].y) == [15, 15, 15]
+
+
+def test_runs_of_other_batches_and_machines_are_no_points_of_one_line(tmp_path: Path) -> None:
+    for workers, batch in ((1, 32), (2, 32), (2, 64), (4, 128)):
+        make_run(tmp_path / f"{workers}-{batch}", run_records(workers=workers, global_batch=batch))
+    other = make_run(tmp_path / "4-32", run_records(workers=4, global_batch=32))
+    (other / "environment.json").write_text('{"gpus": ["V100"]}')
+    lines = [line for line in _chart(_document(tmp_path), "workers-throughput").lines if "ideal" not in line.name]
+    assert {line.name: list(line.x) for line in lines} == {
+        "resnet18 on cifar10, global batch 32": [1, 2],
+        "resnet18 on cifar10, 32 a worker": [1, 2, 4],
+    }
+
+
+def test_lines_of_machines_are_told_apart_and_have_ideal_lines_in_their_colours(tmp_path: Path) -> None:
+    for gpu in ("V100", "A100"):
+        for workers in (1, 2):
+            run = make_run(tmp_path / f"{gpu}-{workers}", run_records(workers=workers))
+            (run / "environment.json").write_text(json.dumps({"gpus": [gpu]}))
+    lines = _chart(_document(tmp_path), "workers-throughput").lines
+    assert {(line.name, line.look, line.color) for line in lines} == {
+        (f"{ideal}resnet18 on cifar10, global batch 64, {gpu}", look, color)
+        for color, gpu in enumerate(("A100", "V100"))
+        for ideal, look in (("", "solid"), ("ideal, ", "dotted"))
+    }
+
+
+def test_runs_on_other_machines_do_not_differ_by_seed_alone(tmp_path: Path) -> None:
+    for seed, gpu in enumerate(("A100", "V100")):
+        run = make_run(tmp_path / gpu, config=f"seed: {seed}\n")
+        (run / "environment.json").write_text(json.dumps({"gpus": [gpu]}))
+    assert "seeds" not in _parts(_document(tmp_path))
 
 
 def test_training_times_are_of_complete_runs_alone(tmp_path: Path) -> None:
@@ -126,10 +159,12 @@ def test_training_times_are_of_complete_runs_alone(tmp_path: Path) -> None:
 
 
 def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None:
-    records = [scaling_record(workers, repeat) for workers in (1, 2, 4, 8) for repeat in (0, 1, 2)]
+    counts = (1, 2, 4, 8)
+    records = [scaling_record(workers, repeat, split_seconds=None) for workers in counts for repeat in (0, 1, 2)]
     document = _of_records(tmp_path, *records)
     throughput = _chart(document, "scaling-strong-throughput")
     measured, model, ideal = throughput.lines
+    assert (ideal.look, ideal.color) == ("dotted", None)
     assert list(measured.x) == [1, 2, 4, 8]
     assert measured.y[0] == pytest.approx(256 / 0.21 + 1)
     assert measured.low is not None
@@ -168,6 +203,36 @@ def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> N
     document = _of_records(tmp_path, both, scaling_record(2), scaling_record(2, modes=["weak"], repeat=1))
     assert [section.title for section in document.sections][:2] == ["Strong scaling", "Weak scaling"]
     assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
+
+
+def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
+    rates = {1: 100.0, 2: 150.0, 4: 390.0}
+    records = [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
+    document = _of_records(tmp_path, *records)
+    model = _line(_chart(document, "scaling-strong-throughput"), "model, resnet18 on cifar10, global batch 256")
+    drawn = dict(zip(model.x, model.y, strict=True))
+    for row in _rows(document, "scaling-strong-throughput-points"):
+        expected = drawn[row["workers"]] / row["throughput"] - 1
+        assert row["error of the model (%)"] == pytest.approx(100 * expected)
+    assert abs(_rows(document, "scaling-strong-throughput-points")[1]["error of the model (%)"]) > 1
+
+
+def test_a_model_without_interval_ends_with_the_points_and_nothing_speaks_of_one(tmp_path: Path) -> None:
+    chart = _chart(_of_records(tmp_path, *map(scaling_record, (1, 2))), "scaling-strong-throughput")
+    model = chart.lines[1]
+    assert (max(model.x), model.low) == (2, [None] * len(model.x))
+    assert "Model: fitted" in chart.note
+    assert "80%" not in chart.note
+    alone = _chart(_of_records(tmp_path, scaling_record(1)), "scaling-strong-throughput")
+    assert "Model" not in alone.note
+
+
+def test_ideal_lines_of_several_series_have_their_colours(tmp_path: Path) -> None:
+    records = [scaling_record(count, gpu=gpu, device="cuda") for gpu in ("V100", "A100") for count in (1, 2)]
+    document = _of_records(tmp_path, *records)
+    for key in ("scaling-strong-throughput", "scaling-strong-epoch"):
+        ideal = [line for line in _chart(document, key).lines if line.name.startswith("ideal")]
+        assert [(line.look, line.color) for line in ideal] == [("dotted", 0), ("dotted", 1)]
 
 
 def test_times_of_machines_and_modes_are_not_mixed(tmp_path: Path) -> None:
@@ -243,6 +308,21 @@ def test_the_batch_study_has_throughput_memory_and_what_does_not_fit(tmp_path: P
     assert (memory.y, limit.y) == ([0.64, 2.56], [4, 4])
     assert [(mark.x, mark.text) for mark in _chart(document, "batch-memory").marks] == [(512, "512 does not fit")]
     assert "256 is the largest batch that fits; 512 does not (out of memory)" in document.sections[0].text
+
+
+def test_studies_of_two_machines_are_apart(tmp_path: Path) -> None:
+    machines: list[dict[str, Any]] = [{"device": "cuda", "environment": {"gpus": [gpu]}} for gpu in ("V100", "A100")]
+    loaders = [{"device": "cpu", "environment": {"processor": processor}} for processor in ("EPYC", "Xeon")]
+    records = [batch_record(batch, **machine) for machine in machines for batch in (64, 128)]
+    records += [collectives_record("all_reduce", backend="nccl", **machine) for machine in machines]
+    document = _of_records(tmp_path, *records, *(loading_record(**machine) for machine in loaders))
+    batches = _chart(document, "batch-throughput").lines
+    assert [line.name for line in batches] == ["resnet18 on cifar10, V100", "resnet18 on cifar10, A100"]
+    titles = [_chart(document, f"collectives-bandwidth-{index}").title for index in (1, 2)]
+    setting = "Bus bandwidth: 4 workers, nccl, cuda, float32"
+    assert titles == [f"{setting}, V100", f"{setting}, A100"]
+    stages = _rows(document, "loading-stages")
+    assert [row["study"] for row in stages] == [f"photos, batch 32, cpu, resnet18, {name}" for name in ("EPYC", "Xeon")]
 
 
 def test_the_loading_study_has_stages_and_the_pipeline_against_demand(tmp_path: Path) -> None:
