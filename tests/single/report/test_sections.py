@@ -27,6 +27,8 @@ from lockstep.report.build import build
 from lockstep.report.document import Bars, Chart, Document, Line, Table
 from lockstep.report.sources import gather
 
+HUGE = 10**400  # no float
+
 
 def _document(*paths: Path) -> Document:
     return build(gather(paths), "Results")
@@ -351,9 +353,22 @@ def test_large_batches_have_means_and_spread_over_seeds(tmp_path: Path) -> None:
     names = ("MNIST: 32, the recipe", "MNIST: 1,024, LAMB")
     records = [large_batch_record(name, seed, 0.9 + seed / 100) for name in names for seed in (0, 2)]
     document = _of_records(tmp_path, *records)
-    lamb = _line(_chart(document, "large-batch-mnist"), "LAMB")
+    lamb = _line(_chart(document, "large-batch-1"), "LAMB")
     assert (lamb.x, lamb.y, lamb.low, lamb.high) == ([1024], pytest.approx([91]), [90], pytest.approx([92]))
     assert [(row["global batch"], row["seeds"]) for row in _rows(document, "large-batch")] == [(32, 2), (1024, 2)]
+
+
+def test_data_sets_of_alike_or_long_names_have_charts_of_their_own(tmp_path: Path) -> None:
+    names = ("CIFAR 10", "CIFAR-10", "x" * 300)
+    document = _of_records(tmp_path, *(large_batch_record(f"{name}: 32, LAMB", 0, 0.9) for name in names))
+    titles = [_chart(document, f"large-batch-{index}").title for index in (1, 2, 3)]
+    assert titles == [f"Top-1 by global batch: {name}" for name in names]
+
+
+def test_batches_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
+    names = ("MNIST: 32, LAMB", "MNIST: \u00b2, LAMB", f"MNIST: {'9' * 5000}, LAMB")
+    rows = _rows(_of_records(tmp_path, *(large_batch_record(name, 0, 0.9) for name in names)), "large-batch")
+    assert [row["global batch"] for row in rows] == [32]
 
 
 def test_skipped_steps_are_marked_on_the_loss_scale(tmp_path: Path) -> None:
@@ -379,7 +394,7 @@ def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading", "large_batch"])
-@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True])
+@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True, HUGE, 1e300, {"median": HUGE}])
 def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
     whole: dict[str, dict[str, Any]] = {
         "scaling": scaling_record(2),
@@ -398,7 +413,7 @@ def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Pat
             assert all(len(line.x) == len(line.y) for line in part.lines)
 
 
-@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, True])
+@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, True, HUGE, 1e300])
 def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path) -> None:
     examples = [start_record(), step_record(5, loss_scale=8.0, skipped_steps=0), epoch_record(1, "val")]
     broken = [{**record, key: damage} for record in examples for key in record if key != "kind"]
@@ -407,3 +422,29 @@ def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path)
     write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 5.0), *io_records])
     (run / "environment.json").write_text('{"cores": "x", "gpus": 3, "packages": []}')
     assert _rows(_document(run), "results")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "optim: {optimizer: [x]}",
+        "parallel: {strategy: 3, compress: {a: b}}",
+        "1: a\nb: c\nnull: d\n2026-01-01: e",
+        "data: &loop [*loop]",
+        "[]",
+        "seed: [0]\nepochs: x\nnumerics: 3\ndevice: [cuda]",
+        f"seed: {HUGE}\nglobal_batch_size: {HUGE}",
+    ],
+)
+def test_damaged_configurations_are_never_fatal(config: str, tmp_path: Path) -> None:
+    for index, workers in enumerate((1, 2, 2)):
+        make_run(tmp_path / str(index), run_records(workers=workers), config=f"{config}\n")
+    make_run(tmp_path / "whole", config="seed: 3\noptim: {optimizer: sgd}\nparallel: {strategy: ddp}\n")
+    assert len(_rows(_document(tmp_path), "results")) == 4
+
+
+def test_a_damaged_environment_is_never_fatal(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for text in ("[" * 100_000, '{"gpus": [3], "processor": []}', f'{{"cores": {HUGE}}}', "[]"):
+        (run / "environment.json").write_text(text)
+        assert _rows(_document(run), "results")
