@@ -7,7 +7,6 @@ also on another number of workers, stand in the same files.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,8 @@ from lockstep.records import read_records
 KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})
 _NO_AMOUNTS = _NEEDED | {"kind"}
+LARGEST = 1e18  # larger numbers are damage
+LONGEST_SECONDS = 1e6  # so are records of more time, whose stretches would have no end
 
 
 def worker_file(run: Path, rank: int) -> Path:
@@ -66,14 +67,15 @@ def _whole(path: Path, on_damage: Callable[[Path], None]) -> Iterator[Mapping[st
         if record.get("kind") != KIND:
             continue
         figures = {name: value for name, value in record.items() if name != "kind"}
-        if not figures.keys() >= _NEEDED or not all(map(_is_number, figures.values())):
+        is_whole = figures.keys() >= _NEEDED and all(map(_is_number, figures.values()))
+        if not is_whole or record["seconds"] > LONGEST_SECONDS:
             on_damage(path)
         elif record["seconds"] > 0:
             yield record
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
 def _stretches(start: float, end: float, width: float) -> Iterator[tuple[int, float]]:

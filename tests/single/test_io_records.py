@@ -67,3 +67,11 @@ def test_what_lacks_a_number_is_passed_over_and_told(tmp_path: Path) -> None:
     (row,) = job_io(tmp_path, on_damage=damaged.append)
     assert row["read_bytes_per_second"] == 100
     assert damaged == [worker_file(tmp_path, 0)] * 3
+
+
+def test_numbers_that_cannot_be_are_passed_over_and_told(tmp_path: Path) -> None:
+    _write(tmp_path, 0, (105, 5, 500), (110, 5, 10**400), (115, 1e12, 500), (1e300, 5, 500))
+    damaged: list[Path] = []
+    (row,) = job_io(tmp_path, on_damage=damaged.append)
+    assert row["read_bytes_per_second"] == 100
+    assert damaged == [worker_file(tmp_path, 0)] * 3

@@ -21,7 +21,8 @@ class Line:
         name: As the legend has it.
         x, y: Of its points, in the chart's units. A None in `y` is a gap.
         low, high: The spread around each point, such as quartiles or an interval; None where there is none.
-        look: dashed for what is ideal or predicted, dotted for validation beside training, points without a line.
+        look: dashed for what is predicted, limited or demanded, dotted for what is ideal and for validation beside
+            training, points without a line.
         color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
             colour of text, for reference lines such as the ideal one.
     """

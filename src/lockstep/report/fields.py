@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 Record = Mapping[str, Any]  # of a file that may be damaged: any field may be missing or of another kind
 
+LARGEST = 1e39  # no float of 32 bits is larger; a larger number is damage and would overflow in sums and products
+
 
 def number(record: Record, *keys: str) -> float | None:
-    """A finite number; several keys lead into mappings within mappings."""
+    """A number of a size that occurs; several keys lead into mappings within mappings."""
     value = _at(record, keys)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= LARGEST else None
 
 
 def whole(record: Record, *keys: str) -> int | None:

@@ -52,4 +52,4 @@ def _cell(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Text in one line, with what Markdown or HTML would read as marks escaped."""
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>~&$])", r"\\\1", " ".join(text.split()))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from lockstep.report.fields import number
 from lockstep.report.run import Run
+
+Found = TypeVar("Found")
 
 # What always stands in the names where it differs, and what only where the names would else be alike.
 _FIRST: Sequence[Callable[[Run], str | None]] = (
@@ -41,13 +44,20 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
             alike[tuple(part)].append(index)
         for group in alike.values():
             _tell_apart([runs[index] for index in group], [parts[index] for index in group], describe)
-    return _numbered([", ".join(part) or run.name for run, part in zip(runs, parts, strict=True)])
+    return numbered([", ".join(part) or run.name for run, part in zip(runs, parts, strict=True)])
 
 
 def describe_workers(workers: Sequence[int]) -> str:
     """The workers of a run's sessions, such as "2 workers" or, of a run that was resumed on more, "2 → 4 workers"."""
     counts = [count for index, count in enumerate(workers) if index == 0 or count != workers[index - 1]]
     return " → ".join(map(str, counts)) + (" worker" if counts == [1] else " workers")
+
+
+def by_label(found: Mapping[tuple[str, str], Found]) -> dict[str, Found]:
+    """What is known by a label and a machine, with the machine in the labels that are the same otherwise."""
+    alike = Counter(label for label, _ in found)
+    names = [label if alike[label] == 1 else f"{label}, {machine or 'unknown machine'}" for label, machine in found]
+    return dict(zip(numbered(names), found.values(), strict=True))
 
 
 def _tell_apart(runs: Sequence[Run], parts: Sequence[list[str]], describe: Callable[[Run], str | None]) -> None:
@@ -58,7 +68,8 @@ def _tell_apart(runs: Sequence[Run], parts: Sequence[list[str]], describe: Calla
             part.extend([word] if word else [])
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
+def numbered(names: Sequence[str]) -> list[str]:
+    """With a number behind each name that occurs more than once."""
     counts: Counter[str] = Counter()
     alike = Counter(names)
     numbered = []

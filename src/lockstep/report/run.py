@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from lockstep.report.fields import mapping, text, whole
+from lockstep.report.fields import number, text, whole
 from lockstep.report.run_curve import Curve
+from lockstep.scaling_model import machine_of
 
 Split = Literal["train", "val"]
 
@@ -68,6 +69,11 @@ class Run:
         return whole(self.config, "seed")
 
     @property
+    def machine(self) -> str:
+        """The model of its GPUs or processor; "" if that is unknown."""
+        return machine_of({"device": text(self.config, "device"), "environment": self.environment})
+
+    @property
     def done_epochs(self) -> int | None:
         """Epochs that were completed."""
         ends = [curve.epochs[-1] for curve in self.epochs.values() if curve]
@@ -86,10 +92,20 @@ class Run:
 
     @property
     def images_per_second(self) -> float | None:
-        """The median of its epochs in training, or of its step records before the first epoch has ended."""
-        curve = self.epochs.get(("images_per_second", "train")) or self.steps.get("images_per_second")
-        rates = [value for value in curve.values if value == value] if curve else []
+        """The median of its epochs in training, or of its step records before the first epoch has ended.
+
+        Of a run that was resumed on another number of workers, it is that of the last session alone.
+        """
+        curves = (self.epochs.get(("images_per_second", "train")), self.steps.get("images_per_second"))
+        rates = next((rates for curve in curves if curve and (rates := self._steady_values(curve))), [])
         return median(rates) if rates else None
+
+    def _steady_values(self, curve: Curve) -> list[float]:
+        """The numbers of a curve that were measured on the number of workers that the last session had."""
+        resumed = number(self.start, "step") or 0
+        first = -math.inf if len(set(self.workers)) < 2 else resumed
+        placed = zip(curve.steps, curve.values, strict=True)
+        return [value for step, value in placed if step > first and math.isfinite(value)]
 
     def curve(self, figure: str, split: Split) -> Curve | None:
         """A figure over the epochs, or over the steps while training has fewer than two epochs."""
@@ -106,6 +122,6 @@ class Run:
         """What the run was configured with, but for its seed and where it was kept; empty if that is unknown."""
         return {key: value for key, value in self.config.items() if key not in ("seed", "run")}
 
-    def option(self, part: str, key: str) -> Any:
-        """A value of its configuration, or None."""
-        return mapping(self.config, part).get(key)
+    def option(self, part: str, key: str) -> str | None:
+        """A word of its configuration, or None."""
+        return text(self.config, part, key)

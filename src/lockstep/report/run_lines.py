@@ -58,6 +58,11 @@ def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[L
     return [_line(item, item.curve.thinned(limit), axis, factor) for item in curves]
 
 
+def ideal_line(name: str, x: Sequence[float], y: Sequence[float], color: int | None) -> Line:
+    """What a series would be if workers added up; `color` is the series', or None where it is the only one."""
+    return Line(f"ideal, {name}", x, y, look="dotted", color=color)
+
+
 def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:
     placed = zip(axis.place(curve), curve.values, strict=True)
     known = [(place, value) for place, value in placed if math.isfinite(place)]

@@ -134,8 +134,8 @@ class _Columns:
         for column, place in zip(self._places, (step, epochs, seconds), strict=True):
             column.append(place)
         for figure, column in self._figures.items():
-            value = record.get(figure)
-            column.append(value if type(value) is float or type(value) is int else math.nan)
+            value = number(record, figure)
+            column.append(math.nan if value is None else value)
 
     def curves(self) -> dict[str, Curve]:
         """The figures that any record has."""
@@ -150,7 +150,7 @@ def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]
     except FileNotFoundError:
         warn(f"{folder} has no environment.json: machine and versions of this run are unknown")
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warn(f"{path} cannot be read: {_reason(error)}")
         return {}
     return facts if isinstance(facts, dict) else {}
@@ -159,14 +159,21 @@ def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]
 def _config(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
     path = folder / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = _with_text_keys(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         warn(f"{folder} has no config.yaml: precision, seed and other settings of this run are unknown")
         return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         warn(f"{path} cannot be read: {_reason(error)}")
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def _with_text_keys(value: Any) -> Any:
+    """YAML with the keys that a configuration can have; of others, such as numbers, what people read."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _reason(error: Exception) -> str:

@@ -29,7 +29,10 @@ class Point:
         split: Seconds of a step by what they went to; medians over the repeats. None where it was not measured.
         communication_alone: Seconds that the all-reduce of the gradients takes with nothing beside it.
         oversubscribed: More workers than cores.
+        peak_memory_bytes: The most that any worker took in any repeat.
         global_batch: Samples of one step over all workers.
+        epoch_seconds: Times of an epoch, one a repeat; empty where they were not recorded.
+        step_seconds: Of a whole step, the median of the repeats.
     """
 
     workers: int
@@ -41,6 +44,8 @@ class Point:
     oversubscribed: bool = False
     peak_memory_bytes: float | None = None
     global_batch: float | None = None
+    epoch_seconds: tuple[float, ...] = ()
+    step_seconds: float | None = None
 
     @property
     def images_per_second(self) -> float:
@@ -104,7 +109,7 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
         done.add(_turn(record))
         repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
         for mode in dict.fromkeys(record["modes"]):
-            group = groups.setdefault((mode, _text(record, "job"), *_machine(record)), {})
+            group = groups.setdefault((mode, _text(record, "job"), _text(record, "source"), machine_of(record)), {})
             group[record["workers"], repeat] = record
     # A run that failed and was done again is no gap.
     warnings = [text for record, text in problems if not (record.get("failed") and _turn(record) in done)]
@@ -174,12 +179,14 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> Point:
         workers=workers,
         nodes=None if nodes is None or nodes < 1 else round(nodes),
         rates=tuple(rates),
-        seconds=tuple(seconds for record in records if (seconds := _positive(record, "train_seconds"))),
+        seconds=_amounts(records, "train_seconds"),
         split={name: median(split[name] for split in splits) for name in _common(splits)} if splits else None,
         communication_alone=_middle(records, "communication_alone_seconds"),
         oversubscribed=on_cpu and cores is not None and workers / max(1, nodes or 1) > cores,
-        peak_memory_bytes=_middle(records, "peak_memory_bytes"),
+        peak_memory_bytes=max(_amounts(records, "peak_memory_bytes"), default=None),
         global_batch=_middle(records, "global_batch"),
+        epoch_seconds=_amounts(records, "epoch_seconds"),
+        step_seconds=_middle([_typical(record, "step_seconds") for record in records], "step_seconds"),
     )
 
 
@@ -206,9 +213,20 @@ def _common(splits: Sequence[Mapping[str, float]]) -> list[str]:
     return [name for name in splits[0] if all(name in split for split in splits)]
 
 
+def _typical(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field that may be a spread, as its median alone."""
+    value = record.get(name)
+    return {name: value.get("median") if isinstance(value, Mapping) else value}
+
+
+def _amounts(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
+    """A field of the repeats that have it."""
+    return tuple(value for record in records if (value := _positive(record, name)))
+
+
 def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The median of a field over the repeats that have it."""
-    values = [value for record in records if (value := _positive(record, name))]
+    values = _amounts(records, name)
     return median(values) if values else None
 
 
@@ -233,14 +251,18 @@ def _text(record: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _machine(record: Mapping[str, Any]) -> tuple[str, str]:
-    """The source of a published record, and what its speed depends on: the device's model."""
+def machine_of(record: Mapping[str, Any]) -> str:
+    """The model of the GPU or, where nothing else is known to have computed, of the processor; "" if unknown.
+
+    Args:
+        record: Of any study, with `device`, `gpu` or `environment` as far as there are any.
+    """
     environment = record.get("environment")
     facts = environment if isinstance(environment, Mapping) else {}
     gpus = facts.get("gpus")
-    first_gpu = str(gpus[0]) if isinstance(gpus, list) and gpus else ""
-    on_cpu = record.get("device") == "cpu"
-    return _text(record, "source"), _text(facts, "processor") if on_cpu else _text(record, "gpu") or first_gpu
+    first_gpu = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], str) else ""
+    gpu = "" if record.get("device") == "cpu" else _text(record, "gpu") or first_gpu
+    return gpu or _text(facts, "processor")
 
 
 def _label(record: Mapping[str, Any], mode: str) -> str:

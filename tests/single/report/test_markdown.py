@@ -20,4 +20,5 @@ def test_the_document_is_written_in_its_order() -> None:
 def test_names_cannot_break_tables_nor_become_marks() -> None:
     table = Table("t", "T", ("run",), [("a|b_c*<i>\n[x](y)",)], ("",))
     text = render(Document("T", [Section("S", parts=[table])]))
+    assert render(Document("a~~b~~ &lt; $x$", [])).startswith("# a\\~\\~b\\~\\~ \\&lt; \\$x\\$\n")
     assert "| a\\|b\\_c\\*\\<i\\> \\[x\\](y) |" in text

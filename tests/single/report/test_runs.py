@@ -48,6 +48,16 @@ def test_sessions_of_a_resumed_run_are_one_run(tmp_path: Path) -> None:
     assert list(run.epochs["top1", "val"].epochs) == [1, 2]
 
 
+def test_throughput_of_a_run_resumed_on_other_workers_is_of_its_last_session(tmp_path: Path) -> None:
+    resumed = start_record(workers=4, step=20)
+    later = [step_record(25, images_per_second=1900.0), epoch_record(3, "train", images_per_second=2000.0)]
+    assert _read(make_run(tmp_path / "whole", [*run_records(2), resumed, *later]))[0].images_per_second == 2000
+    assert _read(make_run(tmp_path / "begun", [*run_records(2), resumed, later[0]]))[0].images_per_second == 1900
+    assert _read(make_run(tmp_path / "none", [*run_records(2), resumed]))[0].images_per_second is None
+    same = [*run_records(2), start_record(step=20), *later]
+    assert _read(make_run(tmp_path / "same", same))[0].images_per_second == 1002
+
+
 def test_a_run_that_reached_its_goal_is_complete(tmp_path: Path) -> None:
     run, _ = _read(make_run(tmp_path, [*run_records(1), {"kind": "desired", "step": 10, "epoch": 1}]))
     assert run.is_complete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from report_material import (
 from lockstep.report.build import build
 from lockstep.report.document import Bars, Chart, Document, Line, Table
 from lockstep.report.sources import gather
+
+HUGE = 10**400  # no float
 
 
 def _document(*paths: Path) -> Document:
@@ -113,8 +116,40 @@ def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Pa
     document = _document(tmp_path)
     measured, ideal = _chart(document, "workers-throughput").lines
     assert (list(measured.x), list(measured.y)) == ([1, 2, 4], [1002] * 3)
-    assert (list(ideal.y), ideal.look, ideal.color) == ([1002, 2004, 4008], "dashed", None)
+    assert (list(ideal.y), ideal.look, ideal.color) == ([1002, 2004, 4008], "dotted", None)
     assert list(_chart(document, "workers-time").lines[0].y) == [15, 15, 15]
+
+
+def test_runs_of_other_batches_and_machines_are_no_points_of_one_line(tmp_path: Path) -> None:
+    for workers, batch in ((1, 32), (2, 32), (2, 64), (4, 128)):
+        make_run(tmp_path / f"{workers}-{batch}", run_records(workers=workers, global_batch=batch))
+    other = make_run(tmp_path / "4-32", run_records(workers=4, global_batch=32))
+    (other / "environment.json").write_text('{"gpus": ["V100"]}')
+    lines = [line for line in _chart(_document(tmp_path), "workers-throughput").lines if "ideal" not in line.name]
+    assert {line.name: list(line.x) for line in lines} == {
+        "resnet18 on cifar10, global batch 32": [1, 2],
+        "resnet18 on cifar10, 32 a worker": [1, 2, 4],
+    }
+
+
+def test_lines_of_machines_are_told_apart_and_have_ideal_lines_in_their_colours(tmp_path: Path) -> None:
+    for gpu in ("V100", "A100"):
+        for workers in (1, 2):
+            run = make_run(tmp_path / f"{gpu}-{workers}", run_records(workers=workers))
+            (run / "environment.json").write_text(json.dumps({"gpus": [gpu]}))
+    lines = _chart(_document(tmp_path), "workers-throughput").lines
+    assert {(line.name, line.look, line.color) for line in lines} == {
+        (f"{ideal}resnet18 on cifar10, global batch 64, {gpu}", look, color)
+        for color, gpu in enumerate(("A100", "V100"))
+        for ideal, look in (("", "solid"), ("ideal, ", "dotted"))
+    }
+
+
+def test_runs_on_other_machines_do_not_differ_by_seed_alone(tmp_path: Path) -> None:
+    for seed, gpu in enumerate(("A100", "V100")):
+        run = make_run(tmp_path / gpu, config=f"seed: {seed}\n")
+        (run / "environment.json").write_text(json.dumps({"gpus": [gpu]}))
+    assert "seeds" not in _parts(_document(tmp_path))
 
 
 def test_training_times_are_of_complete_runs_alone(tmp_path: Path) -> None:
@@ -126,10 +161,12 @@ def test_training_times_are_of_complete_runs_alone(tmp_path: Path) -> None:
 
 
 def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None:
-    records = [scaling_record(workers, repeat) for workers in (1, 2, 4, 8) for repeat in (0, 1, 2)]
+    counts = (1, 2, 4, 8)
+    records = [scaling_record(workers, repeat, split_seconds=None) for workers in counts for repeat in (0, 1, 2)]
     document = _of_records(tmp_path, *records)
     throughput = _chart(document, "scaling-strong-throughput")
     measured, model, ideal = throughput.lines
+    assert (ideal.look, ideal.color) == ("dotted", None)
     assert list(measured.x) == [1, 2, 4, 8]
     assert measured.y[0] == pytest.approx(256 / 0.21 + 1)
     assert measured.low is not None
@@ -168,6 +205,51 @@ def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> N
     document = _of_records(tmp_path, both, scaling_record(2), scaling_record(2, modes=["weak"], repeat=1))
     assert [section.title for section in document.sections][:2] == ["Strong scaling", "Weak scaling"]
     assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
+
+
+def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
+    rates = {1: 100.0, 2: 150.0, 4: 390.0}
+    records = [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
+    document = _of_records(tmp_path, *records)
+    model = _line(_chart(document, "scaling-strong-throughput"), "model, resnet18 on cifar10, global batch 256")
+    drawn = dict(zip(model.x, model.y, strict=True))
+    for row in _rows(document, "scaling-strong-throughput-points"):
+        expected = drawn[row["workers"]] / row["throughput"] - 1
+        assert row["error of the model (%)"] == pytest.approx(100 * expected)
+    assert abs(_rows(document, "scaling-strong-throughput-points")[1]["error of the model (%)"]) > 1
+
+
+def test_a_model_without_interval_ends_with_the_points_and_nothing_speaks_of_one(tmp_path: Path) -> None:
+    chart = _chart(_of_records(tmp_path, *map(scaling_record, (1, 2))), "scaling-strong-throughput")
+    model = chart.lines[1]
+    assert (max(model.x), model.low) == (2, [None] * len(model.x))
+    assert "Model: fitted" in chart.note
+    assert "80%" not in chart.note
+    alone = _chart(_of_records(tmp_path, scaling_record(1)), "scaling-strong-throughput")
+    assert "Model" not in alone.note
+
+
+def test_ideal_lines_of_several_series_have_their_colours(tmp_path: Path) -> None:
+    records = [scaling_record(count, gpu=gpu, device="cuda") for gpu in ("V100", "A100") for count in (1, 2)]
+    document = _of_records(tmp_path, *records)
+    for key in ("scaling-strong-throughput", "scaling-strong-epoch"):
+        ideal = [line for line in _chart(document, key).lines if line.name.startswith("ideal")]
+        assert [(line.look, line.color) for line in ideal] == [("dotted", 0), ("dotted", 1)]
+
+
+def test_times_of_machines_and_modes_are_not_mixed(tmp_path: Path) -> None:
+    strong = [
+        scaling_record(1, gpu=gpu, device="cuda", epoch_seconds=time) for gpu, time in (("V100", 100), ("A100", 10))
+    ]
+    weak = scaling_record(1, repeat=1, gpu="A100", device="cuda", modes=["weak"], epoch_seconds=40, step_seconds=0.5)
+    document = _of_records(tmp_path, *strong, weak)
+    assert [line.y[0] for line in _chart(document, "scaling-strong-epoch").lines if "ideal" not in line.name] == [
+        100,
+        10,
+    ]
+    assert _chart(document, "scaling-weak-epoch").lines[0].y == [40]
+    totals = [part.totals for part in _parts(document).values() if isinstance(part, Bars)]
+    assert totals == [pytest.approx([210]), pytest.approx([210]), [500]]
 
 
 def test_a_failed_point_is_left_out_and_named(tmp_path: Path) -> None:
@@ -230,6 +312,21 @@ def test_the_batch_study_has_throughput_memory_and_what_does_not_fit(tmp_path: P
     assert "256 is the largest batch that fits; 512 does not (out of memory)" in document.sections[0].text
 
 
+def test_studies_of_two_machines_are_apart(tmp_path: Path) -> None:
+    machines: list[dict[str, Any]] = [{"device": "cuda", "environment": {"gpus": [gpu]}} for gpu in ("V100", "A100")]
+    loaders = [{"device": "cpu", "environment": {"processor": processor}} for processor in ("EPYC", "Xeon")]
+    records = [batch_record(batch, **machine) for machine in machines for batch in (64, 128)]
+    records += [collectives_record("all_reduce", backend="nccl", **machine) for machine in machines]
+    document = _of_records(tmp_path, *records, *(loading_record(**machine) for machine in loaders))
+    batches = _chart(document, "batch-throughput").lines
+    assert [line.name for line in batches] == ["resnet18 on cifar10, V100", "resnet18 on cifar10, A100"]
+    titles = [_chart(document, f"collectives-bandwidth-{index}").title for index in (1, 2)]
+    setting = "Bus bandwidth: 4 workers, nccl, cuda, float32"
+    assert titles == [f"{setting}, V100", f"{setting}, A100"]
+    stages = _rows(document, "loading-stages")
+    assert [row["study"] for row in stages] == [f"photos, batch 32, cpu, resnet18, {name}" for name in ("EPYC", "Xeon")]
+
+
 def test_the_loading_study_has_stages_and_the_pipeline_against_demand(tmp_path: Path) -> None:
     document = _of_records(tmp_path, loading_record())
     pipeline, demand = _chart(document, "loading-pipeline").lines
@@ -278,9 +375,22 @@ def test_large_batches_have_means_and_spread_over_seeds(tmp_path: Path) -> None:
     names = ("MNIST: 32, the recipe", "MNIST: 1,024, LAMB")
     records = [large_batch_record(name, seed, 0.9 + seed / 100) for name in names for seed in (0, 2)]
     document = _of_records(tmp_path, *records)
-    lamb = _line(_chart(document, "large-batch-mnist"), "LAMB")
+    lamb = _line(_chart(document, "large-batch-1"), "LAMB")
     assert (lamb.x, lamb.y, lamb.low, lamb.high) == ([1024], pytest.approx([91]), [90], pytest.approx([92]))
     assert [(row["global batch"], row["seeds"]) for row in _rows(document, "large-batch")] == [(32, 2), (1024, 2)]
+
+
+def test_data_sets_of_alike_or_long_names_have_charts_of_their_own(tmp_path: Path) -> None:
+    names = ("CIFAR 10", "CIFAR-10", "x" * 300)
+    document = _of_records(tmp_path, *(large_batch_record(f"{name}: 32, LAMB", 0, 0.9) for name in names))
+    titles = [_chart(document, f"large-batch-{index}").title for index in (1, 2, 3)]
+    assert titles == [f"Top-1 by global batch: {name}" for name in names]
+
+
+def test_batches_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
+    names = ("MNIST: 32, LAMB", "MNIST: \u00b2, LAMB", f"MNIST: {'9' * 5000}, LAMB")
+    rows = _rows(_of_records(tmp_path, *(large_batch_record(name, 0, 0.9) for name in names)), "large-batch")
+    assert [row["global batch"] for row in rows] == [32]
 
 
 def test_skipped_steps_are_marked_on_the_loss_scale(tmp_path: Path) -> None:
@@ -306,7 +416,7 @@ def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading", "large_batch"])
-@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True])
+@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True, HUGE, 1e300, {"median": HUGE}])
 def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
     whole: dict[str, dict[str, Any]] = {
         "scaling": scaling_record(2),
@@ -325,7 +435,7 @@ def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Pat
             assert all(len(line.x) == len(line.y) for line in part.lines)
 
 
-@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, True])
+@pytest.mark.parametrize("damage", [None, "text", -1, [], {}, True, HUGE, 1e300])
 def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path) -> None:
     examples = [start_record(), step_record(5, loss_scale=8.0, skipped_steps=0), epoch_record(1, "val")]
     broken = [{**record, key: damage} for record in examples for key in record if key != "kind"]
@@ -334,3 +444,29 @@ def test_damaged_fields_of_a_run_are_never_fatal(damage: object, tmp_path: Path)
     write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 5.0), *io_records])
     (run / "environment.json").write_text('{"cores": "x", "gpus": 3, "packages": []}')
     assert _rows(_document(run), "results")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "optim: {optimizer: [x]}",
+        "parallel: {strategy: 3, compress: {a: b}}",
+        "1: a\nb: c\nnull: d\n2026-01-01: e",
+        "data: &loop [*loop]",
+        "[]",
+        "seed: [0]\nepochs: x\nnumerics: 3\ndevice: [cuda]",
+        f"seed: {HUGE}\nglobal_batch_size: {HUGE}",
+    ],
+)
+def test_damaged_configurations_are_never_fatal(config: str, tmp_path: Path) -> None:
+    for index, workers in enumerate((1, 2, 2)):
+        make_run(tmp_path / str(index), run_records(workers=workers), config=f"{config}\n")
+    make_run(tmp_path / "whole", config="seed: 3\noptim: {optimizer: sgd}\nparallel: {strategy: ddp}\n")
+    assert len(_rows(_document(tmp_path), "results")) == 4
+
+
+def test_a_damaged_environment_is_never_fatal(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for text in ("[" * 100_000, '{"gpus": [3], "processor": []}', f'{{"cores": {HUGE}}}', "[]"):
+        (run / "environment.json").write_text(text)
+        assert _rows(_document(run), "results")

@@ -11,7 +11,7 @@ import pytest
 from scaling_jobs import published, record
 
 from lockstep.records import read_records
-from lockstep.scaling_model import series_of
+from lockstep.scaling_model import machine_of, series_of
 
 
 def test_repeats_become_one_point_with_median_and_quartiles() -> None:
@@ -49,6 +49,48 @@ def test_what_a_step_consists_of_is_the_median_of_the_repeats() -> None:
     (point,) = series.points
     assert point.split == {"forward": 1.0, "communication_exposed": 0.2}
     assert (point.communication_alone, point.global_batch) == (0.4, 64)
+
+
+def test_a_points_times_are_of_its_own_mode_machine_and_repeats() -> None:
+    times = [(1, "A", 0, 99.0), (1, "A", 0, 10.0), (1, "A", 1, 12.0), (2, "A", 0, 6.0), (1, "B", 0, 100.0)]
+    records = [
+        record(
+            workers,
+            10.0,
+            gpu=gpu,
+            repeat=repeat,
+            epoch_seconds=seconds,
+            step_seconds={"low": 0.0, "median": seconds / 100, "high": 9.0},
+        )
+        for workers, gpu, repeat, seconds in times
+    ]
+    strong = record(1, 10.0, "strong", gpu="A", repeat=2, epoch_seconds=500.0, step_seconds=5.0)
+    a, b, of_strong = series_of([*records, strong])[0]
+    assert [point.epoch_seconds for point in a.points] == [(10.0, 12.0), (6.0,)]
+    assert [point.step_seconds for point in a.points] == pytest.approx([0.11, 0.06])
+    assert (b.points[0].epoch_seconds, of_strong.points[0].epoch_seconds) == ((100.0,), (500.0,))
+    assert (b.points[0].step_seconds, of_strong.points[0].step_seconds) == (1.0, 5.0)
+
+
+def test_peak_memory_is_the_most_of_all_repeats() -> None:
+    (series,), _ = series_of(
+        record(2, 9.0, repeat=repeat, peak_memory_bytes=size) for repeat, size in enumerate((1, 5, 2))
+    )
+    assert series.points[0].peak_memory_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "machine"),
+    [
+        ({"device": "cpu", "environment": {"processor": "EPYC", "gpus": ["A100"]}}, "EPYC"),
+        ({"device": "cuda", "environment": {"processor": "EPYC", "gpus": ["A100", "A100"]}}, "A100"),
+        ({"gpu": "V100"}, "V100"),
+        ({"device": "cuda", "environment": {"processor": "EPYC", "gpus": []}}, "EPYC"),
+        ({"environment": {"gpus": [None], "processor": 3}}, ""),
+    ],
+)
+def test_the_machine_is_the_model_of_what_computed(fields: dict[str, Any], machine: str) -> None:
+    assert machine_of(fields) == machine
 
 
 @pytest.mark.parametrize("split", ["forward", {"forward": "1"}, {"forward": -1.0}, {"forward": math.nan}, [1, 2]])

@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.report.document import Chart, Line, Mark, Section
 from lockstep.report.fields import Record, number, spread, text, whole
+from lockstep.report.names import by_label
 from lockstep.report.sources import Material
+from lockstep.scaling_model import machine_of
 
 
 def build(material: Material) -> Section | None:
-    jobs: dict[str, dict[int, Record]] = defaultdict(dict)
+    found: dict[tuple[str, str], dict[int, Record]] = defaultdict(dict)
     for record in material.of_kind("batch"):
         batch = whole(record, "batch")
         if batch and batch > 0:
-            jobs[_label(record)][batch] = record  # of several the newest
-    if not jobs:
+            found[_label(record), machine_of(record)][batch] = record  # of several the newest
+    if not found:
         return None
+    jobs = by_label(found)
     throughput = [line for color, item in enumerate(jobs.items()) if (line := _throughput(color, *item)).x]
     memory = [line for color, item in enumerate(jobs.items()) for line in _memory(color, *item) if line.x]
     marks = _misfits(jobs)

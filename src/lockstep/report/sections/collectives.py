@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.report.document import Chart, Line, Section
-from lockstep.report.fields import Record, mapping, number, rows, spread, text, whole
+from lockstep.report.fields import Record, number, rows, spread, text, whole
 from lockstep.report.sources import Material
+from lockstep.scaling_model import machine_of
 
 
 def build(material: Material) -> Section | None:
@@ -34,7 +35,7 @@ def _setting(record: Record) -> str:
         text(record, "backend"),
         text(record, "device"),
         text(record, "dtype"),
-        text(mapping(record, "environment"), "processor") if text(record, "device") == "cpu" else None,
+        machine_of(record),
     )
     return ", ".join(part for part in parts if part) or "unknown setting"
 

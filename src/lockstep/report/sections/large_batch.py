@@ -12,6 +12,7 @@ from lockstep.report.fields import Record, number, text, whole
 from lockstep.report.sources import Material
 from lockstep.report.studies import LARGE_BATCH
 
+MOST_DIGITS = 15  # of a batch; more is a damaged record
 _COLUMNS = (
     ("data", ""),
     ("global batch", ",.0f"),
@@ -45,7 +46,8 @@ def build(material: Material) -> Section | None:
             groups[method][whole(record, "seed")] = record  # of several of one seed the newest
     if not groups:
         return None
-    charts = [_chart(data, groups) for data in dict.fromkeys(method.data for method in groups)]
+    names = dict.fromkeys(method.data for method in groups)
+    charts = [_chart(index, data, groups) for index, data in enumerate(names, start=1)]
     columns, formats = zip(*_COLUMNS, strict=True)
     rows = [_row(method, list(records.values())) for method, records in groups.items()]
     table = Table("large-batch", "Large batches", columns, rows, formats, "Least and most are over the seeds.")
@@ -56,21 +58,22 @@ def _method(name: str) -> _Method | None:
     parts = [part.strip() for part in name.removeprefix(LARGE_BATCH).strip(": ").split(":", 1)]
     batch, _, method = parts[-1].partition(", ")
     digits = batch.replace(",", "")
-    if len(parts) < 2 or not digits.isdigit() or not int(digits):
+    if len(parts) < 2 or not digits.isdecimal() or len(digits) > MOST_DIGITS or not int(digits):
         return None
     return _Method(parts[0], int(digits), method or "as it is")
 
 
-def _chart(data: str, groups: Groups) -> Chart:
+def _chart(index: int, data: str, groups: Groups) -> Chart:
     methods = sorted((method for method in groups if method.data == data), key=lambda method: method.batch)
     x = [methods[0].batch, methods[-1].batch]
     lines = [_line(color, name, methods, groups) for color, name in enumerate(dict.fromkeys(m.name for m in methods))]
     base = 100 * mean(_tops(groups[methods[0]].values()))
     if x[0] < x[1]:
         lines.append(Line(f"mean at {x[0]:,}", x, [base, base], look="dashed", color=None))
-    key = "large-batch-" + "".join(sign if sign.isalnum() else "-" for sign in data.lower())
     note = "Means over the seeds; lines reach from the least to the most."
-    return Chart(key, f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note)
+    return Chart(
+        f"large-batch-{index}", f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note
+    )
 
 
 def _line(color: int, name: str, methods: Sequence[_Method], groups: Groups) -> Line:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from lockstep.report.document import Cell, Chart, Line, Section, Table
 from lockstep.report.fields import Record, mapping, rows, spread, text, whole
+from lockstep.report.names import by_label
 from lockstep.report.sources import Material
+from lockstep.scaling_model import machine_of
 
 _STAGES = (
     ("study", ""),
@@ -19,11 +21,12 @@ _STAGES = (
 
 
 def build(material: Material) -> Section | None:
-    studies: dict[str, Record] = {}
+    found: dict[tuple[str, str], Record] = {}
     for record in material.of_kind("loading"):
-        studies[_label(record)] = record  # of several the newest
-    if not studies:
+        found[_label(record), _machine(record)] = record  # of several the newest
+    if not found:
         return None
+    studies = by_label(found)
     stages = [row for label, record in studies.items() for row in _stages(label, record)]
     lines = [line for color, item in enumerate(studies.items()) for line in _lines(color, *item)]
     parts: list[Table | Chart] = []
@@ -44,6 +47,12 @@ def _label(record: Record) -> str:
     network = about.partition(":")[0]  # such as "resnet18, fp32: forward, backward and step"
     parts = (text(record, "data"), f"batch {batch:,}" if batch else None, text(record, "device"), network)
     return ", ".join(part for part in parts if part) or "data"
+
+
+def _machine(record: Record) -> str:
+    """The processor, which loads, and the GPU, if there is one that takes what is loaded."""
+    machines = (text(mapping(record, "environment"), "processor"), machine_of(record))
+    return ", ".join(dict.fromkeys(machine for machine in machines if machine))
 
 
 def _stages(label: str, record: Record) -> list[list[Cell]]:

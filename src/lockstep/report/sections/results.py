@@ -55,7 +55,8 @@ def build(material: Material) -> Section | None:
     if groups:
         columns, formats = zip(*_SEED_COLUMNS, strict=True)
         note = (
-            "Runs of the same configuration and number of workers, with other seeds; least and most are of best top-1."
+            "Runs of the same configuration, machine and number of workers, with other seeds; least and most are of "
+            "best top-1."
         )
         rows = [_seed_row(group) for group in groups]
         parts.append(Table("seeds", "Runs that differ by their seed alone", columns, rows, formats, note))
@@ -67,7 +68,9 @@ def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if run.config and run.steady_workers and run.is_complete:
-            key = json.dumps([run.settings(), run.steady_workers, run.data, run.arch], sort_keys=True, default=str)
+            key = json.dumps(
+                [run.settings(), run.steady_workers, run.data, run.arch, run.machine], sort_keys=True, default=str
+            )
             groups[key].append(run)
     return [group for group in groups.values() if len({run.seed for run in group}) > 1]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from lockstep.errors import DataError
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table
-from lockstep.report.fields import number, whole
+from lockstep.report.run_lines import ideal_line
 from lockstep.report.sources import Material
 from lockstep.scaling_model import LEVEL, Model, Point, Series, fit, series_of
 
@@ -29,8 +28,9 @@ _TABLE = (
     ("repeats", ",.0f"),
     ("speed-up", ".2f"),
     ("efficiency (%)", ".1f"),
+    ("error of the model (%)", "+.1f"),
     ("predicted without this point", _RATE),
-    ("error (%)", "+.1f"),
+    ("error without it (%)", "+.1f"),
 )
 _UNITS = (("images/s", "throughput", "throughput"), ("trainings/s", "trainings", "trainings a second"))
 _PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("how it is known", ""))
@@ -57,11 +57,9 @@ class _Study:
 
 def build(material: Material) -> tuple[list[Section], list[str]]:
     """A section for each mode that was measured, and warnings of records that were left out."""
-    records = material.of_kind("scaling")
-    series, warnings = series_of(records)
+    series, warnings = series_of(material.of_kind("scaling"))
     studies = [_fitted(item, color) for color, item in enumerate(item for item in series if item.points)]
-    epochs = _epoch_seconds(records)
-    sections = [_section(mode, [item for item in studies if item.series.mode == mode], epochs) for mode in _MODES]
+    sections = [_section(mode, [item for item in studies if item.series.mode == mode]) for mode in _MODES]
     return [section for section in sections if section], warnings
 
 
@@ -72,12 +70,12 @@ def _fitted(series: Series, color: int) -> _Study:
         return _Study(series, None, str(error), color)
 
 
-def _section(mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, int], Sequence[float]]) -> Section | None:
+def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
     if not studies:
         return None
     title, about = _MODES[mode]
     lines = [about, *(f"{item.series.label}: {remark}" for item in studies for remark in _remarks(item))]
-    parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies, epochs)]
+    parts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies), *_time_charts(mode, studies)]
     return Section(title, "\n".join(lines), [*parts, *_points(mode, studies), *_parameters(mode, studies)])
 
 
@@ -99,13 +97,33 @@ def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     for unit, key, title in _UNITS:
         found = [item for item in studies if item.series.rate_unit == unit]
         if found:
-            lines = [line for item in found for line in (*_lines(item, lambda study, workers: 1.0), *_ideal(item))]
+            models = [line for item in found for line in _model_line(item, _no_factor)]
+            lines = [_measured_line(item, _no_factor) for item in found]
+            lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
             note = (
                 "Medians of the repeats with their quartiles. Ideal: each worker as fast as at the smallest count. "
-                f"Model: fitted to the points, with the interval of a new measurement at {LEVEL:.0%} probability."
+                + _about(models)
             )
             charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
+
+
+def _no_factor(study: _Study, workers: int) -> float:
+    return 1.0
+
+
+def _about(models: Sequence[Line]) -> str:
+    """What a chart's note says of its model lines."""
+    if not models:
+        return ""
+    interval = (
+        f", with the interval of a new measurement at {LEVEL:.0%} probability" if any(map(_has_band, models)) else ""
+    )
+    return f"Model: fitted to the points{interval}; beyond them it is drawn only as far as it has an interval."
+
+
+def _has_band(line: Line) -> bool:
+    return any(low is not None for low in line.low or ())
 
 
 def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
@@ -114,8 +132,8 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
         line for item in studies for line in _lines(item, lambda study, workers: 100 / (study.base_rate * workers))
     ]
     x = sorted({point.workers for item in studies for point in item.series.points})
-    speedup.append(Line("ideal", x, x, look="dashed", color=None))
-    share.append(Line("ideal", x, [100] * len(x), look="dashed", color=None))
+    speedup.append(Line("ideal", x, x, look="dotted", color=None))
+    share.append(Line("ideal", x, [100] * len(x), look="dotted", color=None))
     start, marks = "a worker's throughput at the smallest measured count", _marks(studies)
     whole = f"Throughput over {start}."
     each = f"Throughput of each worker over {start}."
@@ -127,10 +145,14 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
 
 def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
     """The measured points and the model, each throughput times a factor."""
+    return [_measured_line(study, factor), *_model_line(study, factor)]
+
+
+def _measured_line(study: _Study, factor: Callable[[_Study, int], float]) -> Line:
     points, label, color = study.series.points, study.series.label, study.color
     x = [point.workers for point in points]
     factors = [factor(study, count) for count in x]
-    measured = Line(
+    return Line(
         label,
         x,
         [point.images_per_second * times for point, times in zip(points, factors, strict=True)],
@@ -139,24 +161,24 @@ def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
         look="points" if study.model else "solid",
         color=color,
     )
-    return [measured, *_model_line(study, factor)]
 
 
-def _ideal(study: _Study) -> list[Line]:
+def _ideal(study: _Study, studies: int) -> list[Line]:
     x = [point.workers for point in study.series.points]
     y = [study.base_rate * count for count in x]
-    return [Line(f"ideal, {study.series.label}", x, y, look="dashed", color=None)] if len(x) > 1 else []
+    return [ideal_line(study.series.label, x, y, study.color if studies > 1 else None)] if len(x) > 1 else []
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
     if study.model is None:
         return []
-    counts = _counts(study.series)
-    found = [(study.model.predict(count), factor(study, count)) for count in counts]
+    most = study.series.points[-1].workers
+    predicted = [study.model.predict(count) for count in _counts(study.series)]
+    found = [(item, factor(study, item.workers)) for item in predicted if item.workers <= most or item.low is not None]
     return [
         Line(
             f"model, {study.series.label}",
-            counts,
+            [item.workers for item, _ in found],
             [item.images_per_second * times for item, times in found],
             [None if item.low is None else item.low * times for item, times in found],
             [None if item.high is None else item.high * times for item, times in found],
@@ -187,39 +209,31 @@ def _marks(studies: Sequence[_Study]) -> list[Mark]:
     return list({mark.x: mark for mark in marks}.values())
 
 
-def _epoch_seconds(records: Sequence[Mapping[str, object]]) -> dict[tuple[str, int], list[float]]:
-    """Times of an epoch by job and workers."""
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for record in records:
-        seconds, workers = number(record, "epoch_seconds"), whole(record, "workers")
-        if seconds and workers and not record.get("failed"):
-            found[str(record.get("job", "")), workers].append(seconds)
-    return found
-
-
-def _time_charts(
-    mode: str, studies: Sequence[_Study], epochs: Mapping[tuple[str, int], Sequence[float]]
-) -> list[Chart]:
-    an_epoch = {
-        item.color: {point.workers: epochs.get((item.series.job, point.workers), ()) for point in item.series.points}
-        for item in studies
-    }
-    whole_run = {item.color: {point.workers: point.seconds for point in item.series.points} for item in studies}
+def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     kinds = (
-        ("epoch", "time an epoch", an_epoch, "The training samples over the throughput, as measured in each repeat."),
-        ("training", "training time", whole_run, "Of the whole training, as recorded."),
+        ("epoch", "time an epoch", _epochs, "The training samples over the throughput, as measured in each repeat."),
+        ("training", "training time", _trainings, "Of the whole training, as recorded."),
     )
     charts = []
     for key, label, times, note in kinds:
-        lines = [line for item in studies for line in _time_lines(item, times[item.color])]
+        several = sum(any(map(times, item.series.points)) for item in studies) > 1
+        lines = [line for item in studies for line in _time_lines(item, times, several)]
         if lines:
             note = f"{note} Medians; bands reach from the least to the most."
             charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
     return charts
 
 
-def _time_lines(study: _Study, seconds: Mapping[int, Sequence[float]]) -> list[Line]:
-    known = {workers: times for workers, times in seconds.items() if times}
+def _epochs(point: Point) -> Sequence[float]:
+    return point.epoch_seconds
+
+
+def _trainings(point: Point) -> Sequence[float]:
+    return point.seconds
+
+
+def _time_lines(study: _Study, times_of: Callable[[Point], Sequence[float]], several: bool) -> list[Line]:
+    known = {point.workers: times for point in study.series.points if (times := times_of(point))}
     if not known:
         return []
     x = list(known)
@@ -228,7 +242,7 @@ def _time_lines(study: _Study, seconds: Mapping[int, Sequence[float]]) -> list[L
     ideal = [middle[0] * x[0] / count for count in x]
     return [
         Line(study.series.label, x, middle, low, high, color=study.color),
-        Line(f"ideal, {study.series.label}", x, ideal, look="dashed", color=None),
+        ideal_line(study.series.label, x, ideal, study.color if several else None),
     ]
 
 
@@ -240,13 +254,17 @@ def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
             rate = ",.1f" if unit == "images/s" else ".4g"
             columns, formats = zip(*((name, rate if spec == _RATE else spec) for name, spec in _TABLE), strict=True)
             title = f"{_MODES[mode][0]}: {title}, measured points"
-            note = f"Throughput in {unit}. The last columns are the model fitted to the other points."
+            note = (
+                f"Throughput in {unit}. Error of the model: fitted to all points. The last columns are of the model "
+                "fitted to the other points."
+            )
             tables.append(Table(f"scaling-{mode}-{key}-points", title, columns, rows, formats, note))
     return tables
 
 
 def _rows(study: _Study) -> list[list[Cell]]:
     errors = {error.workers: error for error in study.model.leave_one_out} if study.model else {}
+    own = {error.workers: error for error in study.model.errors} if study.model else {}
     rows: list[list[Cell]] = []
     for point in study.series.points:
         speedup, error = point.images_per_second / study.base_rate, errors.get(point.workers)
@@ -261,6 +279,7 @@ def _rows(study: _Study) -> list[list[Cell]]:
                 len(point.rates),
                 speedup,
                 100 * speedup / point.workers,
+                100 * own[point.workers].relative_error if own else None,
                 error.predicted if error else None,
                 100 * error.relative_error if error else None,
             ]

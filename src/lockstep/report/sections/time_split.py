@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
-
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table
-from lockstep.report.fields import Record, spread, whole
 from lockstep.report.sources import Material
 from lockstep.scaling_model import Point, Series, series_of
 
@@ -29,9 +25,8 @@ _COMMUNICATION = (
 
 
 def build(material: Material) -> Section | None:
-    records = material.of_kind("scaling")
-    series = [item for item in series_of(records)[0] if any(point.split for point in item.points)]
-    parts: list[Bars | Table] = [_bars(item, index, records) for index, item in enumerate(series, start=1)]
+    series = [item for item in series_of(material.of_kind("scaling"))[0] if any(point.split for point in item.points)]
+    parts: list[Bars | Table] = [_bars(item, index) for index, item in enumerate(series, start=1)]
     rows = [row for item in series for row in _communication(item)]
     if rows:
         columns, formats = zip(*_COMMUNICATION, strict=True)
@@ -53,18 +48,19 @@ def build_memory(material: Material) -> Section | None:
             lines.append(Line(f"{item.label}, {item.mode}", x, y, color=color))
     if not lines:
         return None
-    note = "The most that any worker took: on a GPU what PyTorch had allocated, on a CPU what the process had resident."
+    note = (
+        "The most that any worker took in any repeat: on a GPU what PyTorch had allocated, on a CPU what the process "
+        "had resident."
+    )
     title, label = "Peak memory against workers", "peak memory of a worker (GB)"
     return Section("Memory", parts=[Chart("memory", title, "workers", label, lines, "log2", note=note, from_zero=True)])
 
 
-def _bars(series: Series, index: int, records: Sequence[Record]) -> Bars:
+def _bars(series: Series, index: int) -> Bars:
     points = [point for point in series.points if point.split]
     names = list(dict.fromkeys([*_PARTS, *(name for point in points for name in point.split or {})]))
     stacks = [(_PARTS.get(name, name), [_milliseconds(point, name) for point in points]) for name in names]
-    totals = _step_seconds(records, series)
-    measured = [totals.get(point.workers) for point in points]
-    whole_steps = [1e3 * seconds for seconds in measured if seconds is not None]
+    whole_steps = [1e3 * point.step_seconds for point in points if point.step_seconds is not None]
     return Bars(
         f"time-split-{index}",
         f"A step's time, {series.mode} scaling" + (f" ({index})" if index > 1 else ""),
@@ -79,17 +75,6 @@ def _bars(series: Series, index: int, records: Sequence[Record]) -> Bars:
 
 def _milliseconds(point: Point, name: str) -> float:
     return 1e3 * (point.split or {}).get(name, 0.0)
-
-
-def _step_seconds(records: Sequence[Record], series: Series) -> dict[int, float]:
-    """Median time of a step by workers."""
-    found: dict[int, list[float]] = {}
-    for record in records:
-        modes = record.get("modes")
-        is_of_series = record.get("job") == series.job and isinstance(modes, list) and series.mode in modes
-        if is_of_series and (workers := whole(record, "workers")) and (taken := spread(record, "step_seconds")):
-            found.setdefault(workers, []).append(taken[1])
-    return {workers: median(values) for workers, values in found.items()}
 
 
 def _communication(series: Series) -> list[list[Cell]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from lockstep.report.document import Chart, Line, Section
+from lockstep.report.names import numbered
 from lockstep.report.run import Run
+from lockstep.report.run_lines import ideal_line
 from lockstep.report.sources import Material
 
 ByWorkers = Mapping[int, Sequence[Run]]
@@ -19,10 +21,13 @@ def build(material: Material) -> Section | None:
     jobs = _jobs(material.runs)
     rates = _lines(jobs, lambda run: run.images_per_second)
     times = _lines(jobs, lambda run: run.train_seconds if run.is_complete else None)
-    note = "Medians over runs of the same settings but for batch and seed; bands reach from the least to the most."
+    note = (
+        "Medians over runs of the same settings and machine but for the seed. Runs of one line have one global batch "
+        "(strong scaling) or one batch a worker (weak scaling), as named; bands reach from the least to the most."
+    )
     parts = []
     if rates:
-        lines = [*rates, *(_ideal(line) for line in rates)]
+        lines = [*rates, *(_ideal(line, len(rates)) for line in rates)]
         parts.append(_chart("workers-throughput", "Throughput against workers", "throughput (images/s)", lines, note))
     if times:
         parts.append(_chart("workers-time", "Training time against workers", "training time (s)", times, note))
@@ -35,21 +40,37 @@ def _chart(key: str, title: str, label: str, lines: Sequence[Line], note: str) -
 
 
 def _jobs(runs: Sequence[Run]) -> dict[str, ByWorkers]:
-    """Runs by what they trained, then by workers."""
-    jobs: dict[str, dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    """Runs by what they trained in batches of what size, then by workers; a run may belong to both kinds of scaling."""
+    jobs: dict[tuple[str, str], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        if run.steady_workers:
+        if run.steady_workers and run.global_batch:
             settings = {key: value for key, value in run.settings().items() if key not in _BATCH_KEYS}
-            key = json.dumps([run.data, run.arch, settings], sort_keys=True, default=str)
-            jobs[key][run.steady_workers].append(run)
-    several = {key: job for key, job in jobs.items() if len(job) > 1}
-    return {_label(job, index, len(several)): job for index, job in enumerate(several.values(), start=1)}
+            key = json.dumps([run.data, run.arch, settings, run.machine], sort_keys=True, default=str)
+            for share in (_strong(run), _weak(run)):
+                jobs[key, share][run.steady_workers].append(run)
+    several = [(share, job) for (_, share), job in jobs.items() if len(job) > 1]
+    return dict(zip(_labels(several), (job for _, job in several), strict=True))
 
 
-def _label(job: ByWorkers, index: int, jobs: int) -> str:
-    first = next(iter(job.values()))[0]
-    name = f"{first.arch or 'a network'} on {first.data or 'data'}"
-    return f"{name}, {first.precision or 'settings'} ({index})" if jobs > 1 else name
+def _strong(run: Run) -> str:
+    return f"global batch {run.global_batch:,}"
+
+
+def _weak(run: Run) -> str:
+    return f"{(run.global_batch or 0) / (run.steady_workers or 1):,.10g} a worker"
+
+
+def _labels(jobs: Iterable[tuple[str, ByWorkers]]) -> list[str]:
+    """Network, data and batch, then what tells apart those that are alike in these."""
+    firsts = [(share, next(iter(job.values()))[0]) for share, job in jobs]
+    names = [f"{run.arch or 'a network'} on {run.data or 'data'}, {share}" for share, run in firsts]
+    for words in ([run.precision or "" for _, run in firsts], [run.machine for _, run in firsts]):
+        alike: dict[str, set[str]] = defaultdict(set)
+        for name, word in zip(names, words, strict=True):
+            alike[name].add(word)
+        pairs = zip(names, words, strict=True)
+        names = [f"{name}, {word}" if word and len(alike[name]) > 1 else name for name, word in pairs]
+    return numbered(names)
 
 
 def _lines(jobs: Mapping[str, ByWorkers], figure: Callable[[Run], float | None]) -> list[Line]:
@@ -64,6 +85,6 @@ def _lines(jobs: Mapping[str, ByWorkers], figure: Callable[[Run], float | None])
     return lines
 
 
-def _ideal(line: Line) -> Line:
+def _ideal(line: Line, lines: int) -> Line:
     base = (line.y[0] or 0.0) / line.x[0]
-    return Line(f"ideal, {line.name}", line.x, [base * count for count in line.x], look="dashed", color=None)
+    return ideal_line(line.name, line.x, [base * count for count in line.x], line.color if lines > 1 else None)
