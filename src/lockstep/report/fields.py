@@ -8,6 +8,7 @@ from typing import Any
 Record = Mapping[str, Any]  # of a file that may be damaged: any field may be missing or of another kind
 
 LARGEST = 1e39  # no float of 32 bits is larger; a larger number is damage and would overflow in sums and products
+LARGEST_WHOLE = 1e18  # larger ones have no place in NumPy's integers
 
 
 def number(record: Record, *keys: str) -> float | None:
@@ -15,13 +16,13 @@ def number(record: Record, *keys: str) -> float | None:
     value = _at(record, keys)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if abs(value) <= LARGEST else None
+    return float(value) if abs(value) <= LARGEST else None
 
 
 def whole(record: Record, *keys: str) -> int | None:
-    """A whole number."""
+    """A whole number of at most `LARGEST_WHOLE`."""
     value = number(record, *keys)
-    return int(value) if value is not None and value == int(value) else None
+    return int(value) if value is not None and abs(value) <= LARGEST_WHOLE and value == int(value) else None
 
 
 def text(record: Record, *keys: str) -> str | None:
