@@ -16,7 +16,7 @@ import psutil
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig
 from lockstep.errors import tells_of_lost_peer
-from lockstep.world import World
+from lockstep.world import World, usable_cores
 
 if TYPE_CHECKING:
     from lockstep.study.points import Length
@@ -73,6 +73,7 @@ def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, wor
                 "strategy": job.strategy.name,
                 "compress": config.parallel.compress,
                 "device": world.device.type,
+                "cores": usable_cores(),
                 "samples": job.train_loader.sharding.samples,
                 "global_batch": job.batching.global_batch,
                 "environment": describe_publicly(world),

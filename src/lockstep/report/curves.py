@@ -84,8 +84,7 @@ def _fits(scale: Scale) -> Callable[[float], bool]:
 def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_crowded: bool) -> Artist:
     color = LIGHT.text if line.color is None else colors[line.color]
     number, is_long = line.color or 0, len(curve.x) > _FEW_POINTS
-    # Markers stand for what was measured, not for an ideal or a prediction.
-    is_marked = line.color is not None and line.look != "dashed" and not (is_crowded and is_long)
+    is_marked = line.has_markers and not (is_crowded and is_long)
     marker = _MARKERS[number % len(_MARKERS)] if is_marked else None
     step = max(1, len(curve.x) // _MARKERS_A_LINE)
     if curve.low and curve.high and line.look == "points":

@@ -25,6 +25,7 @@ class Line:
             training, points without a line.
         color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
             colour of text, for reference lines such as the ideal one.
+        is_ideal: Whether it is what a series would ideally be, which has no markers.
     """
 
     name: str
@@ -34,6 +35,12 @@ class Line:
     high: Sequence[float | None] | None = None
     look: Literal["solid", "dashed", "dotted", "points"] = "solid"
     color: int | None = 0
+    is_ideal: bool = False
+
+    @property
+    def has_markers(self) -> bool:
+        """Markers stand for what was measured, not for an ideal or a prediction."""
+        return self.color is not None and self.look != "dashed" and not self.is_ideal
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
             if sequence
         }
         color = "text" if line.color is None else f"{'ramp' if is_ramp else 'line'}-{line.color}"
-        marker = None if line.color is None or line.look == "dashed" else line.color % _MARKERS
+        marker = line.color % _MARKERS if line.color is not None and line.has_markers else None
         look = {"name": line.name, "look": line.look, "color": color, "marker": marker}
         lines.append({**look, "x": shared.setdefault(x, len(shared)), **values})
     if not lines:

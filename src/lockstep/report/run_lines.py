@@ -60,7 +60,7 @@ def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[L
 
 def ideal_line(name: str, x: Sequence[float], y: Sequence[float], color: int | None) -> Line:
     """What a series would be if workers added up; `color` is the series', or None where it is the only one."""
-    return Line(f"ideal, {name}", x, y, look="dotted", color=color)
+    return Line(f"ideal, {name}", x, y, look="dotted", color=color, is_ideal=True)
 
 
 def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:

@@ -81,7 +81,7 @@ class Model:
         if self.series.mode == "strong" and batch and workers > batch:
             return None, f"a global batch of {batch:.10g} has no sample for each worker"
         if self.knee and any(self.knee.parts(point.workers, workers) for point in self.points):
-            return None, f"not to be trusted: fitted to points across the knee at {self.knee.workers}"
+            return None, f"not to be trusted: the knee at {self.knee.workers} parts it from points that were fitted"
         parts = self.times.variances(workers)
         if any(variance is None for variance, _ in parts):
             return None, f"no interval: {self.times.no_variance}"

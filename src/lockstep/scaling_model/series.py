@@ -89,7 +89,7 @@ class Series:
 
 
 def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:
-    """Group the scaling records by job, mode and machine; records of other kinds are passed over.
+    """Group the scaling records by job, batch, mode and machine; records of other kinds are passed over.
 
     Of two records of one repeat the later counts. A point measured with another kind of device or processor belongs to
     another series.
@@ -109,7 +109,8 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
         done.add(_turn(record))
         repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
         for mode in dict.fromkeys(record["modes"]):
-            group = groups.setdefault((mode, _text(record, "job"), _text(record, "source"), machine_of(record)), {})
+            key = (mode, _text(record, "job"), _same(record, mode), _text(record, "source"), machine_of(record))
+            group = groups.setdefault(key, {})
             group[record["workers"], repeat] = record
     # A run that failed and was done again is no gap.
     warnings = [text for record, text in problems if not (record.get("failed") and _turn(record) in done)]
@@ -117,9 +118,18 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     return _distinct(series, [key[-1] for key in groups]), warnings
 
 
+def _same(record: Mapping[str, Any], mode: str) -> str:
+    """The batch that all points of a series have in common: all workers' or each worker's; "" if unknown."""
+    batch = _positive(record, "global_batch" if mode == "strong" else "batch")
+    if batch is None:
+        return ""
+    # A global batch that does not divide evenly gives workers a share that is not whole.
+    return f"{batch:.10g}" if mode == "strong" else f"{batch:.0f}"
+
+
 def _turn(record: Mapping[str, Any]) -> str:
     """What a record measured or failed to: a job's repeat on a number of workers."""
-    return repr([record.get(name) for name in ("job", "workers", "repeat")])
+    return repr([record.get(name) for name in ("job", "workers", "global_batch", "repeat")])
 
 
 def _problem(record: Mapping[str, Any]) -> str:
@@ -152,7 +162,7 @@ def _distinct(series: Sequence[Series], machines: Sequence[str]) -> list[Series]
 
 
 def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings: list[str]) -> Series:
-    mode, job, source = key[:3]
+    mode, job, _, source, _ = key
     rated = [record for record in records if _rate(record) is not None]
     unit: Literal["images/s", "trainings/s"] = "images/s" if rated else "trainings/s"
     used = rated or records

@@ -260,6 +260,6 @@ def test_one_side_of_a_knee_is_fitted_alone_and_not_trusted_on_the_other() -> No
     series = published()["cifar10"]
     near, far = fit(series, (1, 2, 4, 8)), fit(series, (16, 32))
     assert (near.predict(8).note, near.predict(16).low) == ("", None)
-    assert "across the knee" in near.predict(16).note
-    assert "across the knee" not in far.predict(64).note
+    assert "the knee at 8 parts it" in near.predict(16).note
+    assert "the knee at 8 parts it" not in far.predict(64).note
     assert 15_000 < far.predict(64).images_per_second < 20_000  # the plateau

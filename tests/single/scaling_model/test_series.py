@@ -208,3 +208,16 @@ def test_the_published_series_are_as_published() -> None:
         "mnist": [499.8, 283.9, 100.4, 58.8, 63.8, 55.7],
     }
     assert [one.rate_unit for one in series.values()] == ["images/s", "images/s", "trainings/s"]
+
+
+def test_two_batches_of_one_job_are_two_series() -> None:
+    def record(workers: int, global_batch: int, rate: float) -> dict[str, object]:
+        about = {"kind": "scaling", "modes": ["strong"], "job": "01234567", "device": "cpu", "repeat": 0}
+        batch = {"global_batch": global_batch, "batch": global_batch / workers}
+        return {**about, **batch, "workers": workers, "images_per_second": rate}
+
+    records = [record(1, 64, 200.0), record(2, 64, 390.0), record(1, 512, 300.0), record(2, 512, 590.0)]
+    series, warnings = series_of(records)
+    assert not warnings
+    assert [[point.images_per_second for point in one.points] for one in series] == [[200.0, 390.0], [300.0, 590.0]]
+    assert len({one.label for one in series}) == 2
