@@ -26,12 +26,14 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any
     """
     found: list[Mapping[str, Any]] = []
     damaged: list[int] = []
-    others = 0
+    others = predictions = 0
     try:
         for record in read_records(path, damaged.append):
             kind = _kind(record)
-            if kind is None:
-                others += record.get("kind") != PREDICTION
+            if record.get("kind") == PREDICTION:
+                predictions += 1
+            elif kind is None:
+                others += 1
             else:
                 found.append({**record, "kind": kind})
     except OSError as error:
@@ -41,7 +43,7 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any
         warn(describe_damage(path, damaged))
     if others:
         warn(f"{path}: {others} records of a kind that the report does not draw")
-    elif not found and not damaged:
+    elif not found and not damaged and not predictions:
         warn(f"{path} has no records")
     return found
 
