@@ -202,7 +202,8 @@ def test_a_steps_time_is_split_and_communication_hidden_and_exposed(tmp_path: Pa
 
 def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> None:
     both = scaling_record(1, modes=["strong", "weak"])
-    document = _of_records(tmp_path, both, scaling_record(2), scaling_record(2, modes=["weak"], repeat=1))
+    weak = scaling_record(2, modes=["weak"], global_batch=512, batch=256.0)
+    document = _of_records(tmp_path, both, scaling_record(2), weak)
     assert [section.title for section in document.sections][:2] == ["Strong scaling", "Weak scaling"]
     assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
 
