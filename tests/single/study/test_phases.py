@@ -36,3 +36,21 @@ def test_what_lies_between_two_steps_belongs_to_none(now: list[float]) -> None:
         clock.end()
         now[0] += 50.0
     assert clock.take() == [{"data_wait": 1.0}, {"data_wait": 2.0}]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_phases_are_the_devices_time_and_nobody_waits_for_it() -> None:
+    matrix = torch.randn(4096, 4096, device="cuda")
+    clock = PhaseClock(matrix.device)
+    for _ in range(2):  # the first one warms up
+        start = time.perf_counter()
+        clock.begin("forward")
+        for _ in range(50):
+            matrix = matrix @ matrix / 4096
+        clock.begin("optimizer")
+        clock.end()
+        asked = time.perf_counter() - start
+        (step,) = clock.take()
+        whole = time.perf_counter() - start
+    assert asked < step["forward"] <= whole
+    assert step["optimizer"] < 0.1 * step["forward"]
