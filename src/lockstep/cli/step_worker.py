@@ -64,8 +64,9 @@ def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, wor
         config = replace(config, run=replace(config.run, run_dir=Path(scratch) / "run"))
         data = load_data(config, world)
         with closing(build_job(config, world, data, build_model(config, data))) as job:
-            _limit_memory(world, memory_limit)
+            limit = _limit_memory(world, memory_limit)
             figures = measure_steps(job, length)
+            figures |= {"memory_limit_bytes": limit} if limit else {}
             figures |= {
                 "data": data.name,
                 "arch": config.model.arch,
@@ -83,22 +84,28 @@ def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, wor
         step_jobs.tell("figures", figures)
 
 
-def _limit_memory(world: World, limit: MemoryLimit) -> None:
-    """Let allocations fail beyond a limit, instead of the system ending whichever process it likes."""
+def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
+    """Let allocations fail beyond a limit, instead of the system ending whichever process it likes.
+
+    Returns:
+        The limit in bytes, if one was given or a GPU has it.
+    """
     if limit is None:
-        return
+        return None
     if world.device.type == "cuda":
         import torch
 
-        total = torch.cuda.get_device_properties(world.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(1.0 if limit == "free" else min(1.0, limit / total))
-        return
+        total = int(torch.cuda.get_device_properties(world.device).total_memory)
+        size_bytes = total if limit == "free" else min(limit, total)
+        torch.cuda.set_per_process_memory_fraction(size_bytes / total)
+        return size_bytes
     held = psutil.Process().memory_info().data
     free = int(MOST * psutil.virtual_memory().available / world.place.local_size)
     size_bytes = held + free if limit == "free" else limit
     if size_bytes <= held:
         raise MemoryError(f"the libraries, the data set and the model alone take {held / 1e9:.2g} GB")
     resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
+    return None if limit == "free" else size_bytes
 
 
 if __name__ == "__main__":

@@ -11,13 +11,11 @@ from lockstep.report.names import by_label
 from lockstep.report.sources import Material
 from lockstep.scaling_model import machine_of
 
+ONE_JOB = ("job", "workers", "nodes", "memory_limit")
+
 
 def build(material: Material) -> Section | None:
-    found: dict[tuple[str, str], dict[int, Record]] = defaultdict(dict)
-    for record in material.of_kind("batch"):
-        batch = whole(record, "batch")
-        if batch and batch > 0:
-            found[_label(record), machine_of(record)][batch] = record  # of several the newest
+    found = _searches(material)
     if not found:
         return None
     jobs = by_label(found)
@@ -26,8 +24,14 @@ def build(material: Material) -> Section | None:
     marks = _misfits(jobs)
     parts = []
     for key, title, label, lines, note in (
-        ("throughput", "Throughput by batch size", "throughput (images/s)", throughput, "Medians with quartiles."),
-        ("memory", "Memory by batch size", "peak memory of a worker (GB)", memory, "Dashed: what the device has."),
+        (
+            "throughput",
+            "Throughput by batch size",
+            "throughput (images/s)",
+            throughput,
+            "Medians with quartiles over blocks of steps.",
+        ),
+        ("memory", "Memory by batch size", "peak memory of a worker (GB)", memory, "Dashed: the limit."),
     ):
         if lines:
             parts.append(
@@ -46,18 +50,43 @@ def build(material: Material) -> Section | None:
     return Section("Batch size", "\n".join(_verdicts(jobs)), parts)
 
 
+def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:
+    """The records of each job by batch, of several the newest, under a label and a machine.
+
+    A record of a batch that does not fit says neither; it belongs to each machine that the job was measured on.
+    """
+    jobs: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in material.of_kind("batch"):
+        if (whole(record, "batch") or 0) > 0:
+            jobs[tuple(str(record.get(name)) for name in ONE_JOB)].append(record)
+    found: dict[tuple[str, str], dict[int, Record]] = {}
+    for records in jobs.values():
+        for machine in dict.fromkeys(machine_of(record) for record in records if _fits(record)) or [""]:
+            own = [record for record in records if not _fits(record) or machine_of(record) == machine]
+            label = _label(next(filter(_fits, own), own[0]))
+            if (label, machine) in found:  # a job with other flags
+                label = f"{label}, job {text(own[0], 'job') or 'unknown'}"
+            found.setdefault((label, machine), {}).update({whole(record, "batch") or 0: record for record in own})
+    return found
+
+
 def _label(record: Record) -> str:
-    workers, precision = whole(record, "workers") or 1, text(record, "precision")
+    workers, precision, limit = whole(record, "workers") or 1, text(record, "precision"), text(record, "memory_limit")
     name = f"{text(record, 'arch') or 'a network'} on {text(record, 'data') or 'data'}"
-    return ", ".join([name, *([precision] if precision else []), *([f"{workers} workers"] if workers > 1 else [])])
+    parts = (precision, f"{workers} workers" if workers > 1 else None, f"at most {limit}" if limit else None)
+    return ", ".join([name, *(part for part in parts if part)])
+
+
+def _fits(record: Record) -> bool:
+    return record.get("fits") is not False
 
 
 def _fitting(records: Mapping[int, Record]) -> list[tuple[int, Record]]:
-    return [(batch, records[batch]) for batch in sorted(records) if records[batch].get("fits") is not False]
+    return [(batch, records[batch]) for batch in sorted(records) if _fits(records[batch])]
 
 
 def _throughput(color: int, label: str, records: Mapping[int, Record]) -> Line:
-    found = [(batch, spread(record, "images_per_second")) for batch, record in _fitting(records)]
+    found = [(batch, spread(record, "images_per_second_spread")) for batch, record in _fitting(records)]
     known = [(batch, rates) for batch, rates in found if rates]
     low, middle, high = ([rates[index] for _, rates in known] for index in range(3))
     return Line(label, [batch for batch, _ in known], middle, low, high, color=color)
@@ -77,9 +106,7 @@ def _memory(color: int, label: str, records: Mapping[int, Record]) -> list[Line]
 
 def _misfits(jobs: Mapping[str, Mapping[int, Record]]) -> list[Mark]:
     """The smallest batch of each job that does not fit."""
-    smallest = [
-        min((b for b, record in job.items() if record.get("fits") is False), default=None) for job in jobs.values()
-    ]
+    smallest = [min((b for b, record in job.items() if not _fits(record)), default=None) for job in jobs.values()]
     return [Mark(batch, f"{batch:,} does not fit") for batch in sorted({batch for batch in smallest if batch})]
 
 
@@ -87,7 +114,7 @@ def _verdicts(jobs: Mapping[str, Mapping[int, Record]]) -> Sequence[str]:
     lines = []
     for label, records in jobs.items():
         fitting = _fitting(records)
-        misfit = min((batch for batch, record in records.items() if record.get("fits") is False), default=None)
+        misfit = min((batch for batch, record in records.items() if not _fits(record)), default=None)
         if fitting and misfit:
             why = text(records[misfit], "why") or "no reason recorded"
             lines.append(f"{label}: {fitting[-1][0]:,} is the largest batch that fits; {misfit:,} does not ({why}).")
