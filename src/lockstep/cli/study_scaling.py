@@ -147,14 +147,10 @@ def read_job(words: Sequence[str]) -> TrainConfig:
 
 
 def _counts(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.replace(",", " ").split()] or _no_counts(text)
-    except ValueError:
-        return _no_counts(text)
-
-
-def _no_counts(text: str) -> list[int]:
-    raise ConfigError(f"--np takes numbers of workers, such as 1,2,4; got {text!r}")
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--np takes numbers of workers, such as --np 1,2,4; got {text or 'none'}")
+    return [int(word) for word in words]
 
 
 def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping[Point, JobPlan]) -> list[str]:

@@ -35,6 +35,13 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["laoding"], "did you mean `lockstep study loading`?"),
         (["nothing"], "there are: scaling, predict, batch"),
+        (["scaling", "--", "digits"], "--np takes numbers of workers, such as --np 1,2,4; got none"),
+        (["scaling", "--np", "1,x", "--", "digits"], "got 1,x"),
+        (["scaling", "--np", "0,1", "--", "digits"], "--np takes different numbers of workers, 1 or more"),
+        (["scaling", "--np", "1,2"], "there is no job to measure"),
+        (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "come before the --"),
+        (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "leave --resume and --evaluate out"),
+        (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit is a size such as"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
         (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
