@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.records import number_within
+
 Record = Mapping[str, Any]  # of a file that may be damaged: any field may be missing or of another kind
 
 LARGEST = 1e39  # no float of 32 bits is larger; a larger number is damage and would overflow in sums and products
@@ -13,10 +15,8 @@ LARGEST_WHOLE = 1e18  # larger ones have no place in NumPy's integers
 
 def number(record: Record, *keys: str) -> float | None:
     """A number of a size that occurs; several keys lead into mappings within mappings."""
-    value = _at(record, keys)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= LARGEST else None
+    value = number_within(_at(record, keys), LARGEST)
+    return None if value is None else float(value)
 
 
 def whole(record: Record, *keys: str) -> int | None:

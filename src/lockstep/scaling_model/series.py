@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
+from lockstep.records import number_within
+
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
 MOST_WORKERS = 10_000_000  # more is a damaged record
@@ -247,13 +249,8 @@ def _positive(record: Mapping[str, Any], name: str) -> float | None:
 
 def _number(value: object) -> float | None:
     """A number of a size that occurs, or None for anything else that a damaged record may hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if abs(number) <= LARGEST else None
+    number = number_within(value, LARGEST)
+    return None if number is None else float(number)
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

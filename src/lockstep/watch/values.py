@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from lockstep.records import number_within
+
 LARGEST = 1e100  # sums and products of such numbers are finite
 MOST = 10**15  # far more steps, images or parameters than there are
 
 
 def number(value: object) -> float | None:
     """A number to count with; None for all else, also for NaN, infinities and what is too large."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
-        return None
-    return value
+    return number_within(value, LARGEST)
 
 
 def count(value: object) -> int | None:
