@@ -4,6 +4,8 @@ Each carries one message for the person who reads it: what happened, where, and 
 that message alone, without a traceback, and exits with the class's `exit_code`.
 """
 
+INTERRUPTED = 130  # the exit code of what Ctrl-C has ended, as shells report it
+
 
 class LockstepError(Exception):
     """Base of all errors whose message is meant for the user. Exit code 1."""

@@ -13,7 +13,7 @@ from tyro.conf import arg
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.sizes import parse_size
-from lockstep.cli.study_scaling import INTERRUPTED, TO_GO_ON, empty_table, read_job, show_number
+from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
 from lockstep.config import TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
@@ -107,11 +107,7 @@ class Search:
 def main(words: Sequence[str]) -> int:
     own, job = split(words)
     command = parse(BatchCommand, "study batch", own)
-    try:
-        return _study(command, job)
-    except KeyboardInterrupt:  # between two jobs, whose launcher would have taken it
-        print(f"\n{TO_GO_ON}")
-        return INTERRUPTED
+    return until_interrupted(lambda: _study(command, job))
 
 
 def _study(command: BatchCommand, job: Sequence[str]) -> int:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from lockstep.cli.parse import parse, parse_train
+from lockstep.cli.parse import parse
 from lockstep.cli.run import split
-from lockstep.config import TrainConfig, check_workers
+from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
+from lockstep.config import check_workers
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from lockstep.study.points import Length, Mode, Point
     from lockstep.study.step_jobs import Outcome
 
-INTERRUPTED = 130
-TO_GO_ON = "the rest is measured when the same command is given again"
 PARTS = {
     "data_wait": "data wait",
     "forward": "forward",
@@ -80,11 +79,7 @@ class ScalingCommand:
 def main(words: Sequence[str]) -> int:
     own, job = split(words)
     command = parse(ScalingCommand, "study scaling", own)
-    try:
-        return _study(command, job)
-    except KeyboardInterrupt:  # between two jobs, whose launcher would have taken it
-        print(f"\n{TO_GO_ON}")
-        return INTERRUPTED
+    return until_interrupted(lambda: _study(command, job))
 
 
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
@@ -125,25 +120,6 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
     print(f"recorded in {command.out}")
     return code
-
-
-def read_job(words: Sequence[str]) -> TrainConfig:
-    """The training job that the words after `--` describe.
-
-    Raises:
-        ConfigError: They say where the job runs, which is the study's to decide, or are wrong.
-    """
-    if not words:
-        raise ConfigError("there is no job to measure; its words, as in `lockstep train`, come last: -- digits")
-    train = parse_train(words)
-    if train.workers is not None or train.where != LaunchOptions():
-        raise ConfigError("-np, -H and the other flags of the launch come before the --")
-    if train.job.run.resume or train.job.run.evaluate:
-        raise ConfigError("a study measures steps and keeps no weights: leave --resume and --evaluate out")
-    from lockstep.data import catalog
-
-    catalog.check(train.job.data)
-    return train.job
 
 
 def _counts(text: str) -> list[int]:
@@ -224,18 +200,3 @@ def _split(series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
         parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in PARTS]
         table.add_row(str(workers), *(f"{part:.3g}" for part in parts))
     return table
-
-
-def empty_table(title: str, headings: Iterable[str]) -> Table:
-    """A table of right-aligned columns."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def show_number(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
-from lockstep.errors import ConfigError
+from lockstep.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
     from lockstep.watch.run import RunWatch, Snapshot
 
-INTERRUPTED = 130
 GLANCE_SECONDS = 0.1  # how soon a key and a new size of the window are seen
 WITHOUT_TERMINAL = 30  # lines
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lockstep.errors import ConfigError, LockstepError, StoppedError, tells_of_lost_peer
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, tells_of_lost_peer
 from lockstep.launch.allocation import find_allocation
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
@@ -21,7 +21,6 @@ from lockstep.launch.plan import JobPlan
 from lockstep.place import Place
 from lockstep.world import World, connect, disconnect, usable_cores
 
-INTERRUPTED = 130
 Backend = Literal["auto", "gloo", "nccl"]
 
 

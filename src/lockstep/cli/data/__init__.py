@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from lockstep.errors import ConfigError
+from lockstep.errors import INTERRUPTED, ConfigError
 
 ACTIONS = {
     "get": "fetch a data set ahead of a job",
@@ -16,7 +16,6 @@ ACTIONS = {
     "verify": "look for damaged images in a folder or a pack",
     "prepare": "make ImageNet's folders from its official archives",
 }
-INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
 
 def main(words: Sequence[str]) -> int:
