@@ -287,6 +287,10 @@ class RunConfig:
     """Write a checkpoint every so many epochs; 0 only at the end."""
     checkpoint_steps: int = 0
     """Write a checkpoint every so many steps as well; 0 does not."""
+    snapshot_steps: int | None = None
+    """With --max-restarts: keep the state in memory every so many steps; 0 does not. Default: as --log-every."""
+    snapshot_dir: Path | None = None
+    """The folder in memory for it; the launcher names one."""
     keep: int = 3
     """Checkpoints to keep, newest first; the best by top-1 is kept besides."""
     log_every: Annotated[int, arg(aliases=["--print-freq", "-p"])] = 20
@@ -302,6 +306,7 @@ class RunConfig:
         for flag, value in (
             ("--checkpoint-epochs", self.checkpoint_epochs),
             ("--checkpoint-steps", self.checkpoint_steps),
+            ("--snapshot-steps", self.snapshot_steps or 0),
         ):
             if value < 0:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
@@ -332,6 +337,8 @@ class TrainConfig:
     """Samples of one worker in one forward pass."""
     global_batch_size: int | None = None
     """Samples of one optimizer step over all workers; replaces --batch-size."""
+    batch_workers: int | None = None
+    """Workers that --batch-size is meant for, where there may be more or fewer: the global batch stays the same."""
     accumulate: int = 1
     """Forward passes in one optimizer step."""
     seed: int = 0
@@ -360,9 +367,14 @@ class TrainConfig:
             ("--max-steps", self.max_steps),
             ("--batch-size", self.batch_size),
             ("--global-batch-size", self.global_batch_size),
+            ("--batch-workers", self.batch_workers),
             ("--accumulate", self.accumulate),
         ):
             _positive(flag, value)
+        if self.global_batch_size is not None and self.batch_workers is not None:
+            raise ConfigError(
+                "--batch-workers goes with --batch-size; --global-batch-size is for any number of workers"
+            )
         if self.batch_size is not None and self.global_batch_size is not None:
             raise ConfigError("--batch-size (per worker) and --global-batch-size contradict: give one of them")
         if self.seed < 0:
@@ -408,6 +420,13 @@ def check_workers(config: TrainConfig, workers: int) -> None:
     mixes = config.augment.mixup > 0 or config.augment.cutmix > 0
     unit, samples = ("pair", 2) if mixes else ("sample", 1)
     least = workers * config.accumulate * samples
+    if config.batch_workers is not None and config.batch_size is not None:
+        total = config.batch_size * config.batch_workers * config.accumulate
+        if total < least:
+            raise ConfigError(
+                f"--batch-size {config.batch_size} for --batch-workers {config.batch_workers} is less than one {unit} "
+                f"for each of {workers} workers; lower -np (or --max-np), or raise --batch-size"
+            )
     if config.global_batch_size is not None and config.global_batch_size < least:
         raise ConfigError(
             f"--global-batch-size {config.global_batch_size} is less than one {unit} for each of {workers} workers in "

@@ -17,6 +17,7 @@ from lockstep.hostlist import counts
 # Where rank 0 is, and what marks torchrun's own workers.
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 # Slurm numbers the steps of users from 0; the batch script, interactive shells and the like have numbers from here on.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -88,6 +89,7 @@ class Place:
     """A worker's place among its peers.
 
     `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0.
+    `restart` counts the times that torchrun, or Lockstep's launcher, has started the job's workers anew.
     """
 
     rank: int = 0
@@ -96,6 +98,7 @@ class Place:
     local_size: int = 1
     node: int = 0
     launcher: str = "none"
+    restart: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
@@ -155,7 +158,12 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
             f"the job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
             f"unset {' '.join(present)}"
         )
-    return _read(TORCHRUN, environment)
+    return replace(_read(TORCHRUN, environment), restart=_restart(environment))
+
+
+def _restart(environment: Mapping[str, str]) -> int:
+    text = environment.get(RESTART_COUNT, "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def _agreed(place: Place, launcher: Launcher, environment: Mapping[str, str]) -> Place:

@@ -11,6 +11,7 @@ from tyro.conf import OmitArgPrefixes, arg
 
 from lockstep.config import TrainConfig
 from lockstep.launch.options import LaunchOptions
+from lockstep.launch.restart_options import RestartOptions
 
 T = TypeVar("T")
 # Of commands that use a checkpoint; training has a default.
@@ -29,6 +30,7 @@ class TrainCommand:
     workers: Workers = None
     """Workers in all; auto: one a GPU; by default 1, or one a slot of the hosts or the batch job."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
+    restarts: RestartOptions = field(default_factory=RestartOptions)
     config: Annotated[str | None, arg(metavar="RECIPE|FILE.yaml")] = None
     """Start from this recipe instead of the data set's own."""
     print_config: bool = False

@@ -18,6 +18,7 @@ from lockstep.launch.display import OutputPlan
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
+from lockstep.launch.restart_options import RestartOptions
 from lockstep.world import usable_cores
 
 LOGS = Path("lockstep-logs")
@@ -35,6 +36,7 @@ class RunCommand:
     """Workers in all (for each node, where nodes are started by hand); by default one a slot, or a GPU, or 1."""
     prefix: bool = False
     """Put [rank]<stream>: before each line of output."""
+    restarts: RestartOptions = field(default_factory=RestartOptions)
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """For worker-N.log, the output of each worker; by default a new folder in lockstep-logs."""
 
@@ -54,6 +56,7 @@ def main(words: Sequence[str]) -> int:
 
         print(describe(plan))
         return 0
+    options.restarts.check(plan.workers)
     for note in plan.notes:
         print(note, flush=True)
     return _run(plan, options)
@@ -61,9 +64,13 @@ def main(words: Sequence[str]) -> int:
 
 def _run(plan: JobPlan, options: RunCommand) -> int:
     from lockstep.launch.job import run_job
+    from lockstep.launch.restart import elastic_job, run_elastic_job
 
     logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return run_job(plan, OutputPlan(plan.workers, prefixed=options.prefix, logs=logs))
+    output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
+    if not options.restarts.is_elastic:
+        return run_job(plan, output)
+    return run_elastic_job(elastic_job(plan, options.where, options.restarts, count_gpus, can_regroup=False), output)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

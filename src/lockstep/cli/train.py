@@ -9,10 +9,11 @@ from pathlib import Path
 
 from lockstep.cli.old_flags import translate
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
-from lockstep.cli.workers import run_workers
+from lockstep.cli.workers import Elastic, run_workers
 from lockstep.config import TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.place import Place
+from lockstep.run_names import new_run_path
 from lockstep.world import World
 
 
@@ -35,7 +36,21 @@ def main(words: Sequence[str]) -> int:
     work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     backend = config.parallel.dist_backend
-    return run_workers("train", words, command.workers, config.device, work, check, command.where, backend)
+    elastic = None
+    if command.restarts.is_elastic and not config.run.evaluate:
+        elastic = Elastic(command.restarts, partial(_words_of_restarts, config), can_regroup=True)
+    return run_workers("train", words, command.workers, config.device, work, check, command.where, backend, elastic)
+
+
+def _words_of_restarts(config: TrainConfig, workers: int, snapshots: Path) -> list[str]:
+    """What workers must be told that are started more than once: always the same run folder and global batch."""
+    words = ["--snapshot-dir", str(snapshots)]
+    resume = config.run.resume
+    if config.run.run_dir is None and (resume is None or Path(resume).is_file()):
+        words += ["--run-dir", str(new_run_path(config))]
+    if config.global_batch_size is None and config.batch_workers is None:
+        words += ["--batch-workers", str(workers)]
+    return words
 
 
 def _tell(notes: Sequence[str], by_hand: bool) -> None:

@@ -9,19 +9,36 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, tells_of_lost_peer
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, WorldError, tells_of_lost_peer
 from lockstep.launch.allocation import find_allocation
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
-from lockstep.place import Place
+from lockstep.launch.restart_options import RestartOptions
+from lockstep.launch.snapshot_memory import new_path
+from lockstep.place import TORCHRUN, Place
 from lockstep.world import World, connect, disconnect, usable_cores
 
 Backend = Literal["auto", "gloo", "nccl"]
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Workers that may be started more than once.
+
+    Args:
+        words: What they are told besides, by the number of workers and the hosts' folder for snapshots.
+        can_regroup: They stop after a step with a checkpoint when they get SIGUSR1.
+    """
+
+    options: RestartOptions
+    words: Callable[[int, Path], list[str]]
+    can_regroup: bool
 
 
 def run_workers(
@@ -33,6 +50,7 @@ def run_workers(
     check: Callable[[int], None] = lambda size: None,
     where: LaunchOptions | None = None,
     backend: Backend = "auto",
+    elastic: Elastic | None = None,
 ) -> int:
     """Do `work` in every worker of the job, and return this process's exit code.
 
@@ -44,10 +62,14 @@ def run_workers(
         check: Called with the number of workers before any is started; raises what should stop the job.
         backend: What carries the gradients.
         where: The hosts, or what else is said of the launch; None: this machine.
+        elastic: The workers may be started more than once.
     """
     where = where or LaunchOptions()
     place = Place.from_environment()
     if place.launcher != "none":
+        if elastic:
+            _check_elastic(place)
+            workers = None  # there may be more or fewer now
         return _work(place, device, backend, work, workers, place.local_size if where.is_by_hand else place.size)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
@@ -56,9 +78,14 @@ def run_workers(
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.by_hand:
         check(plan.workers)
-    if plan.workers == 1 and plan.is_local and not where.dry_run:
+    if elastic:
+        elastic.options.check(plan.workers)
+        snapshots = new_path()
+        more = elastic.words(plan.workers, snapshots)
+        plan = replace(plan, command=(*plan.command, *more), snapshots=str(snapshots))
+    elif plan.workers == 1 and plan.is_local and not where.dry_run:
         return _work(place, device, backend, work, workers, 1)
-    return _launch(plan, where)
+    return _launch(plan, where, gpus, elastic)
 
 
 def _one_a_gpu(device: str) -> int:
@@ -67,17 +94,30 @@ def _one_a_gpu(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
-def _launch(plan: JobPlan, where: LaunchOptions) -> int:
+def _check_elastic(place: Place) -> None:
+    if place.launcher != TORCHRUN.name:
+        raise ConfigError(
+            f"--max-restarts and its like are for the workers that Lockstep starts, but {place.launcher} has started "
+            f"this one; leave them out, or start the job by `lockstep train` alone"
+        )
+
+
+def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None) -> int:
     from lockstep.launch.display import OutputPlan
     from lockstep.launch.dry_run import describe
     from lockstep.launch.job import run_job
+    from lockstep.launch.restart import elastic_job, run_elastic_job
 
     if where.dry_run:
         print(describe(plan))
         return 0
     for note in plan.notes:
         print(note, flush=True)
-    return run_job(plan, OutputPlan(plan.workers, prefixed=False), direct_stdout=sys.stdout.isatty())
+    output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
+    if not elastic:
+        return run_job(plan, output, direct_stdout=direct_stdout)
+    job = elastic_job(plan, where, elastic.options, gpus, elastic.can_regroup)
+    return run_elastic_job(job, output, direct_stdout)
 
 
 def _work(
@@ -131,16 +171,21 @@ def _fail(place: Place, error: Exception) -> int:
         logger.error(trace)
     text = "\n".join([text, *(f"its log: {log}" for log in logs)])
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file and place.size > 1:
-        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer, code)
+    if error_file:
+        final = isinstance(error, LockstepError) and not isinstance(error, WorldError)
+        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer, code, final)
     else:
         print(f"lockstep: {text}", file=sys.stderr)
     return code
 
 
-def _write_error_file(path: Path, text: str, lost_peer: bool, code: int) -> None:
-    """Leave word in torchrun's form, with what our launcher needs to find the first of several failures."""
+def _write_error_file(path: Path, text: str, lost_peer: bool, code: int, final: bool) -> None:
+    """Leave word in torchrun's form, with what our launcher needs to find the first of several failures.
+
+    Args:
+        final: The same would come again if the workers were started anew.
+    """
     now = time.time_ns()
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
-    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer, "exit_code": code}
+    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer, "exit_code": code, "final": final}
     path.write_text(json.dumps({"message": message, "lockstep": ours}))

@@ -33,7 +33,9 @@ from lockstep.launch import tether
 from lockstep.launch.family import adopt_orphans, end_with_parent, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import horovod_variables
+from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.wire import pack
+from lockstep.place import RESTART_COUNT
 
 END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 7 s of silence that tell of a lost link, well below 15
 VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
@@ -53,6 +55,8 @@ class AgentJob:
         address: Where the meeting point is; the first node serves it on the socket `listener`.
         patience: Seconds to wait for the other nodes.
         scratch: A folder for torch's own files, which this process removes; the node process does when this is killed.
+        snapshots: The folder in memory that the node process keeps; this process removes it when that was killed.
+        restart: How often the workers have been started anew before, of `max_restarts` times.
     """
 
     node: int
@@ -69,6 +73,9 @@ class AgentJob:
     patience: float
     parent: int
     scratch: str
+    snapshots: str
+    restart: int
+    max_restarts: int
 
 
 class FixedRendezvous(RendezvousHandler):
@@ -139,6 +146,8 @@ class WorkerSpecs(DefaultLogsSpecs):
         destinations = super().reify(envs)
         for local_rank, variables in envs.items():
             variables.update(horovod_variables(variables, self._job.slots))
+            variables[RESTART_COUNT] = str(self._job.restart)
+            variables["TORCHELASTIC_MAX_RESTARTS"] = str(self._job.max_restarts)
             stdout, stderr = self._job.streams[local_rank]
             if stdout >= 0:
                 destinations.stdouts[local_rank] = f"/dev/fd/{stdout}"
@@ -266,6 +275,8 @@ def main(report: int) -> int:
         return _work(job, report)
     finally:
         shutil.rmtree(job.scratch, ignore_errors=True)
+        if job.snapshots and os.getppid() != job.parent:
+            SnapshotMemory.remove_abandoned(Path(job.snapshots))
         remove_dead_sockets(since)
 
 
@@ -330,7 +341,8 @@ def _error_of(failure: ProcessFailure) -> dict[str, Any]:
     if not isinstance(error, dict):
         return {}
     age = time.time() - error["time_ns"] / 1e9
-    return {"text": error["text"], "lost_peer": error["lost_peer"], "code": error["exit_code"], "age": age}
+    words = {name: error[name] for name in ("text", "lost_peer", "final")}
+    return {**words, "code": error["exit_code"], "age": age}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The slots of this machine from moment to moment, as a user's script prints them."""
+"""The hosts and slots from moment to moment, as a user's script prints them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from lockstep.errors import ConfigError
 from lockstep.launch import tether
 from lockstep.launch.display import say
-from lockstep.launch.hosts import parse_discovered, slots_here
+from lockstep.launch.hosts import Host, parse_discovered, slots_of
 
 POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 60.0
@@ -20,21 +20,25 @@ FLAG = "--host-discovery-script"
 
 
 class Discovery:
-    """Runs the script every second in a thread of its own; `slots` is what it printed last.
+    """Runs the script every second in a thread of its own; `hosts` is what it printed last.
 
-    When it fails, the last known number stays, with one warning until it works again.
+    When it fails, what is known stays, with one warning until it works again.
+
+    Args:
+        slots_per_host: For a line without a number.
+        check: Raises ConfigError where the job can do nothing with the hosts.
 
     Raises:
-        ConfigError: The first run fails, or names another machine.
+        ConfigError: The first run fails, or does not pass the check.
     """
 
-    def __init__(self, script: str, slots_per_host: int | None, names: Collection[str]) -> None:
+    def __init__(self, script: str, slots_per_host: int | None, check: Callable[[Sequence[Host]], object]) -> None:
         self._script = script
         self._slots_per_host = slots_per_host
-        self._names = names
+        self._check = check
         self._end = threading.Event()
         self._warned = False
-        self.slots = self._ask()
+        self.hosts = self._ask()
         threading.Thread(target=self._poll, name="lockstep-discovery", daemon=True).start()
 
     def stop(self) -> None:
@@ -43,14 +47,15 @@ class Discovery:
     def _poll(self) -> None:
         while not self._end.wait(POLL_SECONDS):
             try:
-                self.slots = self._ask()
+                self.hosts = self._ask()
                 self._warned = False
             except (ConfigError, OSError, ValueError) as error:
                 if not self._warned:
-                    say(f"horovodrun: {error}; {self.slots} slots stay as they were")
+                    slots = slots_of(self.hosts)
+                    say(f"lockstep: {error}; {slots} slots stay as they were")
                 self._warned = True
 
-    def _ask(self) -> int:
+    def _ask(self) -> tuple[Host, ...]:
         command, pipe = tether.command(["sh", "-c", self._script]), subprocess.PIPE
         with subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
@@ -64,4 +69,6 @@ class Discovery:
         if process.returncode:
             said = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
             raise ConfigError(f"{FLAG} {self._script} ended with exit code {process.returncode}{said}")
-        return slots_here(parse_discovered(out, self._slots_per_host), self._names)
+        hosts = parse_discovered(out, self._slots_per_host)
+        self._check(hosts)
+        return hosts

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lockstep.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
@@ -23,7 +24,7 @@ from lockstep.launch import tether
 from lockstep.launch.discovery import Discovery
 from lockstep.launch.display import OutputPlan, say
 from lockstep.launch.horovod_plan import ElasticPlan
-from lockstep.launch.hosts import names_of_this_machine
+from lockstep.launch.hosts import names_of_this_machine, slots_here, slots_of
 from lockstep.launch.output import Output, Stream
 from lockstep.launch.plan import handed_on
 from lockstep.launch.signals import ignore_stopping, on_stopping
@@ -77,9 +78,10 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
     discovery = None
     try:
         if plan.discovery_script:
-            discovery = Discovery(plan.discovery_script, plan.slots_per_host, names_of_this_machine())
+            names = names_of_this_machine()
+            discovery = Discovery(plan.discovery_script, plan.slots_per_host, partial(slots_here, names=names))
         with Output(output_plan) as output:
-            driver = Driver(plan, output, lambda: discovery.slots if discovery else plan.slots)
+            driver = Driver(plan, output, lambda: slots_of(discovery.hosts) if discovery else plan.slots)
             try:
                 driver.run()
             finally:

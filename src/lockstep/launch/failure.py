@@ -21,6 +21,7 @@ class Failure:
         time: When it was seen, in seconds.
         lost_peer: It failed only because another had.
         log: The file that holds its output.
+        final: It would come again if the job were started anew.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class Failure:
     time: float = 0.0
     lost_peer: bool = False
     log: Path | None = None
+    final: bool = False
 
     @property
     def exit_code(self) -> int:

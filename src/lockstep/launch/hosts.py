@@ -70,6 +70,11 @@ def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
     return tuple(_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text))
 
 
+def slots_of(hosts: Sequence[Host]) -> int:
+    """How many workers they take in all."""
+    return sum(host.slots for host in hosts)
+
+
 def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     """The first slots, in the order of hosts; hosts that are not needed are left out.
 
@@ -78,12 +83,12 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     """
     if workers < 1:
         raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
-    slots = sum(host.slots for host in hosts)
+    slots = slots_of(hosts)
     if workers > slots:
         raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")
     taken: list[Host] = []
     for host in hosts:
-        left = workers - sum(each.slots for each in taken)
+        left = workers - slots_of(taken)
         if left > 0:
             taken.append(Host(host.name, min(host.slots, left)))
     return tuple(taken)
@@ -101,7 +106,7 @@ def slots_here(hosts: Sequence[Host], names: Collection[str]) -> int:
             f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job has its workers on one "
             f"machine; leave out --min-np, --max-np and --host-discovery-script for several"
         )
-    return sum(host.slots for host in hosts)
+    return slots_of(hosts)
 
 
 def names_of_this_machine() -> frozenset[str]:

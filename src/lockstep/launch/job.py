@@ -11,11 +11,12 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.errors import LOST_PEER, LockstepError, StoppedError
-from lockstep.launch.display import OutputPlan, say
+from lockstep.launch.display import Display, OutputPlan, say
 from lockstep.launch.failure import Failure, first
 from lockstep.launch.family import allow_many_files
 from lockstep.launch.node import NodeJob
@@ -50,15 +51,47 @@ def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, 
     Raises:
         ConfigError: There can be no files where the output is to be kept.
     """
-    return asyncio.run(Job(plan, output, direct_stdout).run(failure_code))
+    display = Display(output)
+    try:
+        job = Job(plan, display, direct_stdout)
+        outcome = asyncio.run(job.run())
+        job.tell(outcome)
+    finally:
+        display.close()
+    failed = outcome.culprit is not None and failure_code is not None
+    return failure_code if failed and failure_code is not None else outcome.code
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended.
+
+    Args:
+        code: Its exit code.
+        culprit: The failure that ended it.
+        trouble: Why it could not start.
+        request: The signal that ended it, or that it has stopped for after a checkpoint.
+        away: The hosts that were lost, or could not take part.
+    """
+
+    code: int
+    culprit: Failure | None = None
+    trouble: StartError | None = None
+    request: signal.Signals | None = None
+    away: tuple[str, ...] = ()
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the job might do better if its workers were started anew."""
+        return self.culprit is not None and not self.culprit.final
 
 
 class Job:
     """The state of a running job."""
 
-    def __init__(self, plan: JobPlan, output: OutputPlan, direct_stdout: bool) -> None:
+    def __init__(self, plan: JobPlan, display: Display, direct_stdout: bool) -> None:
         self._plan = plan
-        self._screen = Screen(output)
+        self._screen = Screen(display)
         self._direct_stdout = direct_stdout and plan.is_local
         self._remotes = [Remote(index, node, self._screen.show) for index, node in enumerate(plan.nodes)]
         self._stop: signal.Signals | None = None
@@ -66,30 +99,61 @@ class Job:
         self._size = plan.workers
         self._give_up = asyncio.Event()
 
-    async def run(self, failure_code: int | None) -> int:
+    @property
+    def request(self) -> signal.Signals | None:
+        """The signal that asked the launcher to stop the job, also after its end."""
+        return self._stop or self._notice
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the workers run."""
+        return all(remote.answer("started").done() for remote in self._remotes)
+
+    def ask_to_stop(self) -> None:
+        """Have workers that understand it stop after the same step, with a checkpoint."""
+        self._forward(signal.SIGUSR1)
+
+    async def run(self, goes_on: Callable[[Outcome], bool] = lambda outcome: False) -> Outcome:
+        """Carry out the plan.
+
+        Args:
+            goes_on: Whether the workers are to be started anew after this; the hosts then keep their snapshots.
+        """
         allow_many_files()
         self._catch()
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         ended: list[dict[str, Any]] = []
         try:
-            if await self._unless_given_up(self._start()):
-                ended = await self._follow()
-        except StartError as error:
-            trouble = error
+            try:
+                if await self._unless_given_up(self._start()):
+                    ended = await self._follow()
+            except StartError as error:
+                trouble = error
+            finally:
+                given_up = self._give_up.is_set()
+                show_due.cancel()
+                await self._end(0.0 if given_up else END_SECONDS)
+            outcome = self._judge(ended, given_up, trouble)
+            if goes_on(outcome):
+                for remote in self._remotes:
+                    remote.send({"do": "keep"})
         finally:
-            given_up = self._give_up.is_set()
-            show_due.cancel()
-            await self._end(0.0 if given_up else END_SECONDS)
             await asyncio.gather(*(remote.close() for remote in self._remotes))
-        try:
-            if trouble:
-                self._screen.release()
-                say(f"lockstep: {trouble}")
-                return trouble.exit_code
-            return self._conclude(ended, given_up, failure_code)
-        finally:
-            self._screen.close()
+        return outcome
+
+    def tell(self, outcome: Outcome) -> None:
+        """Show what has waited for the end, and say how the job has ended."""
+        self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
+        if outcome.trouble:
+            say(f"lockstep: {outcome.trouble}")
+        elif outcome.culprit:
+            say(outcome.culprit.tell(self._size))
+        elif outcome.code == STOPPED:
+            by = f" by {outcome.request.name}" if outcome.request else ""
+            say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there")
+        elif outcome.request and outcome.code:
+            say(f"lockstep: stopped by {outcome.request.name}; all workers have ended")
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -100,7 +164,7 @@ class Job:
             loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # others would take the silence for our death
 
     def _on_signal(self, number: signal.Signals) -> None:
-        started = all(remote.answer("started").done() for remote in self._remotes)
+        started = self.has_started
         if number in NOTICE:
             self._notice = number
             if started:  # else it is sent then
@@ -208,6 +272,9 @@ class Job:
             by_hand=[hand.address, hand.port] if hand else None,
             patience=plan.start_timeout,
             loopback=plan.is_local,
+            snapshots=plan.snapshots,
+            restart=plan.restart,
+            max_restarts=plan.max_restarts,
         )
 
     async def _answers(self, kind: str) -> list[dict[str, Any]]:
@@ -246,27 +313,25 @@ class Job:
         if ends:
             await asyncio.wait(ends, timeout=seconds + FORCED_SECONDS)
 
-    def _conclude(self, ended: Sequence[dict[str, Any]], given_up: bool, failure_code: int | None) -> int:
-        """Say how the job has ended, and return its exit code."""
+    def _judge(self, ended: Sequence[dict[str, Any]], given_up: bool, trouble: StartError | None) -> Outcome:
+        """How the job has ended, by what its hosts have told."""
+        if trouble:
+            return Outcome(trouble.exit_code, trouble=trouble, request=self.request, away=self._not_started())
         # Nothing has ended where the job was given up before it had started.
-        pairs = zip(self._remotes, ended, strict=False)
+        pairs = list(zip(self._remotes, ended, strict=False))
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_the_silent(failures)) if failures else None
         obeyed = culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
         if self._stop and (given_up or obeyed):
-            self._screen.release()
-            say(f"lockstep: stopped by {self._stop.name}; all workers have ended")
-            return 128 + self._stop
+            return Outcome(128 + self._stop, request=self._stop)
         if culprit is None or culprit.exit_code == STOPPED:
-            self._screen.release()
-            if culprit:
-                request = self._stop or self._notice
-                by = f" by {request.name}" if request else ""
-                say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there")
-            return culprit.exit_code if culprit else 0
-        self._screen.release(but=culprit.rank)
-        say(culprit.tell(self._size))
-        return culprit.exit_code if failure_code is None else failure_code
+            return Outcome(culprit.exit_code if culprit else 0, request=self.request)
+        away = tuple(remote.node.host for remote, end in pairs if end.get("lost"))
+        return Outcome(culprit.exit_code, culprit, request=self.request, away=away)
+
+    def _not_started(self) -> tuple[str, ...]:
+        """The hosts that have not started their workers because of their own trouble, not of others'."""
+        return tuple(remote.node.host for remote in self._remotes if remote.is_in_trouble)
 
     def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
         """Where all failures known are consequences: also the workers that had failed but not ended yet."""
@@ -313,7 +378,8 @@ class Job:
         rank = told["rank"]
         text = told.get("text") or self._screen.last_words(rank)
         seen = self._screen.seen(rank) or time.time() - told["age"]
-        return Failure(rank, host, told["code"], text, seen, told.get("lost_peer", False), self._screen.log_of(rank))
+        lost_peer, final = told.get("lost_peer", False), told.get("final", False)
+        return Failure(rank, host, told["code"], text, seen, lost_peer, self._screen.log_of(rank), final)
 
 
 async def _all(works: Iterable[Awaitable[T]]) -> list[T]:

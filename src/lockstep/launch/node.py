@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
@@ -32,14 +33,29 @@ from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descend
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
 from lockstep.launch.reach import Doors, addresses, listen, reachable
-from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, PROTOCOL, SILENCE_SECONDS, pack, receive, text_of
+from lockstep.launch.snapshot_memory import SnapshotMemory
+from lockstep.launch.wire import (
+    HEARTBEAT_SECONDS,
+    LIMIT_BYTES,
+    NOBODY_SPOKE,
+    PROTOCOL,
+    SILENCE_SECONDS,
+    pack,
+    receive,
+    text_of,
+)
 from lockstep.store import EVERYWHERE
 from lockstep.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
 END_SECONDS = 5.0  # more than the agent needs to end its workers
+KEEP_SECONDS = 20.0  # in which the launcher, when all hosts have ended, says whether the job goes on
 STREAMS = ("stdout", "stderr")
-HANDED_ON = ("node", "nodes", "workers", "slots", "command", "bind", "patience")  # to the agent
+# To the agent.
+HANDED_ON = (
+    *("node", "nodes", "workers", "slots", "command", "bind", "patience"),
+    *("snapshots", "restart", "max_restarts"),
+)
 
 
 class NodeError(LockstepError):
@@ -61,6 +77,7 @@ class NodeJob:
         stdout: A descriptor that workers write to directly, or -1.
         interfaces: The only ones to use, if any.
         by_hand: Address and port of the meeting point, where the nodes are started by hand.
+        snapshots: The folder in memory that outlives the workers, "" where there is none.
     """
 
     node: int
@@ -79,6 +96,9 @@ class NodeJob:
     by_hand: list[Any] | None
     patience: float
     loopback: bool
+    snapshots: str
+    restart: int
+    max_restarts: int
     protocol: int = PROTOCOL
 
 
@@ -107,17 +127,21 @@ class Node:
         self._pids: list[int] = []
         self._watched: asyncio.Task[None] | None = None
         self._scratch = ""
+        self._memory: SnapshotMemory | None = None
+        self._keeps = False
         self._since = time.time()
 
     async def run(self) -> int:
         """Serve the launcher until the job here has ended, and every process of it."""
         first = await self._message(None)
         if first is None:
-            return 1
+            return NOBODY_SPOKE
         if first.get("protocol") != PROTOCOL:
             await self._send({"is": "error", "text": f"has Lockstep {__version__}, which is not the launcher's"})
             return 1
         self._job = NodeJob(**first)
+        if self._job.snapshots:
+            self._memory = SnapshotMemory(Path(self._job.snapshots))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signal_workers, number)
@@ -135,6 +159,7 @@ class Node:
             for task in tasks:
                 task.cancel()
             await self._end(END_SECONDS)
+            await self._leave_memory()
         return 0
 
     async def _fail(self, error: BaseException) -> None:
@@ -165,6 +190,8 @@ class Node:
                     self._signal_workers(number)
                 case {"do": "end", "seconds": seconds}:
                     await self._end(seconds)
+                case {"do": "keep"}:
+                    self._keeps = True
         if self._watched and self._watched.done():
             await self._watched  # for its mistakes; else the launcher is gone, and what is left here ends
 
@@ -327,6 +354,17 @@ class Node:
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)  # which an agent that was killed has left
             await asyncio.to_thread(remove_dead_sockets, self._since)
+
+    async def _leave_memory(self) -> None:
+        """Remove the snapshots here, unless the launcher says that the job is to go on with them."""
+        if not self._memory:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_SECONDS):
+                while not self._keeps and (message := await receive(self._reader)):
+                    self._keeps = message.get("do") == "keep"
+        if not self._keeps:
+            await asyncio.to_thread(self._memory.remove)
 
     async def _beat(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from tyro.conf import arg
 
 from lockstep.errors import ConfigError
 from lockstep.launch.allocation import Allocation, find_allocation
-from lockstep.launch.hosts import Host, first_slots, parse_hosts, read_hostfile
+from lockstep.launch.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
 from lockstep.launch.plan import ByHand, JobPlan, plan_job
 from lockstep.launch.transports import Kind, Transport
 
@@ -121,6 +121,23 @@ def plan_from(
         note = f"node {by_hand.node} of {by_hand.nodes}, {plan.workers} workers here; meeting at "
         plan = replace(plan, environment=own, notes=(f"{note}{by_hand.address}:{by_hand.port}",))
     return plan
+
+
+def offered_hosts(
+    options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int], plan: JobPlan
+) -> Sequence[Host]:
+    """All hosts that the options name or the allocation has, with all their slots: more than a plan may have taken."""
+    named = options.hosts or options.hostfile or not plan.is_local
+    hosts = _hosts(options, None, _allocation(options, environment, gpus), gpus) if named else ()
+    taken = [Host(node.host, node.workers) for node in plan.nodes]
+    return hosts if slots_of(hosts) >= plan.workers else taken
+
+
+def on_hosts(options: LaunchOptions, hosts: Sequence[Host]) -> LaunchOptions:
+    """The same options for those hosts."""
+    names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]
+    named = ",".join(f"{name}:{host.slots}" for name, host in zip(names, hosts, strict=True))
+    return replace(options, hosts=named, hostfile=None)
 
 
 def _by_hand(options: LaunchOptions) -> ByHand | None:

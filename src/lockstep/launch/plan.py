@@ -61,6 +61,8 @@ class JobPlan:
         interfaces: The only network interfaces to use; empty: whichever leads to the first host.
         start_timeout: Seconds within which all workers must have been started.
         stop_timeout: Seconds that workers have after a request to stop, until they are ended.
+        snapshots: The folder in each host's memory that outlives the workers, "" where there is none.
+        restart: How often the workers have been started anew before, of `max_restarts` times.
     """
 
     command: tuple[str, ...]
@@ -72,6 +74,9 @@ class JobPlan:
     start_timeout: float = 30.0
     stop_timeout: float = 30.0
     by_hand: ByHand | None = None
+    snapshots: str = ""
+    restart: int = 0
+    max_restarts: int = 0
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

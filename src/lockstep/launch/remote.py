@@ -69,6 +69,12 @@ class Remote:
         """The message of a kind, when it comes; a failure if the node process ends before."""
         return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
 
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether this host could not start its part."""
+        answers = [self.answer(kind) for kind in ("here", "reached", "started")]
+        return any(answer.done() and answer.exception() for answer in answers)
+
     def outcome(self) -> dict[str, Any]:
         """What has been told by now of its part's end."""
         if self.answer("ended").done():

@@ -7,20 +7,16 @@ import time
 from pathlib import Path
 
 from lockstep.errors import LOST_PEER
-from lockstep.launch.display import Display, Name, OutputPlan
+from lockstep.launch.display import Display, Name
 from lockstep.launch.lines import Lines
 from lockstep.launch.tracebacks import Tracebacks
 
 
 class Screen:
-    """Shows what workers write. Writing is a thread's work: a terminal that stands still must not silence the launcher.
+    """Shows what workers write: a thread's work, for a terminal that stands still must not silence the launcher."""
 
-    Raises:
-        ConfigError: There can be no files where the output is to be kept.
-    """
-
-    def __init__(self, plan: OutputPlan) -> None:
-        self._display = Display(plan)
+    def __init__(self, display: Display) -> None:
+        self._display = display
         self._lines: dict[tuple[int, Name], Lines] = {}
         self._tracebacks: dict[int, Tracebacks] = {}
         self._seen: dict[int, float] = {}
@@ -63,9 +59,6 @@ class Screen:
             if rank == but or (but is not None and self._is_consequence(rank)):
                 continue
             self._display.show(rank, "stderr", tracebacks.release())
-
-    def close(self) -> None:
-        self._display.close()
 
     def _is_consequence(self, rank: int) -> bool:
         return self.log_of(rank) is not None or any(words in self.last_words(rank) for words in LOST_PEER)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # The agreement of both sides on these messages; hosts with another one have another Lockstep.
-PROTOCOL = 1
+PROTOCOL = 2
+NOBODY_SPOKE = 79  # the exit code of a node process that is told nothing: it could have been used
 LIMIT_BYTES = 1 << 22  # a chunk of output is 64 KiB, of which JSON can make six times as much
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 7.0  # after which the other side is given up

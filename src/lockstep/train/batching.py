@@ -24,8 +24,10 @@ def plan_batches(config: TrainConfig, workers: int) -> Batching:
     each = f" × {passes} accumulated" if passes > 1 else ""
     if config.global_batch_size is None:
         batch = config.batch_size or DEFAULT_BATCH
-        total = batch * workers * passes
-        return Batching(total, passes, f"{batch} per worker × {_count(workers, 'worker')}{each}")
+        meant = config.batch_workers or workers
+        total = batch * meant * passes
+        now = "" if meant == workers else f", shared by {workers}"
+        return Batching(total, passes, f"{batch} per worker × {_count(meant, 'worker')}{each}{now}")
     total = config.global_batch_size
     each_pass = f"{total / workers / passes:g} per worker × {_count(workers, 'worker')}{each}"
     return Batching(total, passes, f"as given; {each_pass}")

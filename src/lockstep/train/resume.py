@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lockstep.config import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.run_names import new_run_path
 from lockstep.train import checkpoint
 from lockstep.train.batching import Batching
 from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
@@ -19,7 +20,7 @@ from lockstep.train.old_checkpoint import is_old
 from lockstep.train.optim import load_keeping_flags
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import RunFolder, new_run_path, newest_run_path
+from lockstep.train.run_folder import RunFolder, newest_run_path
 from lockstep.train.strategies import Strategy
 from lockstep.world import World
 

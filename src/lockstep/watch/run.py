@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.errors import ConfigError
+from lockstep.run_names import RUNS
 from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
 from lockstep.watch.values import count, number
 from lockstep.watch.workers import Worker, WorkerFiles
 
-RUNS = Path("runs")
 SILENT_SECONDS = 60.0  # without any record, at least: a busy file system may take as long
 SILENT_IO_RECORDS = 6
 SILENT_RECORDS = 3  # where nobody keeps I/O records: the longest time between others, which an evaluation may take

@@ -1,0 +1,92 @@
+"""A host's memory of a job's state: a folder of a memory file system that outlives the workers and their restarts.
+
+The node process makes it and removes it at the job's end, its agent does when that process was killed, and a later
+job's node process when both were. What workers keep there is theirs (`lockstep.train.snapshots`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "lockstep-snapshots-"
+OWNER_FILE = "owner"  # the pid of the node process that answers for it
+ABANDONED_SECONDS = 900.0  # longer than a job waits for hosts between two starts of its workers
+
+
+def new_path() -> Path:
+    """A name that no other job has, in the hosts' shared memory (where there is none, among temporary files)."""
+    memory = Path("/dev/shm")
+    root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    return root / f"{PREFIX}{secrets.token_hex(8)}"
+
+
+class SnapshotMemory:
+    """This process answers for the folder from now on; it may be there from before the workers were started anew.
+
+    Where it cannot be made, the workers say so when they want to write to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        _sweep(path.parent)
+        with suppress(OSError):
+            path.mkdir(mode=0o700, exist_ok=True)
+            if _is_own(path):
+                (path / OWNER_FILE).write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        """Remove the folder, unless another process answers for it now: the host was lost and is back."""
+        if _owner(self._path) in (os.getpid(), None):
+            _remove(self._path)
+
+    @staticmethod
+    def remove_abandoned(path: Path) -> None:
+        """Remove a folder whose process was killed."""
+        owner = _owner(path)
+        if owner is not None and not _lives(owner):
+            _remove(path)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what jobs have left that were killed with all their guards."""
+    with suppress(OSError):
+        for path in root.glob(f"{PREFIX}*"):
+            with suppress(OSError):
+                if _is_own(path) and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    SnapshotMemory.remove_abandoned(path)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is a folder, no link to one, of this user."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return int((path / OWNER_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # somebody else's
+    return True
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if _is_own(path):
+            shutil.rmtree(path, ignore_errors=True)
