@@ -40,6 +40,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def format_record(record: Mapping[str, Any]) -> str:
+    """A record's line, without its end. NaN and infinities, which JSON lacks, are written as null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+    }
+    return json.dumps(finite)
+
+
 class RecordWriter:
     """Appends records to a file, each whole and at once, so that a reader never waits for them."""
 
@@ -47,12 +55,8 @@ class RecordWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record. NaN and infinities, which JSON lacks, are written as null."""
-        finite = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in record.items()
-        }
-        self._file.write(json.dumps(finite) + "\n")
+        """Append one record."""
+        self._file.write(format_record(record) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -88,9 +92,12 @@ def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     if not path.exists():
         return
     partial = path.with_name(path.name + ".part")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))
-    os.replace(partial, path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def number_within(value: object, largest: float) -> float | None:

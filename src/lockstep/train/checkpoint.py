@@ -1,128 +1,198 @@
-"""Checkpoints: one folder a step, whole or not there, checked when read, and read without executing pickles.
+"""The checkpoints of a run: one folder a step, whole or not there; the newest few and the best.
 
-`checkpoints/step-00000120/` holds
-
-- `model.safetensors`: the weights, with architecture, class names and input in its metadata;
-- `average.safetensors`: the moving average of the weights, where one is kept;
-- `strategy.safetensors`: what gradient compression keeps from step to step, of all workers, where it keeps anything;
-- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME;
-- `state.json`: everything that is no tensor (progress, loss scale, the optimizer's other values, what the job was);
-- `manifest.json`: size and SHA-256 of each of these.
-
-It is written under another name, synced and renamed. `checkpoints/best` is a link to the best by top-1.
+`checkpoints/step-00000120/` is written under another name by a thread in the background, synced and renamed (its files:
+`checkpoint_format`). `checkpoints/best` is a link to the best by top-1. A disk that is full, or gone for a while, ends
+no training: what cannot be written is told, and the next checkpoint tries again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-
 from lockstep.errors import CheckpointError
+from lockstep.train import checkpoint_format
+from lockstep.train.checkpoint_format import MANIFEST_FILE, MODEL_FILE, PARTIAL, sync
+from lockstep.train.checkpoint_writer import BackgroundWriter
+from lockstep.train.snapshot import Snapshot, Tensors
 
-FORMAT = 1
 PREFIX = "step-"
-PARTIAL = ".partial-"
-METADATA_KEY = "lockstep"
-MODEL_FILE = "model.safetensors"
-AVERAGE_FILE = "average.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-STRATEGY_FILE = "strategy.safetensors"
-OPTIONAL = (AVERAGE_FILE, STRATEGY_FILE)
-STATE_FILE = "state.json"
-MANIFEST_FILE = "manifest.json"
-
-Tensors = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of a run after a step. `about` describes the model; `job` what a resumed run must share."""
-
-    step: int
-    model: Tensors
-    optimizer: Mapping[str, Any]
-    progress: Mapping[str, Any]
-    about: Mapping[str, Any]
-    job: Mapping[str, Any] = field(default_factory=dict)
-    average: Tensors = field(default_factory=dict)
-    strategy: Tensors = field(default_factory=dict)
-    precision: Mapping[str, Any] = field(default_factory=dict)
+SPARE_BYTES = 4 << 20  # to be free beside a checkpoint's tensors: its other files, and room for records and logs
 
 
 class Checkpoints:
     """What a worker does that writes no checkpoints, because another has everything that it has: nothing."""
 
-    def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
-        """Write a checkpoint of what `take` returns."""
+    def report_to(self, tell: Callable[[str], None]) -> None:
+        """Tell there, from any thread, what cannot be written while training goes on."""
 
-    def forget_after(self, step: int, best_step: int) -> None:
-        """Drop the checkpoints of steps that a resumed run will take again."""
+    def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
+        """Write a checkpoint of what `take` returns, which nothing may change any more."""
+
+    def wait(self) -> None:
+        """Return when what was saved last is written."""
+
+    def forget_after(self, step: int, best_step: int) -> bool:
+        """Drop the checkpoints of steps that a resumed run will take again; whether the best one is there."""
+        return False
 
     def export_best(self, path: Path) -> None:
         """Write the best checkpoint's weights for use, as one file."""
 
+    def close(self) -> None:
+        """End what runs in the background, when it is done."""
+
 
 class CheckpointFolder(Checkpoints):
-    """The checkpoints of one run; the newest `keep` and the best are kept."""
+    """The checkpoints of one run; the newest `keep` and the best are kept.
 
-    def __init__(self, folder: Path, keep: int):
+    Args:
+        durable: Have each on the disk before it counts; False: for a folder that is in memory anyway.
+    """
+
+    def __init__(self, folder: Path, keep: int, durable: bool = True):
         self.folder = folder
         self._keep = keep
+        self._durable = durable
+        self._tell: Callable[[str], None] = logging.getLogger("lockstep").warning
+        self._writer = BackgroundWriter()
+        self._failure = ""  # of what was saved last
+        self._unwritten_best: Snapshot | None = None
+
+    def report_to(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
-        """Write a checkpoint and remove those that are no longer kept.
+        """Take a snapshot and return; it is written in the background, and those no longer kept are removed.
+
+        While one is being written, the next has to wait. What the disk does not take is told and left out; a best one
+        is kept in memory then, and written when there is room.
+        """
+        self._writer.wait()
+        snapshot = take()
+        self._writer.start(lambda: self._save(snapshot, is_best))
+
+    def wait(self) -> None:
+        """Return when what was saved last is written.
 
         Raises:
-            CheckpointError: It cannot be written; the ones that were there still are.
+            CheckpointError: It could not be; the ones that were there still are.
         """
-        snapshot = take()
-        target = self.folder / _name_of(snapshot.step)
-        partial = self.folder / f"{PARTIAL}{target.name}"
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            _write(partial, snapshot)
-            if target.exists():  # a resumed run takes a step again that it had saved before
-                self._remove(target)
-            os.rename(partial, target)
-            if is_best:
-                self._point_best_at(target)
-            _sync(self.folder)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint of step {snapshot.step} cannot be written to {self.folder}: {error}; the newest complete "
-                f"one is {newest(self.folder) or 'none'}. Make room, then go on with --resume"
-            ) from error
-        for path in complete(self.folder)[: -self._keep]:
-            if path.resolve() != (self.folder / "best").resolve():
-                self._remove(path)
+        self._writer.wait()
+        if self._failure:
+            raise CheckpointError(f"{self._failure}. Make room, then go on with --resume")
 
-    def forget_after(self, step: int, best_step: int) -> None:
+    def forget_after(self, step: int, best_step: int) -> bool:
         """Drop the checkpoints of later steps, which a run resumed from `step` leaves behind, and set the best."""
-        for path in complete(self.folder):
+        for path in _all(self.folder):
             if path.name > _name_of(step):
                 self._remove(path)
         best = self.folder / _name_of(best_step)
-        if best.is_dir():
-            self._point_best_at(best)
-        else:
+        if not best.is_dir():
             (self.folder / "best").unlink(missing_ok=True)
+            return False
+        self._point_best_at(best)
+        return True
 
     def export_best(self, path: Path) -> None:
-        """Write the best checkpoint's weights, or their moving average where one was kept."""
-        best = load(best_or_newest(self.folder))
-        export(path, averaged_or_plain(best), best.about)
+        """Write the best checkpoint's weights, or their moving average where one was kept.
+
+        Raises:
+            CheckpointError: They cannot be read or written.
+        """
+        self._writer.wait()
+        best = checkpoint_format.load(best_or_newest(self.folder))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint_format.export(path, best.usable, best.about)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} with the best weights cannot be written: {error.strerror or error}; make room, then "
+                f"`lockstep export {self.folder / 'best'}` writes them"
+            ) from error
+
+    def close(self) -> None:
+        self._writer.wait()
+
+    def _save(self, snapshot: Snapshot, is_best: bool) -> None:
+        """Write this one, and the best one that there was no room for before."""
+        self._failure = self._try(snapshot, is_best)
+        if is_best:
+            self._unwritten_best = snapshot if self._failure else None
+        elif self._unwritten_best is not None:
+            best = self._try(self._unwritten_best, is_best=True)
+            self._failure = "; ".join(filter(None, (self._failure, best)))
+            self._unwritten_best = self._unwritten_best if best else None
+        if self._failure:
+            self._tell(f"{self._failure}; training goes on")
+
+    def _try(self, snapshot: Snapshot, is_best: bool) -> str:
+        """Write a checkpoint; returns why that cannot be, or nothing."""
+        try:
+            problem = self._lack_of_room(snapshot)
+            if not problem:
+                try:
+                    self._write(snapshot, is_best)
+                except FileNotFoundError:  # someone has removed the folder meanwhile
+                    self._write(snapshot, is_best)
+        except OSError as error:
+            problem = f"{error.strerror or error} ({error.filename or self.folder})"
+        if not problem:
+            return ""
+        with suppress(OSError):
+            self._clear_partial()
+        last = newest(self.folder)
+        which = f"the newest is step {_step_of(last):,}" if last else f"there is none in {self.folder} yet"
+        return f"checkpoint of step {snapshot.step:,} not written: {problem}; {which}"
+
+    def _lack_of_room(self, snapshot: Snapshot) -> str:
+        """What is missing on the disk for it, or nothing."""
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
+        needed, free = snapshot.size_bytes + SPARE_BYTES, shutil.disk_usage(there).free
+        return f"needs {_megabytes(needed)}, {_megabytes(free)} is free in {there}" if free < needed else ""
+
+    def _write(self, snapshot: Snapshot, is_best: bool) -> None:
+        target = self.folder / _name_of(snapshot.step)
+        partial = self.folder / f"{PARTIAL}{target.name}"
+        self._make(self.folder)
+        self._clear_partial()
+        partial.mkdir()
+        checkpoint_format.write(partial, snapshot, self._durable)
+        if target.exists():  # a resumed run takes a step again that it had saved before
+            self._remove(target)
+        os.rename(partial, target)
+        self._sync(self.folder)
+        if is_best:
+            self._point_best_at(target)
+        self._drop_old()
+        self._sync(self.folder)
+
+    def _drop_old(self) -> None:
+        best = (self.folder / "best").resolve()
+        for path in complete(self.folder)[: -self._keep]:
+            if path.resolve() != best:
+                self._remove(path)
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder with those above it, so that their names survive a power failure."""
+        if folder.is_dir():
+            return
+        self._make(folder.absolute().parent)
+        folder.mkdir(exist_ok=True)
+        self._sync(folder.absolute().parent)
+
+    def _clear_partial(self) -> None:
+        """Remove what a killed run, or a full disk, has left half-written."""
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def _point_best_at(self, target: Path) -> None:
         link = self.folder / f"{PARTIAL}best"
@@ -136,9 +206,26 @@ class CheckpointFolder(Checkpoints):
         os.rename(path, doomed)  # so that no half-removed checkpoint is ever taken for one
         shutil.rmtree(doomed, ignore_errors=True)
 
+    def _sync(self, folder: Path) -> None:
+        if self._durable:
+            sync(folder)
+
 
 def _name_of(step: int) -> str:
     return f"{PREFIX}{step:08d}"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(PREFIX))
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _all(folder: Path) -> list[Path]:
+    """The checkpoints in a `checkpoints` folder, oldest first, also those whose manifest is lost."""
+    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
 
 
 def complete(folder: Path) -> list[Path]:
@@ -150,6 +237,25 @@ def newest(folder: Path) -> Path | None:
     """The newest complete checkpoint in a `checkpoints` folder."""
     found = complete(folder)
     return found[-1] if found else None
+
+
+def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in a folder whose files are as they were written, and what is wrong with newer ones.
+
+    Raises:
+        CheckpointError: There are some, but all are damaged; the message names them.
+    """
+    problems: list[str] = []
+    for path in reversed(_all(folder)):
+        try:
+            checkpoint_format.verify(path)
+        except CheckpointError as error:
+            problems.append(str(error).partition(";")[0])
+        else:
+            return path, problems
+    if problems:
+        raise CheckpointError(f"no checkpoint in {folder} is sound: {'; '.join(problems)}")
+    return None, []
 
 
 def best_or_newest(folder: Path) -> Path:
@@ -168,7 +274,7 @@ def locate(path: Path) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    if (path / MANIFEST_FILE).is_file():
+    if names_one(path):
         return path
     found = newest(path / "checkpoints") or newest(path)
     if found is None:
@@ -178,52 +284,14 @@ def locate(path: Path) -> Path:
     return found
 
 
+def names_one(path: Path) -> bool:
+    """Whether a path is a checkpoint's own folder."""
+    return (path / MANIFEST_FILE).is_file()
+
+
 def run_folder_of(checkpoint: Path) -> Path:
     """The run that a checkpoint belongs to."""
     return checkpoint.resolve().parent.parent
-
-
-def load(path: Path) -> Snapshot:
-    """Read a checkpoint and check it against its manifest.
-
-    Raises:
-        CheckpointError: A file is missing or damaged; the message names it.
-    """
-    manifest = _read_json(path / MANIFEST_FILE)
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
-    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL):
-        expected = manifest.get("files", {}).get(name)
-        if expected is None and name in OPTIONAL:
-            continue
-        if expected is None or _describe_file(path / name) != expected:
-            raise CheckpointError(
-                f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
-                f"{path.parent}"
-            )
-    state = _read_json(path / STATE_FILE)
-    try:
-        average, strategy = (_read_tensors(path / name) if name in manifest["files"] else {} for name in OPTIONAL)
-        return Snapshot(
-            step=int(state["step"]),
-            model=_read_tensors(path / MODEL_FILE),
-            optimizer=_join_optimizer(state["optimizer"], _read_tensors(path / OPTIMIZER_FILE)),
-            progress=state["progress"],
-            about=state["about"],
-            job=state["job"],
-            average=average,
-            strategy=strategy,
-            precision=state.get("precision", {}),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
-
-
-def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
-    """Write weights, with what is needed to use them, as one safetensors file."""
-    partial = path.with_name(PARTIAL + path.name)
-    save_file(weights, partial, metadata={METADATA_KEY: json.dumps(about)})
-    os.replace(partial, path)
 
 
 def load_model(path: Path) -> tuple[Tensors, dict[str, Any]]:
@@ -235,102 +303,9 @@ def load_model(path: Path) -> tuple[Tensors, dict[str, Any]]:
     Raises:
         CheckpointError: There is nothing of that kind, or it is damaged.
     """
-    if path.is_dir() and (path / MODEL_FILE).is_file() and not (path / MANIFEST_FILE).is_file():
+    if path.is_dir() and (path / MODEL_FILE).is_file() and not names_one(path):
         path = path / MODEL_FILE
     if path.is_dir() or not path.exists():
-        snapshot = load(locate(path))
-        return averaged_or_plain(snapshot), dict(snapshot.about)
-    weights = _read_tensors(path)
-    with safe_open(path, "pt") as file:
-        text = (file.metadata() or {}).get(METADATA_KEY)
-    if text is None:
-        raise CheckpointError(f"{path} does not say which model it holds; give a file that Lockstep exported")
-    return weights, json.loads(text)
-
-
-def averaged_or_plain(snapshot: Snapshot) -> Tensors:
-    """The weights to use: the moving average's where one was kept."""
-    prefix = "module."
-    averaged = {name.removeprefix(prefix): t for name, t in snapshot.average.items() if name.startswith(prefix)}
-    return averaged or snapshot.model
-
-
-def _write(folder: Path, snapshot: Snapshot) -> None:
-    scalars, tensors = _split_optimizer(snapshot.optimizer)
-    save_file(snapshot.model, folder / MODEL_FILE, metadata={METADATA_KEY: json.dumps(snapshot.about)})
-    save_file(tensors, folder / OPTIMIZER_FILE)
-    for name, extra in ((AVERAGE_FILE, snapshot.average), (STRATEGY_FILE, snapshot.strategy)):
-        if extra:
-            save_file(extra, folder / name)
-    state = {
-        "format": FORMAT,
-        "step": snapshot.step,
-        "progress": snapshot.progress,
-        "job": snapshot.job,
-        "about": snapshot.about,
-        "precision": snapshot.precision,
-        "optimizer": scalars,
-    }
-    (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-    files = {path.name: _describe_file(path) for path in sorted(folder.iterdir())}
-    (folder / MANIFEST_FILE).write_text(json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8")
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
-    """An optimizer's state_dict as JSON and tensors."""
-    tensors: Tensors = {}
-    values: dict[str, dict[str, Any]] = {}
-    for parameter, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{parameter}.{name}"] = value.detach().cpu().contiguous()
-            else:
-                values.setdefault(str(parameter), {})[name] = value
-    return {"groups": state["param_groups"], "values": values}, tensors
-
-
-def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {}
-    for parameter, entries in scalars["values"].items():
-        state.setdefault(int(parameter), {}).update(entries)
-    for key, tensor in tensors.items():
-        parameter, _, name = key.partition(".")
-        state.setdefault(int(parameter), {})[name] = tensor
-    return {"state": state, "param_groups": scalars["groups"]}
-
-
-def _read_tensors(path: Path) -> Tensors:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
-    return value
-
-
-def _describe_file(path: Path) -> dict[str, Any] | None:
-    try:
-        with path.open("rb") as file:
-            return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    except OSError:
-        return None
-
-
-def _sync(path: Path) -> None:
-    """Have the kernel put a file, or a folder's list of names, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        snapshot = checkpoint_format.load(locate(path))
+        return snapshot.usable, dict(snapshot.about)
+    return checkpoint_format.read_exported(path)

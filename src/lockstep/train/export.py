@@ -23,8 +23,11 @@ from torch import nn
 from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
-from lockstep.train import checkpoint
+from lockstep.train.checkpoint import load_model
+from lockstep.train.checkpoint_format import METADATA_KEY, PARTIAL
+from lockstep.train.checkpoint_format import export as export_weights
 from lockstep.train.inference import agree_on_arch, load_network
+from lockstep.train.snapshot import Tensors
 
 Format = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
@@ -103,10 +106,10 @@ def export(
             )
     if output.exists() and (output.is_dir() or (source.exists() and output.samefile(source))):
         raise ConfigError(f"--output {output} is {'a folder' if output.is_dir() else 'CHECKPOINT itself'}; name a file")
-    weights, about = checkpoint.load_model(source)
+    weights, about = load_model(source)
     if arch is not None:
         agree_on_arch(source, str(about.get("arch")), arch)
-    partial = output.with_name(checkpoint.PARTIAL + output.name)
+    partial = output.with_name(PARTIAL + output.name)
     try:
         partial.touch()
         if kind == "safetensors":
@@ -125,9 +128,9 @@ def export(
     return result
 
 
-def _write_weights(weights: checkpoint.Tensors, about: Mapping[str, Any], partial: Path, output: Path) -> Exported:
-    checkpoint.export(partial, weights, about)
-    again, _ = checkpoint.load_model(partial)
+def _write_weights(weights: Tensors, about: Mapping[str, Any], partial: Path, output: Path) -> Exported:
+    export_weights(partial, weights, about)
+    again, _ = load_model(partial)
     same = again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in weights)
     if not same:
         raise LockstepError(f"{output}: what was written is not what was to be written; is the disk sound?")
@@ -180,7 +183,7 @@ def _write_onnx(program: Program, metadata: str, path: Path) -> Run | None:
         _capture(program), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"]
     )
     assert exported is not None  # it is None without dynamo only
-    exported.model.metadata_props[checkpoint.METADATA_KEY] = metadata
+    exported.model.metadata_props[METADATA_KEY] = metadata
     exported.save(path, external_data=False)
     if find_spec("onnxruntime") is None:
         return None

@@ -11,29 +11,27 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lockstep.data.readers import Batch
-from lockstep.errors import NonFiniteLossError, StoppedError
+from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import goal
-from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Totals
 from lockstep.train.optim import clip_gradients, set_rate
 from lockstep.train.reporting import (
     Interval,
-    advice,
     report_evaluation,
     report_overflow,
     report_steps,
     report_stop,
     report_training,
 )
+from lockstep.train.saving import finish_saving, save
 from lockstep.train.setup import Criterion, Job
 
 
@@ -57,7 +55,7 @@ def train(job: Job) -> Result:
     Raises:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
-        CheckpointError: A checkpoint could not be written.
+        CheckpointError: The checkpoint of a stop could not be written.
         StoppedError: A signal to any worker asked for a stop; raised on all workers, with a checkpoint of the step.
     """
     progress = job.progress
@@ -69,7 +67,6 @@ def train(job: Job) -> Result:
         figures = _end_epoch(job)
     if not figures:  # the resumed run was already complete, or as accurate as desired
         figures = _end_epoch(job)
-    job.checkpoints.export_best(job.folder.model)
     return Result(
         top1=figures["top1"],
         top5=figures["top5"],
@@ -101,11 +98,11 @@ def train_epoch(job: Job) -> None:
         job.tracker.advance()
         finished = position == steps - 1 or progress.step == job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
-        save = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
-        if finished or save or progress.step % run.log_every == 0:
+        due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
+        if finished or due or progress.step % run.log_every == 0:
             report_steps(job, interval)
-            if save:
-                _save(job)
+            if due:
+                save(job)
             interval = Interval()
         if stop:
             raise _stopped(job)
@@ -177,7 +174,7 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     start = time.perf_counter()
     totals = _evaluate(job)
     if job.stopping.agreed and progress.step < job.last_step:
-        _save(job)
+        save(job)
         raise _stopped(job)
     figures = totals.figures()
     report_evaluation(job, totals, time.perf_counter() - start)
@@ -190,7 +187,7 @@ def _end_epoch(job: Job) -> dict[str, Any]:
         is_best = figures["top1"] > progress.best_top1
         if is_best:
             progress.best_top1, progress.best_step = figures["top1"], progress.step
-        _save(job, is_best)
+        save(job, is_best)
         if reached and is_best:  # and not in an evaluation before
             goal.report_reached(job)
     return figures
@@ -207,9 +204,15 @@ def _evaluate(job: Job) -> Totals:
 
 
 def _stopped(job: Job) -> StoppedError:
-    """The end of a session that was asked to stop and has written its checkpoint."""
+    """The end of a session that was asked to stop, when its checkpoint is written.
+
+    Raises:
+        CheckpointError: It cannot be; raised on all workers.
+    """
     name = signal.Signals(job.stopping.agreed).name
     report_stop(job, name)
+    if problem := finish_saving(job):
+        raise CheckpointError(f"stopped by {name} after step {job.progress.step:,}, but {problem}")
     return StoppedError(
         f"stopped by {name} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
         f"{job.folder.path}; the same command with --resume auto goes on from there"
@@ -219,32 +222,3 @@ def _stopped(job: Job) -> StoppedError:
 def _divides(every: int, count: int) -> bool:
     """Whether something that is due `every` so often (0: never) is due at `count`."""
     return every > 0 and count % every == 0
-
-
-def _save(job: Job, is_best: bool = False) -> None:
-    """Write a checkpoint, unless the weights are not numbers any more; then all workers, being equal, stop."""
-    if not all(bool(parameter.isfinite().all()) for parameter in job.weights.parameters()):
-        raise NonFiniteLossError(
-            f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
-            f"{advice(job)}"
-        )
-    job.strategy.gather_state(job.optimizer)
-    job.checkpoints.save(partial(_take_snapshot, job), is_best)
-
-
-def _take_snapshot(job: Job) -> Snapshot:
-    return Snapshot(
-        step=job.progress.step,
-        model=_copy(job.weights.state_dict()),
-        average=_copy(job.average.state_dict()),
-        optimizer=job.optimizer.state_dict(),
-        strategy=job.strategy.state_dict(),
-        precision={"name": job.precision.name, **job.precision.state_dict()},
-        progress=job.progress.to_mapping(),
-        about=job.about(),
-        job=job.identity,
-    )
-
-
-def _copy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}

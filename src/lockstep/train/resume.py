@@ -12,7 +12,7 @@ from lockstep.config import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.run_names import new_run_path
-from lockstep.train import checkpoint
+from lockstep.train import checkpoint, checkpoint_format
 from lockstep.train.batching import Batching
 from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
 from lockstep.train.ema import NoAverage
@@ -39,18 +39,35 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[s
     }
 
 
-def find_checkpoint(config: TrainConfig, world: World) -> Path | None:
-    """The checkpoint to go on from, the same on every worker; None starts anew."""
-    found = None
-    if world.is_main and config.run.resume:
-        if config.run.resume != "auto":
-            named = Path(config.run.resume)
-            found = named if is_old(named) else checkpoint.locate(named)
-        else:
-            run = config.run.run_dir or newest_run_path(config)
-            found = checkpoint.newest(run / "checkpoints") if run else None
+def find_checkpoint(config: TrainConfig, world: World) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, the same on every worker, and notes on damaged ones; None starts anew.
+
+    Rank 0 has verified the files of the one that it returns. Where a run was named, or none, that is the newest sound
+    one.
+
+    Raises:
+        CheckpointError: There is none, the one that was named is damaged, or all are.
+    """
+    found, notes = _find(config) if world.is_main and config.run.resume else (None, [])
     path = world.from_main(str(found) if found else None)
-    return Path(path) if path else None
+    return Path(path) if path else None, notes
+
+
+def _find(config: TrainConfig) -> tuple[Path | None, list[str]]:
+    named = Path(str(config.run.resume))
+    if config.run.resume == "auto":
+        run = config.run.run_dir or newest_run_path(config)
+        if run is None:
+            return None, []
+        found, problems = checkpoint.newest_sound(run / "checkpoints")
+    elif is_old(named):
+        return named, []
+    elif checkpoint.names_one(named):
+        checkpoint_format.verify(named)
+        return named, []
+    else:
+        found, problems = checkpoint.newest_sound(checkpoint.locate(named).parent)
+    return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
 def open_folder(config: TrainConfig, world: World, resumed: Path | None) -> tuple[RunFolder, Checkpoints]:
@@ -85,9 +102,14 @@ def restore(
     optimizer: Optimizer,
     strategy: Strategy,
     precision: Precision,
+    verified: bool = False,
 ) -> Progress:
-    """Put a checkpoint's state into the parts of a run, and return how far it had come."""
-    snapshot = checkpoint.load(path)
+    """Put a checkpoint's state into the parts of a run, and return how far it had come.
+
+    Args:
+        verified: The files were compared with their checksums just now.
+    """
+    snapshot = checkpoint_format.load(path, verified)
     different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:

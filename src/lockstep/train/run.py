@@ -13,12 +13,13 @@ from torch import nn
 from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
-from lockstep.errors import StoppedError
+from lockstep.errors import CheckpointError, StoppedError
 from lockstep.train import goal
 from lockstep.train.io_sampling import IoSampler, start_counting
 from lockstep.train.loop import Result, train
 from lockstep.train.reporting import list_left_out, say
 from lockstep.train.run_folder import logger, start_log
+from lockstep.train.saving import finish_saving
 from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
 from lockstep.world import World
@@ -49,13 +50,17 @@ def run_with(
     log = job.folder.log(world.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
+    job.checkpoints.report_to(lambda line: say(job, [line]))
     workers = world.gather(_describe_worker(world))
     with job.stopping.listening():
         try:
             with io.recording(job.folder.path), closing(job):
                 say(job, [*_introduce(job, workers), *io.notes])
                 result = train(job)
+                problem = finish_saving(job, export=True)
                 say(job, _conclude(job, result))
+                if problem:
+                    raise CheckpointError(f"trained to the end, but {problem}")
         except StoppedError as stop:
             logger.info(str(stop))
             world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing

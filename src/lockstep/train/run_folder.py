@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lockstep.records import write_json
 from lockstep.run_names import RUNS, slug
 from lockstep.train import checkpoint
 from lockstep.train.environment import describe_environment
+from lockstep.train.patient_file import PatientFile
 from lockstep.world import World
 
 LOGGERS = ("lockstep", "py.warnings")
@@ -73,13 +75,31 @@ def newest_run_path(config: TrainConfig) -> Path | None:
     return latest.parent.parent if latest else None
 
 
+class LogFile(logging.FileHandler):
+    """A worker's log, which outlives a full disk and is never told of on standard error line by line."""
+
+    def __init__(self, path: Path):
+        super().__init__(path, encoding="utf-8", delay=True)
+        self._is_closed = False
+        self._file = PatientFile(path, tell=lambda line: print(f"lockstep: {line}", file=sys.stderr))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._file.write(self.format(record))
+
+    def close(self) -> None:
+        if not self._is_closed:  # also called when the interpreter ends
+            self._is_closed = True
+            self._file.close()
+        super().close()
+
+
 def start_log(path: Path, rank: int) -> logging.Handler:
     """Send this worker's log, and Python's warnings, to a file of its own; an earlier run's file gets no more."""
     for earlier in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(earlier)
         earlier.close()
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = LogFile(path)
     handler.setFormatter(logging.Formatter(f"%(asctime)s worker {rank} %(levelname)s %(message)s"))
     for name in LOGGERS:
         logging.getLogger(name).addHandler(handler)

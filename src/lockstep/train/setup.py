@@ -107,8 +107,9 @@ class Job:
 
     def close(self) -> None:
         """End what the job started."""
+        parts = (self.strategy, self.train_loader.reader, self.val_loader.reader)
         with ExitStack() as stack:  # each, even if another's fails
-            for closing in (self.strategy, self.train_loader.reader, self.val_loader.reader, self.tracker):
+            for closing in (*parts, self.tracker, self.checkpoints):  # from the last to the first
                 stack.callback(closing.close)
 
 
@@ -149,9 +150,9 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         ConfigError: The configuration contradicts the world or the data.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
-    resumed = find_checkpoint(config, world)
+    resumed, notes = find_checkpoint(config, world)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
-    notes = _start_from_pretrained(model, config, world) if resumed is None else []
+    notes += _start_from_pretrained(model, config, world) if resumed is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
     sharding = build_sharding(config, world, data, batching)
@@ -187,14 +188,15 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         average.begin()
         resumed = None  # its run has no folder of ours
     elif resumed is not None:
-        progress = restore(resumed, identity, weights, average, optimizer, strategy, precision)
+        progress = restore(resumed, identity, weights, average, optimizer, strategy, precision, verified=world.is_main)
     begun = begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, resumed = begun, None
     folder, checkpoints = open_folder(config, world, resumed)
     if resumed is not None and checkpoint.run_folder_of(resumed) != folder.path.resolve():
         progress.best_top1, progress.best_step = -1.0, 0  # the best of the other folder stays there
-    checkpoints.forget_after(progress.step, progress.best_step)
+    if not world.from_main(checkpoints.forget_after(progress.step, progress.best_step)):
+        progress.best_top1, progress.best_step = -1.0, 0  # it was lost with a checkpoint that is damaged
     return Job(
         config=config,
         world=world,

@@ -6,15 +6,21 @@ import dataclasses
 import json
 import os
 import pickle
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from lockstep.errors import CheckpointError
-from lockstep.train import checkpoint
-from lockstep.train.checkpoint import CheckpointFolder, Snapshot
+from lockstep.train import checkpoint, checkpoint_format
+from lockstep.train.checkpoint import CheckpointFolder
+from lockstep.train.snapshot import Snapshot
 
 ABOUT = {"arch": "digits-net", "classes": ["a", "b"]}
 
@@ -29,14 +35,16 @@ def _snapshot(step: int, kind: type = torch.optim.AdamW) -> Snapshot:
 
 
 def _save(folder: Path, snapshot: Snapshot, keep: int = 3, is_best: bool = False) -> Path:
-    CheckpointFolder(folder, keep).save(lambda: snapshot, is_best)
+    checkpoints = CheckpointFolder(folder, keep)
+    checkpoints.save(lambda: snapshot, is_best)
+    checkpoints.wait()
     return folder / f"step-{snapshot.step:08d}"
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
 def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, kind: type) -> None:
     snapshot = _snapshot(7, kind)
-    loaded = checkpoint.load(_save(tmp_path, snapshot))
+    loaded = checkpoint_format.load(_save(tmp_path, snapshot))
     assert loaded.step == 7
     assert (loaded.progress, loaded.job, loaded.about) == ({"step": 7}, {"--seed": 0}, ABOUT)
     assert all(torch.equal(loaded.model[name], tensor) for name, tensor in snapshot.model.items())
@@ -56,7 +64,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         "step-00000005",
         "step-00000006",
     ]
-    assert checkpoint.load(checkpoint.best_or_newest(tmp_path)).step == 2
+    assert checkpoint_format.load(checkpoint.best_or_newest(tmp_path)).step == 2
     assert not list(tmp_path.glob(".partial*"))
 
 
@@ -71,7 +79,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
         content[len(content) // 2] ^= 1
         path.write_bytes(content[:-3] if damage == "cut" else content)
     with pytest.raises(CheckpointError, match=name):
-        checkpoint.load(path.parent)
+        checkpoint_format.load(path.parent)
 
 
 def test_a_folder_that_was_not_finished_is_no_checkpoint(tmp_path: Path) -> None:
@@ -87,16 +95,75 @@ def test_a_folder_that_was_not_finished_is_no_checkpoint(tmp_path: Path) -> None
 def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
     for about in ({"arch": "old"}, {"arch": "new"}):
         _save(tmp_path, dataclasses.replace(_snapshot(1), about=about))
-    assert checkpoint.load(tmp_path / "step-00000001").about == {"arch": "new"}
+    assert checkpoint_format.load(tmp_path / "step-00000001").about == {"arch": "new"}
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_a_full_or_readonly_disk_says_so_and_keeps_the_last_one(tmp_path: Path) -> None:
-    good = _save(tmp_path, _snapshot(1))
-    (tmp_path / ".partial-step-00000002").write_text("in the way")  # a file where the folder is to be
-    with pytest.raises(CheckpointError, match=f"step 2 cannot be written .* newest complete one is {good}"):
-        _save(tmp_path, _snapshot(2))
-    assert checkpoint.load(good).step == 1
+def test_what_cannot_be_written_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
+    good, told = _save(tmp_path, _snapshot(1)), []
+    checkpoints = CheckpointFolder(tmp_path, 3)
+    checkpoints.report_to(told.append)
+    with _largest_file(100):
+        checkpoints.save(lambda: _snapshot(2), is_best=True)
+        with pytest.raises(CheckpointError, match=r"step 2 not written: File too large .* the newest is step 1\. Make"):
+            checkpoints.wait()
+    assert [line.endswith("the newest is step 1; training goes on") for line in told] == [True]
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+    checkpoints.save(lambda: _snapshot(3))
+    checkpoints.wait()
+    assert checkpoint_format.load(good).step == 1
+    assert checkpoint_format.load(checkpoint.best_or_newest(tmp_path)).step == 2  # kept until there was room
+
+
+def test_too_little_room_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000))
+    checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints", 3)
+    checkpoints.save(lambda: _snapshot(1))
+    with pytest.raises(CheckpointError, match=f"needs 4.2 MB, 3.0 MB is free in {tmp_path}; there is none in "):
+        checkpoints.wait()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_removed_folder_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    checkpoints = CheckpointFolder(folder, 3)
+    for step in (1, 2):
+        checkpoints.save(lambda step=step: _snapshot(step))
+        checkpoints.wait()
+        if step == 1:
+            shutil.rmtree(tmp_path / "run")
+    assert [path.name for path in checkpoint.complete(folder)] == ["step-00000002"]
+
+
+def test_what_goes_wrong_in_the_background_is_raised(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, 3)
+    checkpoints.save(lambda: dataclasses.replace(_snapshot(1), about={"arch": object()}))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        checkpoints.wait()
+
+
+def test_the_newest_sound_one_is_found(tmp_path: Path) -> None:
+    paths = [_save(tmp_path, _snapshot(step)) for step in (1, 2, 3)]
+    (paths[2] / "manifest.json").unlink()
+    damaged = paths[1] / "optimizer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    found, problems = checkpoint.newest_sound(tmp_path)
+    assert found == paths[0]
+    assert [str(paths[2] / "manifest.json") in problems[0], str(damaged) in problems[1]] == [True, True]
+    (paths[0] / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint in .* is sound: .*manifest.*optimizer.*state.json"):
+        checkpoint.newest_sound(tmp_path)
+
+
+@contextmanager
+def _largest_file(size_bytes: int) -> Iterator[None]:
+    """Let the system refuse what is larger, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
@@ -119,15 +186,15 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
     for state in ([], {"step": "x"}, {"step": 1, "optimizer": 3}):
         (path / "state.json").write_text(json.dumps(state))
         manifest = json.loads((path / "manifest.json").read_text())
-        manifest["files"]["state.json"] = checkpoint._describe_file(path / "state.json")
+        manifest["files"]["state.json"] = checkpoint_format.describe_file(path / "state.json")
         (path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(CheckpointError, match=str(path)):
-            checkpoint.load(path)
+            checkpoint_format.load(path)
 
 
 def test_an_exported_model_says_what_it_is(tmp_path: Path) -> None:
     weights = {"w": torch.arange(3.0)}
-    checkpoint.export(tmp_path / "model.safetensors", weights, ABOUT)
+    checkpoint_format.export(tmp_path / "model.safetensors", weights, ABOUT)
     loaded, about = checkpoint.load_model(tmp_path / "model.safetensors")
     assert about == ABOUT
     assert torch.equal(loaded["w"], weights["w"])

@@ -18,7 +18,9 @@ from lockstep.cli import main
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.models import registry
-from lockstep.train import checkpoint, export
+from lockstep.train import checkpoint_format, export
+from lockstep.train.checkpoint import CheckpointFolder
+from lockstep.train.snapshot import Snapshot
 
 SPEC = InputSpec(1, 8, 8, (0.3,), (0.4,))
 ABOUT = {"arch": "digits-net", "classes": [str(n) for n in range(10)], "input": asdict(SPEC), "data": "digits"}
@@ -30,7 +32,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     path = tmp_path / "net.safetensors"
-    checkpoint.export(path, registry.build("digits-net", 10, 1, 8).state_dict(), ABOUT)
+    checkpoint_format.export(path, registry.build("digits-net", 10, 1, 8).state_dict(), ABOUT)
     return path
 
 
@@ -82,8 +84,10 @@ def test_an_onnx_model_takes_any_number_of_images(source: Path, with_normalizati
 
 def test_weights_of_a_checkpoint_become_one_file_that_loads_again(source: Path) -> None:
     model = _model(source)
-    snapshot = checkpoint.Snapshot(7, model.state_dict(), {"state": {}, "param_groups": []}, {}, ABOUT)
-    checkpoint.CheckpointFolder(Path("run/checkpoints"), 1).save(lambda: snapshot)
+    snapshot = Snapshot(7, model.state_dict(), {"state": {}, "param_groups": []}, {}, ABOUT)
+    checkpoints = CheckpointFolder(Path("run/checkpoints"), 1)
+    checkpoints.save(lambda: snapshot)
+    checkpoints.wait()
     for path in (Path("run"), Path("run/checkpoints/step-00000007")):
         output = export.default_output(path, "safetensors")
         export.export(path, "safetensors", output)

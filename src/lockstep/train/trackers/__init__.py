@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lockstep.config import TrainConfig
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import RunFolder
+from lockstep.train.run_folder import RunFolder, logger
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import build_console
 from lockstep.train.trackers.jsonl import RecordTracker
@@ -24,12 +24,18 @@ def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progres
     """
     if not world.is_main:
         return Tracker()
-    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0)
-    trackers: list[Tracker] = [records, build_console(config.run.log_every)]
+    console = build_console(config.run.log_every)
+
+    def tell(line: str) -> None:
+        console.say(line)
+        logger.warning(line)
+
+    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, tell=tell)
+    trackers: list[Tracker] = [records, console]
     if "tensorboard" in config.run.track:
         from lockstep.train.trackers.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step))
+        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step, tell))
     if "mlflow" in config.run.track:
         from lockstep.train.trackers.mlflow import MlflowTracker
 

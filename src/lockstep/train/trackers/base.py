@@ -33,6 +33,10 @@ class Tracker:
     def record(self, record: Record) -> None:
         """One record (see `lockstep.records`)."""
 
+    def unwritten(self) -> list[str]:
+        """Write what was kept back because the disk was full; returns what cannot be written even now."""
+        return []
+
     def close(self) -> None:
         """The run is over, well or not."""
 
@@ -58,6 +62,9 @@ class TrackerGroup(Tracker):
     def record(self, record: Record) -> None:
         for tracker in self._trackers:
             tracker.record(record)
+
+    def unwritten(self) -> list[str]:
+        return [problem for tracker in self._trackers for problem in tracker.unwritten()]
 
     def close(self) -> None:
         for tracker in self._trackers:

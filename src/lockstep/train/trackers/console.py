@@ -18,7 +18,11 @@ class PlainConsole(Tracker):
         self._where = ""
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except OSError as error:  # standard output is a file on a disk that is full; the log has the line
+            if isinstance(error, BrokenPipeError):
+                raise
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
         self._where = f"epoch {epoch + 1:{len(str(epochs))}}/{epochs}"

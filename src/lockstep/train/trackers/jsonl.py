@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.records import RecordWriter, keep_records
+from lockstep.errors import ConfigError
+from lockstep.records import format_record, keep_records
+from lockstep.train.patient_file import PatientFile
+from lockstep.train.run_folder import logger
 from lockstep.train.trackers.base import Record, Tracker
 
 
 class RecordTracker(Tracker):
-    """Appends every record. A resumed run first drops those that it will write again."""
+    """Appends every record, also over a disk that is full for a while.
 
-    def __init__(self, path: Path, start_step: int, in_epoch: bool = False):
-        """`in_epoch`: the run goes on within an epoch, so that what was recorded of its end comes again, too."""
+    A resumed run first drops those that it will write again.
+
+    Args:
+        in_epoch: The run goes on within an epoch, so that what was recorded of its end comes again, too.
+        tell: Takes a line for people when records cannot be written.
+
+    Raises:
+        ConfigError: The file cannot be opened.
+    """
+
+    def __init__(
+        self, path: Path, start_step: int, in_epoch: bool = False, tell: Callable[[str], None] = logger.warning
+    ):
 
         def keep(record: dict[str, Any]) -> bool:
             if record.get("kind") == "run":
@@ -21,11 +36,17 @@ class RecordTracker(Tracker):
             again = in_epoch and record.get("kind") == "epoch" and record.get("step") == start_step
             return 0 < record.get("step", 0) <= start_step and not again
 
-        keep_records(path, keep)
-        self._writer = RecordWriter(path)
+        try:
+            keep_records(path, keep)
+            self._file = PatientFile(path, tell)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error}; make room, or choose another --run-dir") from None
 
     def record(self, record: Record) -> None:
-        self._writer.write(record)
+        self._file.write(format_record(record))
+
+    def unwritten(self) -> list[str]:
+        return [problem for problem in (self._file.flush(),) if problem]
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()

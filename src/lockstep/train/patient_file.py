@@ -1,0 +1,81 @@
+"""A file of lines that outlives a full disk: what the disk does not take is kept, and written when it does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+MOST_BYTES = 64 << 20  # kept in memory; a record takes 0.3 kB, so these are 200,000
+
+
+class PatientFile:
+    """Appends lines, each once and whole in the end, whatever the disk does meanwhile.
+
+    Where the disk is full, gone or read-only, lines are kept in memory, up to `MOST_BYTES`, and each further line tries
+    to write them first; that this begins is told once, and that it is over. If the file or its folder is removed while
+    it is open, it is made again with all that it held.
+
+    Args:
+        tell: Takes a line for people, from any thread that writes.
+
+    Raises:
+        OSError: The file cannot be opened at first.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[str], None]):
+        self.path = path
+        self._tell = tell
+        self._kept = bytearray()
+        self._dropped = 0
+        self._problem = ""
+        self._lock = threading.RLock()  # `tell` may lead back here, where a log is such a file too
+        self._descriptor = self._open()
+
+    def write(self, line: str) -> None:
+        """Append one line, given without its end; never fails."""
+        with self._lock:
+            if len(self._kept) < MOST_BYTES:
+                self._kept += f"{line}\n".encode()
+            else:
+                self._dropped += 1
+            told, problem = self._problem, self.flush()
+            if problem and not told:
+                self._tell(f"{problem}; what it lacks is kept in memory until it can be, and training goes on")
+            elif told and not problem:
+                lost = f"; {self._dropped:,} lines were too many to keep" if self._dropped else ", with all lines"
+                self._dropped = 0
+                self._tell(f"{self.path} is written again{lost}")
+
+    def flush(self) -> str:
+        """Write what is kept; returns why that cannot be, or nothing."""
+        with self._lock:
+            self._problem = ""
+            try:
+                self._bring_back()
+                while self._kept:  # a full disk may take a part
+                    del self._kept[: os.write(self._descriptor, self._kept)]
+            except OSError as error:
+                self._problem = f"{self.path} cannot be written: {error.strerror or error}"
+            return self._problem
+
+    def close(self) -> None:
+        """Write what is kept, if that can be, and close."""
+        with self._lock:
+            self.flush()
+            os.close(self._descriptor)
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def _bring_back(self) -> None:
+        """Make a removed file again."""
+        if os.fstat(self._descriptor).st_nlink:
+            return
+        held = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        again = self._open()
+        self._kept[:0] = held
+        os.close(self._descriptor)
+        self._descriptor = again

@@ -1,0 +1,70 @@
+"""What a job saves: snapshots of its state, to its checkpoints, while it trains and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from lockstep.errors import CheckpointError, NonFiniteLossError
+from lockstep.train.reporting import advice
+from lockstep.train.setup import Job
+from lockstep.train.snapshot import Snapshot, copy_state
+
+
+def take_snapshot(job: Job) -> Snapshot:
+    """The job's state after its last step, on rank 0 after `gather_state`; training on changes nothing of it."""
+    return Snapshot(
+        step=job.progress.step,
+        model=copy_state(job.weights.state_dict()),
+        average=copy_state(job.average.state_dict()),
+        optimizer=copy_state(job.optimizer.state_dict()),
+        strategy=copy_state(job.strategy.state_dict()),
+        precision=copy_state({"name": job.precision.name, **job.precision.state_dict()}),
+        progress=job.progress.to_mapping(),
+        about=job.about(),
+        job=job.identity,
+    )
+
+
+def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
+    """On all workers: what gives, on rank 0, a snapshot of the state as it is; taken once, however often it is called.
+
+    Raises:
+        NonFiniteLossError: The weights are not numbers any more; raised on all workers, being equal.
+    """
+    if not all(bool(parameter.isfinite().all()) for parameter in job.weights.parameters()):
+        raise NonFiniteLossError(
+            f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
+            f"{advice(job)}"
+        )
+    job.strategy.gather_state(job.optimizer)
+    return cache(partial(take_snapshot, job))
+
+
+def save(job: Job, is_best: bool = False) -> None:
+    """Write a checkpoint in the background, unless the weights are not numbers any more.
+
+    Raises:
+        NonFiniteLossError: They are not; raised on all workers.
+    """
+    job.checkpoints.save(prepare_snapshot(job), is_best)
+
+
+def finish_saving(job: Job, export: bool = False) -> str:
+    """Wait until everything is written; `export`: and write the best weights for use.
+
+    Returns:
+        What could not be written, the same on all workers, or nothing.
+    """
+    problems = []
+    try:
+        job.checkpoints.wait()
+    except CheckpointError as error:
+        problems.append(str(error))
+    try:
+        if export:
+            job.checkpoints.export_best(job.folder.model)
+    except CheckpointError as error:
+        problems.append(str(error))
+    problems += job.tracker.unwritten()
+    return str(job.world.from_main("; ".join(problems)))
