@@ -21,6 +21,7 @@ from lockstep.place import SLURM, Place
 from lockstep.rendezvous import open_store
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 CONNECT_SECONDS = 600.0  # workers of one job start minutes apart where they load Python from a busy shared file system
@@ -80,6 +81,14 @@ class World:
         dist.all_gather(rows, padded)
         pairs = zip(rows, lengths.tolist(), strict=True)
         return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]
+
+    def broadcast_(self, values: np.ndarray[Any, Any], source: int) -> None:
+        """Give every worker the numbers of rank `source`, in place; all have an array of the same shape and type."""
+        if self.size > 1:
+            import torch
+            import torch.distributed as dist
+
+            dist.broadcast(torch.from_numpy(values), source)
 
     def union(self, values: Iterable[str]) -> list[str]:
         """What any worker has, sorted, on every worker."""

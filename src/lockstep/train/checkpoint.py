@@ -55,6 +55,8 @@ class CheckpointFolder(Checkpoints):
         durable: Have each on the disk before it counts; False: for a folder that is in memory anyway.
     """
 
+    noun = "checkpoint"
+
     def __init__(self, folder: Path, keep: int, durable: bool = True):
         self.folder = folder
         self._keep = keep
@@ -147,8 +149,8 @@ class CheckpointFolder(Checkpoints):
         with suppress(OSError):
             self._clear_partial()
         last = newest(self.folder)
-        which = f"the newest is step {_step_of(last):,}" if last else f"there is none in {self.folder} yet"
-        return f"checkpoint of step {snapshot.step:,} not written: {problem}; {which}"
+        which = f"the newest is step {step_of(last):,}" if last else f"there is none in {self.folder} yet"
+        return f"{self.noun} of step {snapshot.step:,} not written: {problem}; {which}"
 
     def _lack_of_room(self, snapshot: Snapshot) -> str:
         """What is missing on the disk for it, or nothing."""
@@ -215,7 +217,8 @@ def _name_of(step: int) -> str:
     return f"{PREFIX}{step:08d}"
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was taken, by its folder's name."""
     return int(path.name.removeprefix(PREFIX))
 
 

@@ -33,6 +33,7 @@ from lockstep.train.reporting import (
 )
 from lockstep.train.saving import finish_saving, save
 from lockstep.train.setup import Criterion, Job
+from lockstep.train.snapshots import snapshot_interval
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def train(job: Job) -> Result:
 def train_epoch(job: Job) -> None:
     """Take the rest of the current epoch's steps, up to the job's last."""
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
+    snapshot_steps = snapshot_interval(job.config)
     epoch, start = divmod(progress.step, steps)
     job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
     job.replica.train()
@@ -99,10 +101,11 @@ def train_epoch(job: Job) -> None:
         finished = position == steps - 1 or progress.step == job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
-        if finished or due or progress.step % run.log_every == 0:
+        due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
+        if finished or due or due_in_memory or progress.step % run.log_every == 0:
             report_steps(job, interval)
-            if due:
-                save(job)
+            if due or due_in_memory:
+                save(job, durably=due)
             interval = Interval()
         if stop:
             raise _stopped(job)

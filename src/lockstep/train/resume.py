@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lockstep.train.optim import load_keeping_flags
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, newest_run_path
+from lockstep.train.snapshots import NONE, bring_newest
 from lockstep.train.strategies import Strategy
 from lockstep.world import World
 
@@ -39,18 +41,70 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[s
     }
 
 
-def find_checkpoint(config: TrainConfig, world: World) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, the same on every worker, and notes on damaged ones; None starts anew.
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with.
 
-    Rank 0 has verified the files of the one that it returns. Where a run was named, or none, that is the newest sound
-    one.
+    Args:
+        state: A checkpoint or a snapshot, the same path on every worker; None: it begins anew.
+        again: This job's workers have been started before, and this is their own state.
+        verified: On this worker the files were compared with their checksums just now.
+        notes: What to say of it.
+        is_snapshot: It is in memory, and no part of a run folder.
+        checkpoint: The one that a snapshot follows.
+    """
+
+    state: Path | None = None
+    again: bool = False
+    verified: bool = False
+    notes: tuple[str, ...] = ()
+    is_snapshot: bool = False
+    checkpoint: Path | None = None
+
+    @property
+    def run(self) -> Path | None:
+        """The run folder that the state belongs to; None: a new one."""
+        path = self.checkpoint if self.is_snapshot else self.state
+        return checkpoint.run_folder_of(path) if path and checkpoint.names_one(path) else None
+
+
+def find_start(config: TrainConfig, world: World) -> Start:
+    """What to go on from, the same on every worker.
+
+    Where a run was named, or none, that is the newest checkpoint that is sound. Workers that are started anew go on
+    from their own run's newest state, be it a checkpoint or a snapshot in memory, and as configured if there is none.
 
     Raises:
         CheckpointError: There is none, the one that was named is damaged, or all are.
     """
-    found, notes = _find(config) if world.is_main and config.run.resume else (None, [])
-    path = world.from_main(str(found) if found else None)
-    return Path(path) if path else None, notes
+    found: Path | None = None
+    again, notes = False, list[str]()
+    if world.is_main and world.place.restart:
+        found, notes = _find_own(config)
+        again = found is not None
+    if world.is_main and found is None and config.run.resume:
+        found, notes = _find(config)
+    path, again = world.from_main([str(found) if found else None, again])
+    state = Path(path) if path else None
+    start = Start(state, again, verified=world.is_main, notes=tuple(notes))
+    memory = config.run.snapshot_dir
+    if memory is None or not world.place.restart:
+        return start
+    snapshot = bring_newest(memory, world, after=checkpoint.step_of(state) if state and again else NONE)
+    if snapshot is None:
+        return start
+    return replace(start, state=snapshot, again=True, verified=False, is_snapshot=True, checkpoint=state)
+
+
+def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that this job has written itself, before its workers were started anew."""
+    run, resume = config.run.run_dir, config.run.resume
+    if run is None and resume == "auto":
+        run = newest_run_path(config)
+    elif run is None and resume is not None and not is_old(Path(resume)):
+        run = checkpoint.run_folder_of(checkpoint.locate(Path(resume)))
+    found, problems = checkpoint.newest_sound(run / "checkpoints") if run else (None, [])
+    return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
 def _find(config: TrainConfig) -> tuple[Path | None, list[str]]:
@@ -70,16 +124,16 @@ def _find(config: TrainConfig) -> tuple[Path | None, list[str]]:
     return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
-def open_folder(config: TrainConfig, world: World, resumed: Path | None) -> tuple[RunFolder, Checkpoints]:
+def open_folder(config: TrainConfig, world: World, start: Start) -> tuple[RunFolder, Checkpoints]:
     """The run's folder, created by rank 0, which alone writes checkpoints.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints.
     """
-    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, resumed)))))
+    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, start)))))
     if not world.is_main:
         return folder, Checkpoints()
-    if resumed is None and checkpoint.newest(folder.checkpoints):
+    if start.state is None and checkpoint.newest(folder.checkpoints):
         way_out = "add --resume auto to go on with it, or choose another folder"
         if config.run.start_epoch is not None:
             way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
@@ -88,28 +142,23 @@ def open_folder(config: TrainConfig, world: World, resumed: Path | None) -> tupl
     return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
 
 
-def _choose_run_path(config: TrainConfig, resumed: Path | None) -> Path:
-    if config.run.run_dir is not None:
-        return config.run.run_dir
-    return checkpoint.run_folder_of(resumed) if resumed else new_run_path(config)
+def _choose_run_path(config: TrainConfig, start: Start) -> Path:
+    return config.run.run_dir or start.run or new_run_path(config)
 
 
 def restore(
-    path: Path,
+    start: Start,
     identity: dict[str, Any],
     weights: nn.Module,
     average: NoAverage,
     optimizer: Optimizer,
     strategy: Strategy,
     precision: Precision,
-    verified: bool = False,
 ) -> Progress:
-    """Put a checkpoint's state into the parts of a run, and return how far it had come.
-
-    Args:
-        verified: The files were compared with their checksums just now.
-    """
-    snapshot = checkpoint_format.load(path, verified)
+    """Put the state that a run begins with into its parts, and return how far it had come."""
+    path = start.state
+    assert path
+    snapshot = checkpoint_format.load(path, start.verified)
     different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:

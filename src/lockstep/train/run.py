@@ -50,7 +50,8 @@ def run_with(
     log = job.folder.log(world.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
-    job.checkpoints.report_to(lambda line: say(job, [line]))
+    for folder in (job.checkpoints, job.snapshots):
+        folder.report_to(lambda line: say(job, [line]))
     workers = world.gather(_describe_worker(world))
     with job.stopping.listening():
         try:

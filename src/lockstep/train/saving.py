@@ -41,13 +41,16 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
     return cache(partial(take_snapshot, job))
 
 
-def save(job: Job, is_best: bool = False) -> None:
+def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     """Write a checkpoint in the background, unless the weights are not numbers any more.
+
+    Args:
+        durably: To the disk; False: a snapshot, to this host's memory.
 
     Raises:
         NonFiniteLossError: They are not; raised on all workers.
     """
-    job.checkpoints.save(prepare_snapshot(job), is_best)
+    (job.checkpoints if durably else job.snapshots).save(prepare_snapshot(job), is_best)
 
 
 def finish_saving(job: Job, export: bool = False) -> str:

@@ -26,7 +26,6 @@ from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
-from lockstep.train import checkpoint
 from lockstep.train.batching import Batching, plan_batches
 from lockstep.train.calibration import calibrate
 from lockstep.train.checkpoint import Checkpoints
@@ -39,9 +38,10 @@ from lockstep.train.old_resume import begin_at, take_over
 from lockstep.train.optim import build_optimizer
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
-from lockstep.train.resume import find_checkpoint, identify, open_folder, restore
+from lockstep.train.resume import Start, find_start, identify, open_folder, restore
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.snapshots import open_snapshots
 from lockstep.train.step_clock import StepClock
 from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
@@ -79,6 +79,7 @@ class Job:
     meter: Meter
     folder: RunFolder
     checkpoints: Checkpoints
+    snapshots: Checkpoints
     tracker: Tracker
     progress: Progress
     stopping: Stopping
@@ -109,7 +110,7 @@ class Job:
         """End what the job started."""
         parts = (self.strategy, self.train_loader.reader, self.val_loader.reader)
         with ExitStack() as stack:  # each, even if another's fails
-            for closing in (*parts, self.tracker, self.checkpoints):  # from the last to the first
+            for closing in (*parts, self.tracker, self.snapshots, self.checkpoints):  # from the last to the first
                 stack.callback(closing.close)
 
 
@@ -150,9 +151,10 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         ConfigError: The configuration contradicts the world or the data.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
-    resumed, notes = find_checkpoint(config, world)
+    start = find_start(config, world)
+    notes = list(start.notes)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
-    notes += _start_from_pretrained(model, config, world) if resumed is None else []
+    notes += _start_from_pretrained(model, config, world) if start.state is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
     sharding = build_sharding(config, world, data, batching)
@@ -181,19 +183,20 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     peak, _ = peak_rate(config.optim, batching.global_batch)
 
     progress, identity = Progress(), identify(config, data, batching)
-    if resumed is not None and world.from_main(is_old(resumed)):
-        progress, taken_over = take_over(resumed, config, weights, optimizer, steps_per_epoch)
+    if start.state is not None and world.from_main(is_old(start.state)):
+        progress, taken_over = take_over(start.state, config, weights, optimizer, steps_per_epoch)
         notes += taken_over
         precision.refresh()
         average.begin()
-        resumed = None  # its run has no folder of ours
-    elif resumed is not None:
-        progress = restore(resumed, identity, weights, average, optimizer, strategy, precision, verified=world.is_main)
-    begun = begin_at(progress, config, steps_per_epoch)
+        start = Start()  # its run has no folder of ours
+    elif start.state is not None:
+        progress = restore(start, identity, weights, average, optimizer, strategy, precision)
+        notes += ["going on from memory: the state of this step was kept there"] * start.is_snapshot
+    begun = progress if start.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
-        progress, resumed = begun, None
-    folder, checkpoints = open_folder(config, world, resumed)
-    if resumed is not None and checkpoint.run_folder_of(resumed) != folder.path.resolve():
+        progress, start = begun, Start()
+    folder, checkpoints = open_folder(config, world, start)
+    if start.run is not None and start.run != folder.path.resolve():
         progress.best_top1, progress.best_step = -1.0, 0  # the best of the other folder stays there
     if not world.from_main(checkpoints.forget_after(progress.step, progress.best_step)):
         progress.best_top1, progress.best_step = -1.0, 0  # it was lost with a checkpoint that is damaged
@@ -217,6 +220,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         meter=Meter(world),
         folder=folder,
         checkpoints=checkpoints,
+        snapshots=open_snapshots(config, world, strategy, progress.step),
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         stopping=build_stopping(world),

@@ -35,6 +35,9 @@ class Strategy:
     workers_averaged = 1
     """Workers over which gradients are averaged: what a loss must be scaled by for its mean to be over all samples."""
 
+    gathers_state = False
+    """Whether a snapshot needs `gather_state`, and so can be taken on rank 0 alone."""
+
     def __init__(self) -> None:
         self.traffic = Traffic()
         """What a compression saves; stays 0 without one."""

@@ -23,6 +23,9 @@ HALF_HOOKS: dict[str, Callable[[Any, dist.GradBucket], Future]] = {
 class Compression:
     """What the strategy asks of a compression, done without one: gradients travel as they are."""
 
+    gathers_state = False
+    """Whether `gather_state` is needed before the state is whole on rank 0."""
+
     def __init__(self) -> None:
         self.traffic = Traffic()
 

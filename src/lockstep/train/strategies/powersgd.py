@@ -38,6 +38,8 @@ class PowerSGD(Compression):
     workers each goes on with their mean, which leaves the mean of the gradients as it was.
     """
 
+    gathers_state = True
+
     def __init__(self, world: World, rank: int, total_steps: int, seed: int, one_at_a_time: bool):
         super().__init__()
         self._one_at_a_time = one_at_a_time

@@ -18,8 +18,8 @@ ROOM_BYTES = 1 << 20  # free on the disk before a new file is begun
 class TensorBoardTracker(Tracker):
     """Writes scalars over optimizer steps; a resumed run hides the steps that it takes again.
 
-    A disk that takes no more ends the event file, which is told once; when there is room, another one goes on. The curve has
-    a gap there: `metrics.jsonl` has all of it.
+    A disk that takes no more ends the event file, which is told once; when there is room, another one goes on. The
+    curve has a gap there: `metrics.jsonl` has all of it.
     """
 
     def __init__(self, folder: Path, start_step: int, tell: Callable[[str], None] = logger.warning):

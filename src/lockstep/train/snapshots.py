@@ -1,0 +1,114 @@
+"""Snapshots in memory: a job's state after one of its last steps, kept by every host for workers that are started anew.
+
+The folder is in memory and outlives the workers (`lockstep.launch.snapshot_memory`); one worker a host writes to it, in
+the form of a checkpoint. A host that is lost takes its own copy with it, and one that joins gets another's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.config import TrainConfig
+from lockstep.errors import CheckpointError
+from lockstep.train import checkpoint
+from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoint_format import PARTIAL
+from lockstep.train.strategies import Strategy
+from lockstep.world import World
+
+CHUNK_BYTES = 64 << 20
+NONE = -1
+
+
+class SnapshotFolder(CheckpointFolder):
+    """The newest snapshot, in memory; the one before makes way when it is whole."""
+
+    noun = "snapshot"
+
+    def __init__(self, folder: Path):
+        super().__init__(folder, keep=1, durable=False)
+
+    def report_to(self, tell: Callable[[str], None]) -> None:
+        """Tell once that there is no room: there will be none at the next step either."""
+        told: list[str] = []
+
+        def tell_once(line: str) -> None:
+            if not told:
+                told.append(line)
+                tell(f"{line}; a restart would go on from a checkpoint")
+
+        super().report_to(tell_once)
+
+
+def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:
+    """Where this worker keeps snapshots, if it is the one on its host that does; later ones than `step` are dropped."""
+    writes = world.is_main if strategy.gathers_state else world.place.local_rank == 0
+    if config.run.snapshot_dir is None or not writes:
+        return Checkpoints()
+    folder = SnapshotFolder(config.run.snapshot_dir)
+    folder.forget_after(step, NONE)
+    return folder
+
+
+def snapshot_interval(config: TrainConfig) -> int:
+    """Steps between two snapshots; 0 where none are kept."""
+    if config.run.snapshot_dir is None:
+        return 0
+    return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
+
+
+def bring_newest(folder: Path, world: World, after: int) -> Path | None:
+    """The newest sound snapshot that any host keeps, if it is of a later step than `after`: on every host now.
+
+    Raises:
+        OSError: A host has no room for it.
+    """
+    newest = _newest_sound(folder) if world.place.local_rank == 0 else None
+    step = checkpoint.step_of(newest) if newest else NONE
+    told = world.gather([world.place.local_rank, step])
+    steps = [step if local_rank == 0 else NONE for local_rank, step in told]
+    latest = max(steps)
+    if latest <= after:
+        return None
+    holder = steps.index(latest)
+    name: str = world.gather(newest.name if newest else "")[holder]
+    if any(local_rank == 0 and step != latest for local_rank, step in told):
+        _copy(folder / name, holder, world, takes=world.place.local_rank == 0 and step != latest)
+    return folder / name
+
+
+def _newest_sound(folder: Path) -> Path | None:
+    try:
+        return checkpoint.newest_sound(folder)[0]
+    except CheckpointError:  # all of it is damaged; another host, or a checkpoint, may do
+        return None
+
+
+def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> None:
+    """Give the holder's snapshot to the workers that take it."""
+    files = {path.name: path.stat().st_size for path in snapshot.iterdir()} if world.rank == holder else {}
+    files = world.gather(files)[holder]
+    partial = snapshot.with_name(PARTIAL + snapshot.name)
+    if takes:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    for name, size in sorted(files.items()):
+        source = (snapshot / name).open("rb") if world.rank == holder else None
+        target = (partial / name).open("wb") if takes else None
+        for start in range(0, size, CHUNK_BYTES):
+            chunk = np.empty(min(CHUNK_BYTES, size - start), dtype=np.uint8)
+            if source:
+                source.readinto(chunk)
+            world.broadcast_(chunk, holder)
+            if target:
+                target.write(chunk.data)
+        for file in (source, target):
+            if file:
+                file.close()
+    if takes:
+        partial.rename(snapshot)
+    world.barrier()
