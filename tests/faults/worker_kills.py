@@ -1,0 +1,193 @@
+"""Kill workers of training runs at random moments: `python tests/faults/worker_kills.py --kills 100 --seed 0`.
+
+Each job is first trained without disturbance. The same job, with restarts, then loses a random worker (SIGKILL) again
+and again, mostly while it trains, sometimes while its workers start. At its end it must have the same weights and
+optimizer state to the bit, the record of each step once and in order, no more than one snapshot interval of recorded
+work repeated after any kill, and no process and nothing in /dev/shm left. It prints a line a job; any breach ends it
+with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+from lockstep.launch.snapshot_memory import PREFIX
+from lockstep.records import read_records
+from lockstep.train import checkpoint
+
+SNAPSHOT_STEPS = 5
+START_SECONDS = 120.0  # on a machine that does other things too
+AT_START = 0.15  # share of the kills that fall while the workers start
+COMMON = ("--checkpoint-epochs", "5", "-p", str(SNAPSHOT_STEPS), "--io-every", "0", "--track")
+JOBS = {
+    "ddp": ("-np", "2"),
+    "horovod": ("-np", "2", "--strategy", "horovod", "--optimizer", "adam", "--lr", "0.001"),
+    "average": ("-np", "3", "--ema-decay", "0.99", "--accumulate", "2", "-b", "20"),
+    "sharded": ("-np", "2", "--shard-optimizer", "--optimizer", "adamw", "--lr", "0.001", "--compress", "powersgd"),
+}
+
+
+@dataclass
+class Outcome:
+    """What a disturbed job has come to: a list of breaches, which should be empty.
+
+    `struck_at` has for each kill the newest recorded step and how often the job had begun to train before.
+    """
+
+    kills: int = 0
+    at_start: int = 0
+    struck_at: list[tuple[int, int]] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    breaches: list[str] = field(default_factory=list)
+
+
+def command(words: Sequence[str], run: Path, epochs: int, restarts: int = 0) -> list[str]:
+    train = [sys.executable, "-m", "lockstep", "train", "digits", "--run-dir", str(run), "--epochs", str(epochs)]
+    return [*train, *words, *COMMON, *(["--max-restarts", str(restarts)] if restarts else [])]
+
+
+def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance: random.Random) -> Outcome:
+    """Train a job without and with kills, and compare."""
+    outcome, started = Outcome(), time.monotonic()
+    calm, struck = folder / "calm", folder / "struck"
+    with (folder / "calm.log").open("wb") as log:
+        subprocess.run(command(words, calm, epochs), stdout=log, stderr=log, check=True)
+    with (folder / "struck.log").open("wb") as log:
+        job = subprocess.Popen(command(words, struck, epochs, restarts=kills), stdout=log, stderr=log)
+        try:
+            while outcome.kills < kills and strike(job, struck, outcome, chance):
+                pass
+            code = job.wait(START_SECONDS * 4)
+        finally:
+            job.kill()
+    if code:
+        outcome.breaches.append(f"exit code {code}: {(folder / 'struck.log').read_text()[-800:]}")
+        return outcome
+    starts = starts_of(struck)
+    outcome.repeated = [step - starts[begun] for step, begun in outcome.struck_at if begun < len(starts)]
+    if outcome.repeated and max(outcome.repeated) > SNAPSHOT_STEPS:
+        outcome.breaches.append(f"{max(outcome.repeated)} recorded steps were taken again")
+    outcome.breaches += [*differences(calm, struck), *leftovers(struck)]
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def strike(job: subprocess.Popen[bytes], run: Path, outcome: Outcome, chance: random.Random) -> bool:
+    """Kill one worker at a random moment; False where the job has ended before."""
+    begun, at_start = len(starts_of(run)), chance.random() < AT_START
+    wait_for(lambda: job.poll() is not None or bool(workers(job)))
+    if not at_start:
+        wait_for(lambda: job.poll() is not None or len(starts_of(run)) > outcome.kills - outcome.at_start)
+    time.sleep(chance.uniform(0.0, 3.0 if at_start else 1.5))
+    alive = workers(job)
+    if not alive:
+        return job.poll() is None
+    outcome.struck_at.append((newest_step(run), len(starts_of(run))))
+    chance.choice(alive).kill()
+    outcome.kills += 1
+    outcome.at_start += len(starts_of(run)) == begun
+    wait_for(lambda: job.poll() is not None or not any(each.is_running() for each in alive))
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the job stands still")
+        time.sleep(0.02)
+
+
+def workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The job's living workers."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(job.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if "RANK" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
+
+
+def starts_of(run: Path) -> list[int]:
+    """The step after which each start of the workers has begun to train."""
+    return [record["step"] for record in records(run) if record["kind"] == "run"]
+
+
+def newest_step(run: Path) -> int:
+    return max((record["step"] for record in records(run) if record["kind"] == "step"), default=0)
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    return list(read_records(path)) if path.exists() else []
+
+
+def differences(calm: Path, struck: Path) -> list[str]:
+    """What of two runs should be the same, and is not."""
+    found = []
+    for name in ("model.safetensors", "optimizer.safetensors", "average.safetensors"):
+        files = [checkpoint.newest(run / "checkpoints") / name for run in (calm, struck)]
+        if files[0].exists() != files[1].exists() or (files[0].exists() and not same_tensors(*files)):
+            found.append(f"{name} is not the same")
+    for kind in ("step", "epoch"):
+        steps = [
+            [(each["step"], each.get("split"), each["loss"]) for each in records(run) if each["kind"] == kind]
+            for run in (calm, struck)
+        ]
+        if steps[0] != steps[1]:
+            found.append(f"the {kind} records are not the same: {len(steps[0])} and {len(steps[1])}")
+    return found
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    tensors, others = load_file(one), load_file(other)
+    return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def leftovers(run: Path) -> list[str]:
+    """Processes of the job, and its memory on this host."""
+    found = [f"{path} is left" for path in Path("/dev/shm").glob(f"{PREFIX}*")]
+    processes = psutil.process_iter(["pid", "cmdline"])
+    return found + [f"process {each.pid} is left" for each in processes if str(run) in (each.info["cmdline"] or ())]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    options = parser.parse_args()
+    chance, breaches = random.Random(options.seed), 0
+    names = options.jobs.split(",")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = disturb(JOBS[name], Path(folder), options.epochs, options.kills // len(names), chance)
+        breaches += len(outcome.breaches)
+        print(
+            f"{name:8s} {outcome.kills:3d} kills ({outcome.at_start} at the start), at most "
+            f"{max(outcome.repeated, default=0)} recorded steps repeated, {outcome.seconds:.0f} s: "
+            f"{'; '.join(outcome.breaches) or 'ok'}",
+            flush=True,
+        )
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
