@@ -1,0 +1,133 @@
+"""Training goes on over a disk that is full, read-only or gone for a while, and loses no record and doubles none."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from disks import SmallDisk
+from jobs import NETS, small_digits
+from torch import nn
+
+from lockstep.errors import CheckpointError
+from lockstep.place import Place
+from lockstep.records import read_records
+from lockstep.seeding import seed_all
+from lockstep.train import checkpoint, checkpoint_format
+from lockstep.train.fit import configure
+from lockstep.train.run import run_with
+from lockstep.world import World
+
+STEPS = 60  # 3 epochs of 20, whose records fill a few pages
+
+
+class Doing(nn.Module):
+    """A network that does things at given steps of training, counted from 1, before the forward pass."""
+
+    def __init__(self, actions: dict[int, Callable[[], None]]):
+        super().__init__()
+        self.net, self._actions, self._step = NETS["plain"](), actions, 0
+
+    def forward(self, images: torch.Tensor) -> Any:
+        if self.training:
+            self._step += 1
+            self._actions.get(self._step, lambda: None)()
+        return self.net(images)
+
+
+def _train(path: Path, actions: dict[int, Callable[[], None]], **settings: Any) -> None:
+    seed_all(0, 0, 0)
+    common = {"epochs": 3, "batch_size": 13, "lr": 0.05, "log_every": 1, "checkpoint_steps": 5, "keep": 2}
+    config = configure(**{**common, "io_every": 0, "run_dir": path, **settings})
+    run_with(config, World(Place(), torch.device("cpu")), small_digits(260, 50), Doing(actions))
+
+
+def _steps(path: Path) -> list[int]:
+    damaged: list[int] = []
+    records = list(read_records(path / "metrics.jsonl", damaged.append))
+    assert not damaged
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def _newest(path: Path) -> int:
+    found, problems = checkpoint.newest_sound(path / "checkpoints")
+    assert found is not None
+    assert not problems
+    return checkpoint_format.load(found).step
+
+
+def _fill(disk: SmallDisk, run: Path, step: int) -> None:
+    """Fill the disk when the checkpoint of a step is written."""
+    deadline = time.monotonic() + 30
+    while checkpoint.newest(run / "checkpoints") != run / "checkpoints" / f"step-{step:08d}":
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(0.1)  # for what it replaces to be removed
+    disk.fill()
+
+
+def test_a_disk_full_for_a_while_costs_only_the_checkpoints_meanwhile(
+    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_disk.path / "run"
+    _train(run, {17: lambda: _fill(small_disk, run, 15), 48: small_disk.empty})
+    assert _newest(run) == STEPS
+    assert _steps(run) == list(range(1, STEPS + 1))
+    assert (run / "model.safetensors").exists()
+    said = capsys.readouterr()
+    for step in range(20, 46, 5):
+        assert f"checkpoint of step {step} not written: needs 4." in said.out
+    assert "is free in " in said.out
+    assert "the newest is step 15; training goes on" in said.out
+    assert said.out.count("metrics.jsonl cannot be written: No space left on device") == 1
+    assert said.out.count("metrics.jsonl is written again, with all lines") == 1
+    assert "Traceback" not in said.err
+    assert "checkpoint of step 20 not written" in (run / "logs" / "worker-0.log").read_text()
+
+
+def test_a_disk_full_at_the_end_is_an_error_after_the_results(
+    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_disk.path / "run"
+    with pytest.raises(CheckpointError, match=r"trained to the end, but checkpoint of step 60 .*metrics.jsonl cannot"):
+        _train(run, {32: lambda: _fill(small_disk, run, 30)})
+    assert "validation images right" in capsys.readouterr().out
+    small_disk.empty()
+    assert _newest(run) == 30
+    _train(run, {}, resume="auto")
+    assert _steps(run) == list(range(1, STEPS + 1))
+    assert _newest(run) == STEPS
+
+
+def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
+    small_disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (small_disk.path / "checkpoints").mkdir()
+    run.mkdir()
+    (run / "checkpoints").symlink_to(small_disk.path / "checkpoints")  # the open records would keep it writable
+
+    def switch(allowed: bool) -> Callable[[], None]:
+        return lambda: small_disk.allow_writing(allowed)
+
+    _train(run, {18: switch(False), 48: switch(True)})
+    assert _newest(run) == STEPS
+    assert "checkpoint of step 20 not written: Read-only file system" in capsys.readouterr().out
+
+
+def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def remove() -> None:
+        while run.exists():  # in the middle of it, the writer may put something there
+            shutil.rmtree(run, ignore_errors=True)
+
+    _train(run, {33: remove}, track=())
+    assert _newest(run) == STEPS
+    assert _steps(run) == list(range(1, STEPS + 1))
+    assert (run / "model.safetensors").exists()
