@@ -6,59 +6,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from disks import SmallDisk
-from jobs import NETS, small_digits
-from torch import nn
+from runs import STEPS, newest_step, recorded_steps, train
 
 from lockstep.errors import CheckpointError
-from lockstep.place import Place
-from lockstep.records import read_records
-from lockstep.seeding import seed_all
-from lockstep.train import checkpoint, checkpoint_format
-from lockstep.train.fit import configure
-from lockstep.train.run import run_with
-from lockstep.world import World
-
-STEPS = 60  # 3 epochs of 20, whose records fill a few pages
-
-
-class Doing(nn.Module):
-    """A network that does things at given steps of training, counted from 1, before the forward pass."""
-
-    def __init__(self, actions: dict[int, Callable[[], None]]):
-        super().__init__()
-        self.net, self._actions, self._step = NETS["plain"](), actions, 0
-
-    def forward(self, images: torch.Tensor) -> Any:
-        if self.training:
-            self._step += 1
-            self._actions.get(self._step, lambda: None)()
-        return self.net(images)
-
-
-def _train(path: Path, actions: dict[int, Callable[[], None]], **settings: Any) -> None:
-    seed_all(0, 0, 0)
-    common = {"epochs": 3, "batch_size": 13, "lr": 0.05, "log_every": 1, "checkpoint_steps": 5, "keep": 2}
-    config = configure(**{**common, "io_every": 0, "run_dir": path, **settings})
-    run_with(config, World(Place(), torch.device("cpu")), small_digits(260, 50), Doing(actions))
-
-
-def _steps(path: Path) -> list[int]:
-    damaged: list[int] = []
-    records = list(read_records(path / "metrics.jsonl", damaged.append))
-    assert not damaged
-    return [record["step"] for record in records if record["kind"] == "step"]
-
-
-def _newest(path: Path) -> int:
-    found, problems = checkpoint.newest_sound(path / "checkpoints")
-    assert found is not None
-    assert not problems
-    return checkpoint_format.load(found).step
+from lockstep.train import checkpoint
 
 
 def _fill(disk: SmallDisk, run: Path, step: int) -> None:
@@ -75,9 +29,9 @@ def test_a_disk_full_for_a_while_costs_only_the_checkpoints_meanwhile(
     small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_disk.path / "run"
-    _train(run, {17: lambda: _fill(small_disk, run, 15), 48: small_disk.empty})
-    assert _newest(run) == STEPS
-    assert _steps(run) == list(range(1, STEPS + 1))
+    train(run, {17: lambda: _fill(small_disk, run, 15), 48: small_disk.empty})
+    assert newest_step(run) == STEPS
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
     assert (run / "model.safetensors").exists()
     said = capsys.readouterr()
     for step in range(20, 46, 5):
@@ -95,13 +49,13 @@ def test_a_disk_full_at_the_end_is_an_error_after_the_results(
 ) -> None:
     run = small_disk.path / "run"
     with pytest.raises(CheckpointError, match=r"trained to the end, but checkpoint of step 60 .*metrics.jsonl cannot"):
-        _train(run, {32: lambda: _fill(small_disk, run, 30)})
+        train(run, {32: lambda: _fill(small_disk, run, 30)})
     assert "validation images right" in capsys.readouterr().out
     small_disk.empty()
-    assert _newest(run) == 30
-    _train(run, {}, resume="auto")
-    assert _steps(run) == list(range(1, STEPS + 1))
-    assert _newest(run) == STEPS
+    assert newest_step(run) == 30
+    train(run, {}, resume="auto")
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
+    assert newest_step(run) == STEPS
 
 
 def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
@@ -115,8 +69,8 @@ def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
     def switch(allowed: bool) -> Callable[[], None]:
         return lambda: small_disk.allow_writing(allowed)
 
-    _train(run, {18: switch(False), 48: switch(True)})
-    assert _newest(run) == STEPS
+    train(run, {18: switch(False), 48: switch(True)})
+    assert newest_step(run) == STEPS
     assert "checkpoint of step 20 not written: Read-only file system" in capsys.readouterr().out
 
 
@@ -127,7 +81,7 @@ def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> No
         while run.exists():  # in the middle of it, the writer may put something there
             shutil.rmtree(run, ignore_errors=True)
 
-    _train(run, {33: remove}, track=())
-    assert _newest(run) == STEPS
-    assert _steps(run) == list(range(1, STEPS + 1))
+    train(run, {33: remove}, track=())
+    assert newest_step(run) == STEPS
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
     assert (run / "model.safetensors").exists()
