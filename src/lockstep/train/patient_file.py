@@ -30,11 +30,14 @@ class PatientFile:
         self._kept = bytearray()
         self._dropped = 0
         self._problem = ""
-        self._lock = threading.RLock()  # `tell` may lead back here, where a log is such a file too
+        self._lock = threading.RLock()  # `tell` may lead back here
+        self._process = os.getpid()
         self._descriptor = self._open()
 
     def write(self, line: str) -> None:
         """Append one line, given without its end; never fails."""
+        if self._process != os.getpid():
+            self._begin_in_child()
         with self._lock:
             if len(self._kept) < MOST_BYTES:
                 self._kept += f"{line}\n".encode()
@@ -65,6 +68,11 @@ class PatientFile:
         with self._lock:
             self.flush()
             os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _begin_in_child(self) -> None:
+        """In a forked process, leave what is kept to the parent."""
+        self._process, self._lock, self._kept = os.getpid(), threading.RLock(), bytearray()
 
     def _open(self) -> int:
         return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class LogFile(logging.FileHandler):
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8", delay=True)
         self._is_closed = False
-        self._file = PatientFile(path, tell=lambda line: print(f"lockstep: {line}", file=sys.stderr))
+        self._file = PatientFile(path, _tell_terminal)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._file.write(self.format(record))
@@ -91,6 +92,11 @@ class LogFile(logging.FileHandler):
             self._is_closed = True
             self._file.close()
         super().close()
+
+
+def _tell_terminal(line: str) -> None:
+    with suppress(OSError):  # standard error may be a file on the same disk
+        print(f"lockstep: {line}", file=sys.stderr)
 
 
 def start_log(path: Path, rank: int) -> logging.Handler:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lockstep.train.run_folder import logger
 from lockstep.train.trackers.base import Record, Tracker, scalars
 
-ROOM_BYTES = 1 << 20  # free on the disk before a new file is begun
+ROOM_BYTES = 1 << 20  # free on the disk, or nothing is written
 
 
 class TensorBoardTracker(Tracker):
@@ -32,24 +34,28 @@ class TensorBoardTracker(Tracker):
         if not figures:
             return
         try:
-            writer = self._writer = self._writer or self._begin_again()
-            if writer is not None:
-                for tag, value in figures.items():
-                    writer.add_scalar(tag, value, record["step"])
+            self._check_room()
+            self._writer = self._writer or SummaryWriter(str(self._folder))
+            for tag, value in figures.items():
+                self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
             if not self._told:
-                self._tell(
-                    f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl has all figures"
-                )
+                self._tell(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl has all")
             self._told = True
             self._give_up()
 
     def close(self) -> None:
         self._give_up()
 
-    def _begin_again(self) -> SummaryWriter | None:
-        there = next(path for path in (self._folder, *self._folder.absolute().parents) if path.is_dir())
-        return SummaryWriter(str(self._folder)) if shutil.disk_usage(there).free > ROOM_BYTES else None
+    def _check_room(self) -> None:
+        """Foresee a full disk: TensorBoard's thread would end on it with a traceback on standard error.
+
+        Raises:
+            OSError: There is no room, or no folder.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(self._folder).free < ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _give_up(self) -> None:
         writer, self._writer = self._writer, None

@@ -1,0 +1,105 @@
+"""How long does training stand still for a checkpoint that is written in the background?
+
+    python benchmarks/checkpoint_stall.py [FOLDER]
+
+resnet18 for CIFAR with momentum (11.2 million weights, 89 MB a checkpoint) takes epochs of 8 steps on noise, on one
+core: as they are, once more (which shows the noise), and each with a checkpoint begun before its first step and awaited
+after its last. What such an epoch takes longer is the whole price of a checkpoint: the copy in memory, for which
+training stands still (measured by itself, too), and what the thread that checks and writes it takes from the core
+meanwhile. The bar: at one checkpoint a minute, both are under 1 % of the time. FOLDER: where the runs lie (default: the
+system's folder for temporary files), so that its disk is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+import time
+from copy import deepcopy
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+from harness import Unit, Work, append_record, compare, keep_memory, pin
+from torch import nn
+
+from lockstep.config import TrainConfig
+from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.place import Place
+from lockstep.train.fit import configure
+from lockstep.train.loop import train_epoch
+from lockstep.train.saving import save
+from lockstep.train.setup import build_job, build_model
+from lockstep.world import World
+
+STEPS, BATCH, ROUNDS = 8, 16, 15
+MOST_SECONDS_A_MINUTE = 0.6
+
+
+def noise() -> ImageData:
+    pixels = torch.randint(0, 256, (STEPS * BATCH, 3, 32, 32), dtype=torch.uint8)
+    split = MemorySplit(pixels, torch.randint(0, 10, (STEPS * BATCH,)))
+    return ImageData("noise", tuple("0123456789"), split, split, InputSpec(3, 32, 32, (0.5,) * 3, (0.29,) * 3))
+
+
+class Epochs:
+    """Epochs of one job, which note what each and its checkpoint took."""
+
+    def __init__(self, config: TrainConfig, data: ImageData, model: nn.Module, run_dir: Path, saves: bool):
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))
+        self._job = build_job(config, World(Place(), torch.device("cpu")), data, deepcopy(model))
+        self._saves = saves
+        self.seconds: list[float] = []
+        self.seconds_in_save: list[float] = []
+
+    def turn(self) -> int:
+        begin = time.perf_counter()
+        if self._saves:
+            save(self._job)
+            self.seconds_in_save.append(time.perf_counter() - begin)
+        train_epoch(self._job)
+        self._job.checkpoints.wait()
+        self.seconds.append(time.perf_counter() - begin)
+        return STEPS
+
+
+def main(folder: Path | None) -> None:
+    pin()
+    keep_memory()
+    common = {"batch_size": BATCH, "epochs": 1000, "lr": 0.01, "schedule": "constant", "device": "cpu"}
+    config = configure(**common, keep=1, log_every=1000, track=())
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch="resnet18"))
+    data = noise()
+    model = build_model(config, data)
+    with tempfile.TemporaryDirectory(dir=folder) as runs:
+        kinds = {"no checkpoint": False, "none, again": False, "a checkpoint": True}
+        epochs = {
+            kind: Epochs(config, data, model, Path(runs, str(number)), saves)
+            for number, (kind, saves) in enumerate(kinds.items())
+        }
+        contestants: dict[str, Work] = {kind: taken.turn for kind, taken in epochs.items()}
+        compare("checkpoint_stall: epochs", contestants, {}, Unit("s an epoch of 8 steps", STEPS), ROUNDS)
+    report(epochs["no checkpoint"], epochs["none, again"], epochs["a checkpoint"])
+
+
+def report(plain: Epochs, again: Epochs, saving: Epochs) -> None:
+    """What one checkpoint costs, as seconds and as a share of the minute until the next."""
+    figures = {
+        "noise": [b - a for a, b in zip(plain.seconds, again.seconds, strict=True)][1:],
+        "in save()": saving.seconds_in_save[1:],
+        "in all": [b - (a + c) / 2 for a, b, c in zip(plain.seconds, saving.seconds, again.seconds, strict=True)][1:],
+    }
+    spreads = {name: quantiles(seconds) for name, seconds in figures.items()}
+    print("\ncheckpoint_stall: seconds a checkpoint, median (quartiles); share of training at one a minute")
+    for name, (low, median, high) in spreads.items():
+        print(f"  {name:12}{median:8.3f} ({low:.3f} to {high:.3f}){100 * median / 60:8.2f} %")
+    met = spreads["in all"][1] <= MOST_SECONDS_A_MINUTE
+    bar = f"at most {MOST_SECONDS_A_MINUTE:g} s in all: {'met' if met else 'MISSED'}"
+    print(f"  {bar}")
+    record = {"unit": "seconds a checkpoint", "seconds": figures, "quartiles": spreads, "bar": bar}
+    append_record({"name": "checkpoint_stall: a checkpoint", **record})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else None)

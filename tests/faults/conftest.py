@@ -1,0 +1,32 @@
+"""A small disk for a test, and what lets the tests of this folder import `jobs`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "parallel")]
+
+from disks import SmallDisk  # noqa: E402
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """24 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if (
+        sys.platform != "linux"
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

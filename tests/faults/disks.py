@@ -1,0 +1,29 @@
+"""A small file system in memory, on which a test can do as it likes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+class SmallDisk:
+    """A file system in memory, to be filled, emptied and made read-only."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._ballast = path / "ballast"
+
+    def fill(self) -> None:
+        with self._ballast.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+
+    def empty(self) -> None:
+        self._ballast.unlink()
+
+    def allow_writing(self, allowed: bool) -> None:
+        """Refused by the system while files are open for writing."""
+        subprocess.run(["mount", "-o", f"remount,{'rw' if allowed else 'ro'}", str(self.path)], check=True)

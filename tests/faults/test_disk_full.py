@@ -1,0 +1,87 @@
+"""Training goes on over a disk that is full, read-only or gone for a while, and loses no record and doubles none."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disks import SmallDisk
+from runs import STEPS, newest_step, recorded_steps, train
+
+from lockstep.errors import CheckpointError
+from lockstep.train import checkpoint
+
+
+def _fill(disk: SmallDisk, run: Path, step: int) -> None:
+    """Fill the disk when the checkpoint of a step is written."""
+    deadline = time.monotonic() + 30
+    while checkpoint.newest(run / "checkpoints") != run / "checkpoints" / f"step-{step:08d}":
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(0.1)  # for what it replaces to be removed
+    disk.fill()
+
+
+def test_a_disk_full_for_a_while_costs_only_the_checkpoints_meanwhile(
+    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_disk.path / "run"
+    train(run, {17: lambda: _fill(small_disk, run, 15), 48: small_disk.empty})
+    assert newest_step(run) == STEPS
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
+    assert (run / "model.safetensors").exists()
+    said = capsys.readouterr()
+    for step in range(20, 46, 5):
+        assert f"checkpoint of step {step} not written: needs 4." in said.out
+    assert "is free in " in said.out
+    assert "the newest is step 15; training goes on" in said.out
+    assert said.out.count("metrics.jsonl cannot be written: No space left on device") == 1
+    assert said.out.count("metrics.jsonl is written again, with all lines") == 1
+    assert "Traceback" not in said.err
+    assert "checkpoint of step 20 not written" in (run / "logs" / "worker-0.log").read_text()
+
+
+def test_a_disk_full_at_the_end_is_an_error_after_the_results(
+    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_disk.path / "run"
+    with pytest.raises(CheckpointError, match=r"trained to the end, but checkpoint of step 60 .*metrics.jsonl cannot"):
+        train(run, {32: lambda: _fill(small_disk, run, 30)})
+    assert "validation images right" in capsys.readouterr().out
+    small_disk.empty()
+    assert newest_step(run) == 30
+    train(run, {}, resume="auto")
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
+    assert newest_step(run) == STEPS
+
+
+def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
+    small_disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (small_disk.path / "checkpoints").mkdir()
+    run.mkdir()
+    (run / "checkpoints").symlink_to(small_disk.path / "checkpoints")  # the open records would keep it writable
+
+    def switch(allowed: bool) -> Callable[[], None]:
+        return lambda: small_disk.allow_writing(allowed)
+
+    train(run, {18: switch(False), 48: switch(True)})
+    assert newest_step(run) == STEPS
+    assert "checkpoint of step 20 not written: Read-only file system" in capsys.readouterr().out
+
+
+def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def remove() -> None:
+        while run.exists():  # in the middle of it, the writer may put something there
+            shutil.rmtree(run, ignore_errors=True)
+
+    train(run, {33: remove}, track=())
+    assert newest_step(run) == STEPS
+    assert recorded_steps(run) == list(range(1, STEPS + 1))
+    assert (run / "model.safetensors").exists()
