@@ -86,6 +86,7 @@ FULL = TrainConfig(
         run_dir=Path("runs/x"),
         start_epoch=2,
         desired_acc=0.75,
+        time_limit="2-12:30",
         resume="auto",
         evaluate=True,
         checkpoint_epochs=2,

@@ -111,7 +111,9 @@ def _stopped(place: Place, stop: str) -> int:
     from lockstep.train.stopping import ignore_signals
 
     ignore_signals()
-    if place.launcher == "none":
+    if (error_file := _error_file()) and place.size > 1:
+        _write_error_file(error_file, stop, False, StoppedError.exit_code)
+    elif place.launcher == "none":
         print(f"lockstep: {stop}", file=sys.stderr)
     disconnect()
     return StoppedError.exit_code
@@ -130,12 +132,17 @@ def _fail(place: Place, error: Exception) -> int:
     if logs:
         logger.error(trace)
     text = "\n".join([text, *(f"its log: {log}" for log in logs)])
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file and place.size > 1:
-        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer, code)
+    if (error_file := _error_file()) and place.size > 1:
+        _write_error_file(error_file, f"worker {place.rank}: {text}", lost_peer, code)
     else:
         print(f"lockstep: {text}", file=sys.stderr)
     return code
+
+
+def _error_file() -> Path | None:
+    """Where torchrun's agent, and ours, look for a worker's last words."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(path) if path else None
 
 
 def _write_error_file(path: Path, text: str, lost_peer: bool, code: int) -> None:

@@ -262,7 +262,8 @@ class Job:
             if culprit:
                 request = self._stop or self._notice
                 by = f" by {request.name}" if request else ""
-                say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there")
+                how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there"
+                say(f"lockstep: {how if request else culprit.text or how}")
             return culprit.exit_code if culprit else 0
         self._screen.release(but=culprit.rank)
         say(culprit.tell(self._size))

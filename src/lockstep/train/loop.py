@@ -7,7 +7,6 @@ so the loop asks neither for ranks nor for strategies.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,7 +57,8 @@ def train(job: Job) -> Result:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
         CheckpointError: A checkpoint could not be written.
-        StoppedError: A signal to any worker asked for a stop; raised on all workers, with a checkpoint of the step.
+        StoppedError: A signal to any worker asked for a stop, or the time limit came near; raised on all workers, with
+            a checkpoint of the step.
     """
     progress = job.progress
     figures: dict[str, Any] = {}
@@ -208,10 +208,10 @@ def _evaluate(job: Job) -> Totals:
 
 def _stopped(job: Job) -> StoppedError:
     """The end of a session that was asked to stop and has written its checkpoint."""
-    name = signal.Signals(job.stopping.agreed).name
-    report_stop(job, name)
+    reason = job.stopping.reason
+    report_stop(job, reason)
     return StoppedError(
-        f"stopped by {name} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
+        f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
         f"{job.folder.path}; the same command with --resume auto goes on from there"
     )
 
@@ -228,8 +228,9 @@ def _save(job: Job, is_best: bool = False) -> None:
             f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
             f"{advice(job)}"
         )
-    job.strategy.gather_state(job.optimizer)
-    job.checkpoints.save(partial(_take_snapshot, job), is_best)
+    with job.stopping.writing():
+        job.strategy.gather_state(job.optimizer)
+        job.checkpoints.save(partial(_take_snapshot, job), is_best)
 
 
 def _take_snapshot(job: Job) -> Snapshot:

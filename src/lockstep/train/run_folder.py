@@ -53,7 +53,8 @@ class RunFolder:
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
             repeatable = replace(
-                config, run=replace(config.run, run_dir=None, resume=None, evaluate=False, start_epoch=None)
+                config,
+                run=replace(config.run, run_dir=None, resume=None, evaluate=False, start_epoch=None, time_limit=None),
             )
             text = yaml.safe_dump(to_mapping(repeatable), sort_keys=False)
             (self.path / "config.yaml").write_text(text, encoding="utf-8")
