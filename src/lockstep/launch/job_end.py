@@ -2,7 +2,7 @@
 
 | system | what is read |
 |---|---|
-| Slurm | SLURM_JOB_END_TIME, seconds since 1970; where the job has none (before Slurm 23.02), `squeue` is asked once |
+| Slurm | SLURM_JOB_END_TIME, seconds since 1970; where the job has none, as in 22.05, `squeue` is asked once |
 | Torque | PBS_WALLTIME, the seconds that the job was given; they count from the start of the job's first process |
 
 PBS Professional, LSF, Cobalt and Grid Engine tell their jobs of no limit. The facts are those of sbatch(1), squeue(1)
