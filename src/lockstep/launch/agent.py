@@ -35,7 +35,7 @@ from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import horovod_variables
 from lockstep.launch.wire import pack
 
-END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 7 s of silence that tell of a lost link, well below 15
+END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 9 s of silence that tell of a lost link, below 15
 VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
 WATCH_SECONDS = 1.0
 FINISHED_POLL_SECONDS = 0.05
