@@ -147,7 +147,6 @@ def _error_file() -> Path | None:
 
 def _write_error_file(path: Path, text: str, lost_peer: bool, code: int) -> None:
     """Leave word in torchrun's form, with what our launcher needs to find the first of several failures."""
-    now = time.time_ns()
-    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
-    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer, "exit_code": code}
+    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}
     path.write_text(json.dumps({"message": message, "lockstep": ours}))

@@ -203,7 +203,7 @@ class Agent(LocalElasticAgent):
         codes = {rank: handler.proc.poll() for rank, handler in handlers.items()}
         for local_rank, code in codes.items():
             if code:
-                self.failed.setdefault(worker_group.workers[local_rank].global_rank, time.time())
+                self.failed.setdefault(worker_group.workers[local_rank].global_rank, time.monotonic())
         return None in codes.values()
 
     def _exit_barrier(self) -> None:
@@ -316,7 +316,12 @@ def _silence() -> None:
 def _failures(result: RunResult, seen: dict[int, float]) -> list[dict[str, Any]]:
     """What is told of each failure; ages, because clocks of hosts differ."""
     return [
-        {"rank": rank, "code": failure.exitcode, "age": time.time() - seen.get(rank, time.time()), **_error_of(failure)}
+        {
+            "rank": rank,
+            "code": failure.exitcode,
+            "age": time.monotonic() - seen.get(rank, time.monotonic()),
+            **_error_of(failure),
+        }
         for rank, failure in result.failures.items()
     ]
 
@@ -329,7 +334,7 @@ def _error_of(failure: ProcessFailure) -> dict[str, Any]:
         return {}
     if not isinstance(error, dict):
         return {}
-    age = time.time() - error["time_ns"] / 1e9
+    age = time.monotonic() - error["monotonic_seconds"]
     return {"text": error["text"], "lost_peer": error["lost_peer"], "code": error["exit_code"], "age": age}
 
 

@@ -293,9 +293,11 @@ class Job:
         host = "" if self._plan.is_local else remote.node.host
         if elsewhere := ended.get("elsewhere"):
             host, told = elsewhere["host"], elsewhere["failures"]
-            return [self._failure(host, each) for each in told] or [Failure(-1, host, 1, f"lost {host}", time.time())]
+            return [self._failure(host, each) for each in told] or [
+                Failure(-1, host, 1, f"lost {host}", time.monotonic())
+            ]
         if why := ended.get("lost"):
-            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.time())]
+            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.monotonic())]
         if pids := ended.get("left"):
             why = "they wait for a device or a file system"
             say(f"lockstep: {remote.node.host}: processes {pids} cannot be ended; {why}")
@@ -303,17 +305,17 @@ class Job:
         if ended and not failures and "complaint" in ended and ended["agent_code"] != 0:
             code = ended["agent_code"]
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {ended['complaint']}"
-            failures.append(Failure(-1, host, code, f"the agent on {remote.node.host} {how}", time.time()))
+            failures.append(Failure(-1, host, code, f"the agent on {remote.node.host} {how}", time.monotonic()))
         if error := ended.get("error"):
             text = f"the agent on {remote.node.host} failed: {error}"
             lost = any(words in error for words in (*LOST_PEER, "store", "timed out", "timeout"))
-            failures.append(Failure(-1, host, 1, text, time.time(), lost_peer=lost))
+            failures.append(Failure(-1, host, 1, text, time.monotonic(), lost_peer=lost))
         return failures
 
     def _failure(self, host: str, told: dict[str, Any]) -> Failure:
         rank = told["rank"]
         text = told.get("text") or self._screen.last_words(rank)
-        seen = self._screen.seen(rank) or time.time() - told["age"]
+        seen = self._screen.seen(rank) or time.monotonic() - told["age"]
         return Failure(rank, host, told["code"], text, seen, told.get("lost_peer", False), self._screen.log_of(rank))
 
 
