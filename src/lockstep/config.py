@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from lockstep.errors import ConfigError
+from lockstep.time_limit import parse_time_limit
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,9 @@ class RunConfig:
     """Only evaluate the checkpoint named by --resume, or the weights named by --pretrained."""
     desired_acc: float | None = None
     """Stop after the evaluation whose top-1 (a share, such as 0.75) reaches this, and say how long it took."""
+    time_limit: Annotated[str | None, arg(metavar="TIME")] = None
+    """Stop with a checkpoint before this is over ([DAYS-]HOURS:MINUTES:SECONDS, or MINUTES); none: without limit.
+    Default: the batch job's, where Slurm or Torque tell it."""
     checkpoint_epochs: int = 1
     """Write a checkpoint every so many epochs; 0 only at the end."""
     checkpoint_steps: int = 0
@@ -312,6 +316,11 @@ class RunConfig:
                 raise ConfigError(f"{flag} must be 0 or more; got {value}")
         if not 0 <= self.io_every < math.inf:
             raise ConfigError(f"--io-every is a number of seconds, 0 or more; got {self.io_every}")
+        if self.time_limit is not None:
+            try:
+                parse_time_limit(self.time_limit)
+            except ValueError as error:
+                raise ConfigError(f"--time-limit {error}, nor the word none") from None
         if self.start_epoch is not None and self.start_epoch < 0:
             raise ConfigError(f"--start-epoch counts from 0; got {self.start_epoch}")
         if self.desired_acc is not None and not 0 < self.desired_acc <= 1:

@@ -62,7 +62,7 @@ class NonFiniteLossError(LockstepError):
 
 
 class StoppedError(LockstepError):
-    """Training was asked to stop by a signal, and did after a checkpoint; `--resume auto` goes on. Exit code 75.
+    """Training was stopped by a signal or its time limit, after a checkpoint; `--resume auto` goes on. Exit code 75.
 
     EX_TEMPFAIL of sysexits.h: the same command may succeed later.
     """

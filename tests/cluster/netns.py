@@ -46,7 +46,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 100
-SetEnv TMPDIR={folder}/tmp
+SetEnv TMPDIR={folder}/tmp{imports}
 """
 
 _SSH_CONFIG = """\
@@ -257,7 +257,9 @@ class Bed:
     def _start_sshd(self, name: str) -> None:
         folder = self.folder / name
         config = folder / "sshd_config"
-        config.write_text(_SSHD_CONFIG.format(address=self.addresses[name], folder=folder))
+        path = os.environ.get("PYTHONPATH")
+        imports = f" PYTHONPATH={path}" if path else ""  # a host imports what the tests import
+        config.write_text(_SSHD_CONFIG.format(address=self.addresses[name], folder=folder, imports=imports))
         Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation directory
         command = self.at(name, [_sshd(), "-D", "-f", str(config), "-E", str(folder / "sshd.log")])
         # What it starts sees a login's environment, not the tests'.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "parallel")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / name) for name in ("faults", "parallel", "cluster")]
 
 from disks import SmallDisk  # noqa: E402
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ STEPS = 10
 
 
 class Sender(nn.Module):
-    """A network that sends its own process signals at given forward passes, counted apart for training and not."""
+    """A network that sends its own process signals at given forward passes, counted apart for training and not.
 
-    def __init__(self, net: nn.Module, training: bool, moments: dict[int, tuple[int, ...]]):
+    It is `slow` by so many seconds a pass.
+    """
+
+    def __init__(self, net: nn.Module, training: bool, moments: dict[int, tuple[int, ...]], slow: float):
         super().__init__()
-        self.net, self._training, self._moments, self._passes = net, training, moments, 0
+        self.net, self._training, self._moments, self._passes, self._slow = net, training, moments, 0, slow
 
     def forward(self, images: Any) -> Any:
+        time.sleep(self._slow)
         if self.training == self._training:
             self._passes += 1
             for number in self._moments.get(self._passes, ()):
@@ -45,15 +50,18 @@ def _train(
     target: int = -1,
     moments: dict[int, tuple[int, ...]] | None = None,
     training: bool = True,
+    slow: float = 0.0,
+    variables: dict[str, str] | None = None,
     **settings: Any,
 ) -> tuple[str, int]:
     """Train; returns the message of the stop, and its exit code."""
     seed_all(0, 0, 0)
     sends = moments if moments and world.rank == target else {}
+    os.environ.update(variables or {})
     config = configure(**{**SETTINGS, "run_dir": path, **settings})
     before = signal.getsignal(signal.SIGTERM)
     try:
-        run_with(config, world, small_digits(TRAIN, VAL), Sender(NETS["lively"](), training, sends))
+        run_with(config, world, small_digits(TRAIN, VAL), Sender(NETS["lively"](), training, sends, slow))
     except StoppedError as stop:
         return str(stop), stop.exit_code
     finally:
@@ -150,6 +158,24 @@ def test_a_signal_in_the_last_step_or_after_it_lets_the_run_end(
         stop = {"target": 0, "training": training, "moments": {moment: (signal.SIGTERM,)}}
         assert _run(size, path, **stop) == ("", 0)
         assert final_weights(path) == final_weights(whole[size])
+
+
+def test_a_time_limit_stops_all_workers_in_time_and_the_resumed_run_is_bit_identical(
+    tmp_path: Path, whole: dict[int, Path]
+) -> None:
+    end = time.time() + 5
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_END_TIME": str(int(end))}
+    message, code = _run(2, tmp_path, slow=0.6, variables=job)  # all of it would take 6 s
+    assert code == 75
+    assert time.time() < end
+    last = list(read_records(tmp_path / "metrics.jsonl"))[-1]
+    assert (last["kind"], last["reason"]) == ("stop", "the time limit")
+    assert message.startswith(f"stopped by the time limit after step {last['step']} of {STEPS}, with a checkpoint in ")
+    assert _checkpoints(tmp_path)[-1] == f"step-{last['step']:08d}"
+    assert all("left (SLURM_JOB_END_TIME)" in log.read_text() for log in (tmp_path / "logs").iterdir())
+    assert _run(2, tmp_path, resume="auto", time_limit="1-0") == ("", 0)
+    assert final_weights(tmp_path) == final_weights(whole[2])
+    assert _epochs(tmp_path) == _epochs(whole[2])
 
 
 def test_further_signals_change_nothing(tmp_path: Path) -> None:

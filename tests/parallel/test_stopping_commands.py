@@ -103,6 +103,18 @@ def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signa
     assert final_weights(tmp_path / "run") == final_weights(whole)
 
 
+def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(
+        "import sys\n"
+        "from lockstep.cli.workers import _error_file, _write_error_file\n"
+        "_write_error_file(_error_file(), 'stopped by the time limit after step 7 of 9', False, 75)\n"
+        "sys.exit(75)\n"
+    )
+    with _started("run", "-np", "2", "--", sys.executable, "worker.py", cwd=tmp_path) as (job, output):
+        assert job.wait(timeout=60) == 75, output.read_text()
+    assert output.read_text().splitlines()[1:] == ["lockstep: stopped by the time limit after step 7 of 9"]
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import time\n"

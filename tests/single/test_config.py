@@ -86,10 +86,13 @@ FULL = TrainConfig(
         run_dir=Path("runs/x"),
         start_epoch=2,
         desired_acc=0.75,
+        time_limit="2-12:30",
         resume="auto",
         evaluate=True,
         checkpoint_epochs=2,
         checkpoint_steps=50,
+        snapshot_steps=10,
+        snapshot_dir=Path("memory"),
         keep=5,
         log_every=7,
         io_every=2.5,
@@ -117,7 +120,7 @@ def _pairs(config: Any, default: Any, path: str = "") -> list[tuple[str, Any, An
 
 def test_every_field_survives_being_written_and_read() -> None:
     unchanged = [name for name, ours, default in _pairs(FULL, TrainConfig()) if ours == default]
-    assert unchanged == ["data.data", "parallel.powersgd_rank", "batch_size"]
+    assert unchanged == ["data.data", "parallel.powersgd_rank", "batch_size", "batch_workers"]
     others = TrainConfig(
         data=DataConfig(data="mypackage.data:load", loader_workers="auto"),
         parallel=ParallelConfig(compress="powersgd", powersgd_rank=2),

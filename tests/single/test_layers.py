@@ -17,6 +17,8 @@ LAYERS = {
     "records": 0,
     "io_records": 0,
     "references": 0,
+    "time_limit": 0,
+    "run_names": 0,
     "recipes": 0,
     "scaling_model": 0,
     "world": 1,
@@ -50,6 +52,8 @@ WITHOUT_TORCH = (
     "scaling_model",
     "errors",
     "references",
+    "time_limit",
+    "run_names",
     "world",
     *TOGETHER,
 )

@@ -70,7 +70,7 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
         return run_job(plan, output)
-    return run_elastic_job(elastic_job(plan, options.where, options.restarts, count_gpus, can_regroup=False), output)
+    return run_elastic_job(elastic_job(plan, options.where, options.restarts, count_gpus), output)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from lockstep.config import TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.place import Place
 from lockstep.run_names import new_run_path
+from lockstep.time_limit import parse_time_limit
 from lockstep.world import World
 
 
@@ -38,8 +40,18 @@ def main(words: Sequence[str]) -> int:
     backend = config.parallel.dist_backend
     elastic = None
     if command.restarts.is_elastic and not config.run.evaluate:
-        elastic = Elastic(command.restarts, partial(_words_of_restarts, config), can_regroup=True)
+        words_of_now = partial(_time_left, config.run.time_limit, time.monotonic())
+        elastic = Elastic(command.restarts, partial(_words_of_restarts, config), words_of_now, can_regroup=True)
     return run_workers("train", words, command.workers, config.device, work, check, command.where, backend, elastic)
+
+
+def _time_left(time_limit: str | None, since: float) -> list[str]:
+    """What is left of --time-limit for workers that are started later."""
+    limit = parse_time_limit(time_limit) if time_limit else None
+    if limit is None:
+        return []
+    minutes, seconds = divmod(max(1, round(limit - (time.monotonic() - since))), 60)
+    return ["--time-limit", f"{minutes}:{seconds:02}"]
 
 
 def _words_of_restarts(config: TrainConfig, workers: int, snapshots: Path) -> list[str]:

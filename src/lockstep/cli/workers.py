@@ -33,11 +33,13 @@ class Elastic:
 
     Args:
         words: What they are told besides, by the number of workers and the hosts' folder for snapshots.
+        words_of_now: What they are told besides in any further start.
         can_regroup: They stop after a step with a checkpoint when they get SIGUSR1.
     """
 
     options: RestartOptions
     words: Callable[[int, Path], list[str]]
+    words_of_now: Callable[[], list[str]]
     can_regroup: bool
 
 
@@ -116,7 +118,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)
-    job = elastic_job(plan, where, elastic.options, gpus, elastic.can_regroup)
+    job = elastic_job(plan, where, elastic.options, gpus, elastic.can_regroup, elastic.words_of_now)
     return run_elastic_job(job, output, direct_stdout)
 
 
@@ -151,7 +153,9 @@ def _stopped(place: Place, stop: str) -> int:
     from lockstep.train.stopping import ignore_signals
 
     ignore_signals()
-    if place.launcher == "none":
+    if error_file := _error_file():
+        _write_error_file(error_file, stop, False, StoppedError.exit_code, final=True)
+    elif place.launcher == "none":
         print(f"lockstep: {stop}", file=sys.stderr)
     disconnect()
     return StoppedError.exit_code
@@ -170,13 +174,18 @@ def _fail(place: Place, error: Exception) -> int:
     if logs:
         logger.error(trace)
     text = "\n".join([text, *(f"its log: {log}" for log in logs)])
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file:
+    if error_file := _error_file():
         final = isinstance(error, LockstepError) and not isinstance(error, WorldError)
-        _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer, code, final)
+        _write_error_file(error_file, f"worker {place.rank}: {text}", lost_peer, code, final)
     else:
         print(f"lockstep: {text}", file=sys.stderr)
     return code
+
+
+def _error_file() -> Path | None:
+    """Where torchrun's agent, and ours, look for a worker's last words."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(path) if path else None
 
 
 def _write_error_file(path: Path, text: str, lost_peer: bool, code: int, final: bool) -> None:
@@ -185,7 +194,7 @@ def _write_error_file(path: Path, text: str, lost_peer: bool, code: int, final: 
     Args:
         final: The same would come again if the workers were started anew.
     """
-    now = time.time_ns()
-    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
-    ours = {"text": text, "time_ns": now, "lost_peer": lost_peer, "exit_code": code, "final": final}
+    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}
+    ours |= {"final": final}
     path.write_text(json.dumps({"message": message, "lockstep": ours}))

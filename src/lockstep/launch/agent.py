@@ -37,7 +37,7 @@ from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.wire import pack
 from lockstep.place import RESTART_COUNT
 
-END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 7 s of silence that tell of a lost link, well below 15
+END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 9 s of silence that tell of a lost link, below 15
 VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
 WATCH_SECONDS = 1.0
 FINISHED_POLL_SECONDS = 0.05
@@ -212,7 +212,7 @@ class Agent(LocalElasticAgent):
         codes = {rank: handler.proc.poll() for rank, handler in handlers.items()}
         for local_rank, code in codes.items():
             if code:
-                self.failed.setdefault(worker_group.workers[local_rank].global_rank, time.time())
+                self.failed.setdefault(worker_group.workers[local_rank].global_rank, time.monotonic())
         return None in codes.values()
 
     def _exit_barrier(self) -> None:
@@ -327,7 +327,12 @@ def _silence() -> None:
 def _failures(result: RunResult, seen: dict[int, float]) -> list[dict[str, Any]]:
     """What is told of each failure; ages, because clocks of hosts differ."""
     return [
-        {"rank": rank, "code": failure.exitcode, "age": time.time() - seen.get(rank, time.time()), **_error_of(failure)}
+        {
+            "rank": rank,
+            "code": failure.exitcode,
+            "age": time.monotonic() - seen.get(rank, time.monotonic()),
+            **_error_of(failure),
+        }
         for rank, failure in result.failures.items()
     ]
 
@@ -340,7 +345,7 @@ def _error_of(failure: ProcessFailure) -> dict[str, Any]:
         return {}
     if not isinstance(error, dict):
         return {}
-    age = time.time() - error["time_ns"] / 1e9
+    age = time.monotonic() - error["monotonic_seconds"]
     words = {name: error[name] for name in ("text", "lost_peer", "final")}
     return {**words, "code": error["exit_code"], "age": age}
 

@@ -72,6 +72,7 @@ class Outcome:
         trouble: Why it could not start.
         request: The signal that ended it, or that it has stopped for after a checkpoint.
         away: The hosts that were lost, or could not take part.
+        said: The last words of a worker that has stopped of its own accord.
     """
 
     code: int
@@ -79,6 +80,7 @@ class Outcome:
     trouble: StartError | None = None
     request: signal.Signals | None = None
     away: tuple[str, ...] = ()
+    said: str = ""
 
     @property
     def may_go_on(self) -> bool:
@@ -151,7 +153,8 @@ class Job:
             say(outcome.culprit.tell(self._size))
         elif outcome.code == STOPPED:
             by = f" by {outcome.request.name}" if outcome.request else ""
-            say(f"lockstep: stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there")
+            how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there"
+            say(f"lockstep: {how if outcome.request else outcome.said or how}")
         elif outcome.request and outcome.code:
             say(f"lockstep: stopped by {outcome.request.name}; all workers have ended")
 
@@ -325,7 +328,7 @@ class Job:
         if self._stop and (given_up or obeyed):
             return Outcome(128 + self._stop, request=self._stop)
         if culprit is None or culprit.exit_code == STOPPED:
-            return Outcome(culprit.exit_code if culprit else 0, request=self.request)
+            return Outcome(STOPPED, request=self.request, said=culprit.text) if culprit else Outcome(0)
         away = tuple(remote.node.host for remote, end in pairs if end.get("lost"))
         return Outcome(culprit.exit_code, culprit, request=self.request, away=away)
 
@@ -357,9 +360,11 @@ class Job:
         host = "" if self._plan.is_local else remote.node.host
         if elsewhere := ended.get("elsewhere"):
             host, told = elsewhere["host"], elsewhere["failures"]
-            return [self._failure(host, each) for each in told] or [Failure(-1, host, 1, f"lost {host}", time.time())]
+            return [self._failure(host, each) for each in told] or [
+                Failure(-1, host, 1, f"lost {host}", time.monotonic())
+            ]
         if why := ended.get("lost"):
-            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.time())]
+            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.monotonic())]
         if pids := ended.get("left"):
             why = "they wait for a device or a file system"
             say(f"lockstep: {remote.node.host}: processes {pids} cannot be ended; {why}")
@@ -367,17 +372,17 @@ class Job:
         if ended and not failures and "complaint" in ended and ended["agent_code"] != 0:
             code = ended["agent_code"]
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {ended['complaint']}"
-            failures.append(Failure(-1, host, code, f"the agent on {remote.node.host} {how}", time.time()))
+            failures.append(Failure(-1, host, code, f"the agent on {remote.node.host} {how}", time.monotonic()))
         if error := ended.get("error"):
             text = f"the agent on {remote.node.host} failed: {error}"
             lost = any(words in error for words in (*LOST_PEER, "store", "timed out", "timeout"))
-            failures.append(Failure(-1, host, 1, text, time.time(), lost_peer=lost))
+            failures.append(Failure(-1, host, 1, text, time.monotonic(), lost_peer=lost))
         return failures
 
     def _failure(self, host: str, told: dict[str, Any]) -> Failure:
         rank = told["rank"]
         text = told.get("text") or self._screen.last_words(rank)
-        seen = self._screen.seen(rank) or time.time() - told["age"]
+        seen = self._screen.seen(rank) or time.monotonic() - told["age"]
         lost_peer, final = told.get("lost_peer", False), told.get("final", False)
         return Failure(rank, host, told["code"], text, seen, lost_peer, self._screen.log_of(rank), final)
 

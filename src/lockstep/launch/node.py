@@ -48,6 +48,7 @@ from lockstep.store import EVERYWHERE
 from lockstep.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
+TELL_SECONDS = 1.0
 END_SECONDS = 5.0  # more than the agent needs to end its workers
 KEEP_SECONDS = 20.0  # in which the launcher, when all hosts have ended, says whether the job goes on
 STREAMS = ("stdout", "stderr")
@@ -165,7 +166,8 @@ class Node:
     async def _fail(self, error: BaseException) -> None:
         if not isinstance(error, (NodeError, OSError)):
             raise error
-        await self._send({"is": "error", "text": str(error)})
+        with suppress(TimeoutError):  # where the launcher cannot be reached, what waits for it may leave no room
+            await asyncio.wait_for(self._send({"is": "error", "text": str(error)}), TELL_SECONDS)
 
     async def _obey(self) -> None:
         """Do what the launcher says, until it is gone or the agent has ended and all is told."""
@@ -372,7 +374,11 @@ class Node:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _message(self, seconds: float | None) -> dict[str, Any] | None:
-        """The launcher's next message; None when it is gone, or silent for so long, or the job here has ended."""
+        """The launcher's next message; None when it is gone, or the job here has ended.
+
+        Raises:
+            NodeError: It was silent for so long. It may come back and hear of this.
+        """
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(receive(self._reader))}
         if self._watched:
             waits.add(self._watched)
@@ -383,6 +389,8 @@ class Node:
                     message: dict[str, Any] | None = each.result()
                     return message
                 each.cancel()
+        if not done:
+            raise NodeError(f"has not heard of the launcher for {seconds:g} s, and has ended its workers")
         return None
 
     async def _send(self, message: dict[str, Any]) -> None:

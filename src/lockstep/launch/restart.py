@@ -52,9 +52,17 @@ class ElasticJob:
 
 
 def elastic_job(
-    plan: JobPlan, where: LaunchOptions, options: RestartOptions, gpus: Callable[[], int], can_regroup: bool
+    plan: JobPlan,
+    where: LaunchOptions,
+    options: RestartOptions,
+    gpus: Callable[[], int],
+    can_regroup: bool = False,
+    words_of_now: Callable[[], list[str]] = list,
 ) -> ElasticJob:
     """The job that begins with a plan, which follows from what the user says of where it runs.
+
+    Args:
+        words_of_now: What its command has at the end in any further start.
 
     Raises:
         ConfigError: Its nodes are started by hand.
@@ -68,7 +76,8 @@ def elastic_job(
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         elsewhere = on_hosts(where, hosts)
-        return plan_from(elsewhere, slots_of(hosts), plan.command, environment, cores, gpus, here)
+        command = [*plan.command, *words_of_now()]
+        return plan_from(elsewhere, slots_of(hosts), command, environment, cores, gpus, here)
 
     return ElasticJob(plan, offered_hosts(where, environment, gpus, plan), plan_on, options, can_regroup)
 

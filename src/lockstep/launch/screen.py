@@ -72,5 +72,5 @@ class Screen:
             waited = bool(tracebacks.held)
             lines = tracebacks.feed(lines)
             if tracebacks.held and not waited:
-                self._seen[rank] = time.time()
+                self._seen[rank] = time.monotonic()
         self._display.show(rank, name, lines)

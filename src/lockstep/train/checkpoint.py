@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ SPARE_BYTES = 4 << 20  # to be free beside a checkpoint's tensors: its other fil
 class Checkpoints:
     """What a worker does that writes no checkpoints, because another has everything that it has: nothing."""
 
-    def report_to(self, tell: Callable[[str], None]) -> None:
-        """Tell there, from any thread, what cannot be written while training goes on."""
+    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Tell there, from any thread, what cannot be written meanwhile; `writing` surrounds each write."""
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Write a checkpoint of what `take` returns, which nothing may change any more."""
@@ -62,12 +62,13 @@ class CheckpointFolder(Checkpoints):
         self._keep = keep
         self._durable = durable
         self._tell: Callable[[str], None] = logging.getLogger("lockstep").warning
+        self._writing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._writer = BackgroundWriter()
         self._failure = ""  # of what was saved last
         self._unwritten_best: Snapshot | None = None
 
-    def report_to(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._tell, self._writing = tell, writing
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Take a snapshot and return; it is written in the background, and those no longer kept are removed.
@@ -123,7 +124,8 @@ class CheckpointFolder(Checkpoints):
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
         """Write this one, and the best one that there was no room for before."""
-        self._failure = self._try(snapshot, is_best)
+        with self._writing():
+            self._failure = self._try(snapshot, is_best)
         if is_best:
             self._unwritten_best = snapshot if self._failure else None
         elif self._unwritten_best is not None:

@@ -7,7 +7,6 @@ so the loop asks neither for ranks nor for strategies.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,7 +56,8 @@ def train(job: Job) -> Result:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
         CheckpointError: The checkpoint of a stop could not be written.
-        StoppedError: A signal to any worker asked for a stop; raised on all workers, with a checkpoint of the step.
+        StoppedError: A signal to any worker asked for a stop, or the time limit came near; raised on all workers, with
+            a checkpoint of the step.
     """
     progress = job.progress
     figures: dict[str, Any] = {}
@@ -212,12 +212,12 @@ def _stopped(job: Job) -> StoppedError:
     Raises:
         CheckpointError: It cannot be; raised on all workers.
     """
-    name = signal.Signals(job.stopping.agreed).name
-    report_stop(job, name)
+    reason = job.stopping.reason
+    report_stop(job, reason)
     if problem := finish_saving(job):
-        raise CheckpointError(f"stopped by {name} after step {job.progress.step:,}, but {problem}")
+        raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {problem}")
     return StoppedError(
-        f"stopped by {name} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
+        f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
         f"{job.folder.path}; the same command with --resume auto goes on from there"
     )
 

@@ -14,6 +14,8 @@ from lockstep import __version__
 from lockstep.config import TrainConfig, check_workers
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
+from lockstep.launch import job_end
+from lockstep.time_limit import TimeLeft, parse_time_limit
 from lockstep.train import goal
 from lockstep.train.io_sampling import IoSampler, start_counting
 from lockstep.train.loop import Result, train
@@ -51,8 +53,11 @@ def run_with(
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
     for folder in (job.checkpoints, job.snapshots):
-        folder.report_to(lambda line: say(job, [line]))
+        folder.report_to(lambda line: say(job, [line]), job.stopping.writing)
     workers = world.gather(_describe_worker(world))
+    if left := _time_left(config, world):
+        job.stopping.end_within(left)
+        job.notes.append(left.tell())
     with job.stopping.listening():
         try:
             with io.recording(job.folder.path), closing(job):
@@ -67,6 +72,17 @@ def run_with(
             world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing
             raise
     return result
+
+
+def _time_left(config: TrainConfig, world: World) -> TimeLeft | None:
+    """How long this run has, as its main worker knows it; --time-limit counts from that worker's start."""
+    left = None
+    if world.is_main and config.run.time_limit is None:
+        left = job_end.time_left(os.environ)
+    elif world.is_main and (limit := parse_time_limit(config.run.time_limit or "none")):
+        left = TimeLeft(limit - job_end.age_of(os.getpid()), "--time-limit")
+    told = world.from_main([left.seconds, left.source] if left else None)
+    return TimeLeft(*told) if told else None
 
 
 def _describe_worker(world: World) -> str:

@@ -54,17 +54,19 @@ class RunFolder:
         """
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            repeatable = replace(
-                config,
-                run=replace(config.run, run_dir=None, resume=None, snapshot_dir=None, evaluate=False, start_epoch=None),
-            )
-            text = yaml.safe_dump(to_mapping(repeatable), sort_keys=False)
+            text = yaml.safe_dump(to_mapping(_repeatable(config)), sort_keys=False)
             (self.path / "config.yaml").write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
             raise ConfigError(
                 f"run folder {self.path} cannot be written: {error}; choose another with --run-dir"
             ) from None
+
+
+def _repeatable(config: TrainConfig) -> TrainConfig:
+    """The configuration without what was meant for one start."""
+    run = replace(config.run, run_dir=None, snapshot_dir=None, resume=None, start_epoch=None, evaluate=False)
+    return replace(config, run=replace(run, time_limit=None))
 
 
 def newest_run_path(config: TrainConfig) -> Path | None:

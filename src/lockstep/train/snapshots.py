@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ class SnapshotFolder(CheckpointFolder):
     def __init__(self, folder: Path):
         super().__init__(folder, keep=1, durable=False)
 
-    def report_to(self, tell: Callable[[str], None]) -> None:
+    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
         """Tell once that there is no room: there will be none at the next step either."""
         told: list[str] = []
 
@@ -41,7 +42,7 @@ class SnapshotFolder(CheckpointFolder):
                 told.append(line)
                 tell(f"{line}; a restart would go on from a checkpoint")
 
-        super().report_to(tell_once)
+        super().report_to(tell_once, writing)
 
 
 def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:

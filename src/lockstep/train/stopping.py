@@ -1,8 +1,9 @@
 """Stopping on request: a signal to any worker, and all of them stop after the same step, with a checkpoint.
 
 SIGTERM and SIGUSR1 are what schedulers send ahead of a time limit or a preemption; SIGINT is Ctrl-C. A handler only
-takes a note. At the start of every step the workers begin to agree on the highest signal that any of them has noted,
-and read the outcome when the step is done: one all-reduce of four bytes on CPU, hidden behind the step.
+takes a note. A time limit that comes near (`lockstep.train.deadline`) is noted as if it were a signal. At the start of
+every step the workers begin to agree on the highest signal that any of them has noted, and read the outcome when the
+step is done: one all-reduce of four bytes on CPU, hidden behind the step.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lockstep.data.readers import Batch
+from lockstep.time_limit import TimeLeft
+from lockstep.train.deadline import Deadline
 from lockstep.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+TIME_LIMIT = 1  # noted as if it were a signal; below all of those, so that a signal is told instead if both come
 STOPPING = b"\nlockstep: stopping after this step, with a checkpoint; Ctrl-C again ends at once\n"
 
 
 class Stopping:
     """Whether a run is to stop, for one worker alone.
 
-    `agreed` is the number of the signal that all workers stop for, or 0.
+    `agreed` is the number of the signal that all workers stop for, or TIME_LIMIT, or 0.
     """
 
     def __init__(self, has_launcher: bool = False):
@@ -35,6 +39,20 @@ class Stopping:
         self.agreed = 0
         self._noted = 0
         self._has_launcher = has_launcher
+        self._deadline = Deadline()
+
+    def end_within(self, left: TimeLeft) -> None:
+        """Stop in time for a checkpoint before what is left now is over."""
+        self._deadline = Deadline(left.seconds)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """A checkpoint is written while the block runs, which is what a stop has to leave time for."""
+        return self._deadline.writing()
+
+    @property
+    def reason(self) -> str:
+        """What all workers stop for, in words."""
+        return "the time limit" if self.agreed == TIME_LIMIT else signal.Signals(self.agreed).name
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -62,9 +80,12 @@ class Stopping:
 
     def ask(self) -> None:
         """Begin to agree; every `ask` is followed by one `answer`."""
+        if self._deadline.is_near():
+            self._noted = self._noted or TIME_LIMIT
 
     def answer(self) -> bool:
         """Whether all workers are to stop here."""
+        self._deadline.end_round()
         self.agreed = self._noted
         return bool(self.agreed)
 
@@ -88,11 +109,13 @@ class StoppingTogether(Stopping):
         self._work: Any = None
 
     def ask(self) -> None:
+        super().ask()
         self._ballot.fill_(self._noted)
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, async_op=True)
 
     def answer(self) -> bool:
         self._work.wait()
+        self._deadline.end_round()
         self.agreed = int(self._ballot)
         return bool(self.agreed)
 

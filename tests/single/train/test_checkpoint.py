@@ -9,7 +9,7 @@ import pickle
 import resource
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,7 +102,7 @@ def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None
 def test_what_cannot_be_written_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
     good, told = _save(tmp_path, _snapshot(1)), []
     checkpoints = CheckpointFolder(tmp_path, 3)
-    checkpoints.report_to(told.append)
+    checkpoints.report_to(told.append, nullcontext)
     with _largest_file(100):
         checkpoints.save(lambda: _snapshot(2), is_best=True)
         with pytest.raises(CheckpointError, match=r"step 2 not written: File too large .* the newest is step 1\. Make"):

@@ -1,0 +1,42 @@
+"""A time limit as Slurm writes it, and how much of one is left."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+FORMS = "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]]"
+NONE = ("none", "0", "UNLIMITED", "INFINITE")
+_DAYS = re.compile(r"([0-9]+)-([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
+_HOURS = re.compile(r"(?:([0-9]+):)?([0-9]+):([0-5]?[0-9])")
+
+
+@dataclass(frozen=True)
+class TimeLeft:
+    """The seconds that are left now, and who says so."""
+
+    seconds: float
+    source: str
+
+    def tell(self) -> str:
+        return f"time limit: {timedelta(seconds=max(0, round(self.seconds)))} left ({self.source})"
+
+
+def parse_time_limit(text: str) -> int | None:
+    """The seconds that a text in one of Slurm's forms (`FORMS`) means; None for no limit.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    if text in NONE:
+        return None
+    if match := _DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    elif (match := _HOURS.fullmatch(text)) and (match[1] is None or int(match[2]) < 60):
+        days, (hours, minutes, seconds) = 0, (int(number or 0) for number in match.groups())
+    elif text.isascii() and text.isdecimal():
+        days, hours, minutes, seconds = 0, 0, int(text), 0
+    else:
+        raise ValueError(f"{text!r} is no time limit of the form {FORMS}")
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None

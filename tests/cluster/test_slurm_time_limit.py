@@ -1,0 +1,18 @@
+"""What is left of a real Slurm job, as a worker in it learns it."""
+
+from __future__ import annotations
+
+import sys
+
+from slurm import Slurm
+
+SCRIPT = f"""#!/bin/sh
+echo $(({"${SLURM_JOB_END_TIME:-0}"} - $(date +%s)))
+{sys.executable} -c 'import os; from lockstep.launch.job_end import time_left; print(time_left(os.environ).seconds)'
+"""
+
+
+def test_a_job_learns_its_time_limit(slurm: Slurm) -> None:
+    by_environment, told = map(float, slurm.sbatch(SCRIPT, "--time=0:10:00").split())
+    assert 590 < told <= 600
+    assert by_environment < 0 or abs(by_environment - told) <= 2  # Slurm 22.05 gives no SLURM_JOB_END_TIME

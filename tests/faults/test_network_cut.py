@@ -1,0 +1,102 @@
+"""The network between the hosts of a job is cut for a while: 5 s are outlived, 60 s end the job on every host.
+
+Hosts are network namespaces of this machine, joined by ssh. A cut pulls a host's cable out of the switch.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import final_weights, losses
+from netns import Bed, missing
+from processes import run_in_workers
+from sshjob import Job
+
+from lockstep.cli.parse import parse_train
+from lockstep.train.run import run
+from lockstep.world import World
+
+HOSTS = "node1:1,node2:1"
+CUT = "node2"  # which loses the launcher and its only peer
+END_SECONDS = (
+    15.0  # in which all hosts' parts have ended: 9 s of silence, 3 s from SIGTERM to SIGKILL, and what they take
+)
+WORDS = ("digits", "-b", "32", "--checkpoint-epochs", "0", "--log-every", "1", "--device", "cpu")
+START = ("--start-timeout", "120")
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    if reason := missing():
+        pytest.skip(reason)
+    with Bed(hosts=2) as bed:
+        yield bed
+
+
+def _cut(job: Job, seconds: float) -> None:
+    job.bed.link_down(CUT)
+    time.sleep(seconds)
+    job.bed.link_up(CUT)
+
+
+def test_a_launcher_keeps_its_hosts_through_a_cut_of_five_seconds(bed: Bed, tmp_path: Path) -> None:
+    wait = 'echo here; until [ -e "$0" ]; do sleep 0.1; done'
+    go = tmp_path / "go"
+    with Job(bed, tmp_path / "job", command=["sh", "-c", wait, str(go)], hosts=HOSTS, options=START) as job:
+        job.wait_until(lambda: job.stdout.count("here") == 2)
+        _cut(job, 5)
+        time.sleep(4)  # who has heard nothing since just before the cut knows it by now
+        go.touch()
+        assert job.wait() == 0, job.stderr
+        assert "lockstep:" not in job.stderr
+        job.seconds_to_end(5)
+    assert job.files_left() == []
+
+
+def _train(world: World, path: Path, epochs: str) -> None:
+    run(parse_train([*WORDS, "--epochs", epochs, "--run-dir", str(path)]).job, world)
+
+
+def _start_training(bed: Bed, folder: Path, epochs: str) -> Job:
+    # One thread a worker, as the twin has; two hosts' workers do not know that they share this machine's cores.
+    train = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "lockstep", "train", *WORDS, "--epochs", epochs]
+    command = [*train, "--run-dir", str(folder / "run")]
+    return Job(bed, folder / "job", command=command, hosts=HOSTS, options=START)
+
+
+@pytest.mark.long
+def test_training_goes_on_after_a_cut_of_five_seconds_and_is_bit_identical(bed: Bed, tmp_path: Path) -> None:
+    run_in_workers(2, _train, tmp_path / "whole", "30")
+    with _start_training(bed, tmp_path, "30") as job:
+        job.wait_until(lambda: re.search(r"epoch +2/", job.stdout) is not None, 120)
+        _cut(job, 5)
+        assert job.launcher.poll() is None
+        assert job.wait(120) == 0, job.stderr
+    assert final_weights(tmp_path / "run") == final_weights(tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_a_cut_of_a_minute_ends_the_job_on_all_hosts_and_names_the_host(bed: Bed, tmp_path: Path) -> None:
+    with _start_training(bed, tmp_path, "5000") as job:
+        job.wait_until(lambda: re.search(r"epoch +2/", job.stdout) is not None, 120)
+        job.bed.link_down(CUT)
+        cut = time.monotonic()
+        job.seconds_to_end(END_SECONDS)
+        took = time.monotonic() - cut
+        assert job.wait(1) == 1
+        assert job.last_words() == [
+            f"lockstep: lost {CUT}: has not been heard of for 9 s: the host or the way to it is down; the others were "
+            f"stopped"
+        ]
+        time.sleep(60 - took)
+        job.bed.link_up(CUT)
+        time.sleep(2)
+        assert job.survivors() == []
+    assert job.files_left() == []
+    print(f"all ended {took:.1f} s after the cut")

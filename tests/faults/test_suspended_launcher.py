@@ -1,0 +1,107 @@
+"""The launcher, a host's node process or its agent stands still for a while (a suspended machine, a debugger, SIGSTOP).
+
+On one machine that costs nothing but the output's delay. Between hosts, silence of more than 9 s is taken for death.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from netns import Bed, missing
+from sshjob import Job
+
+# Each worker writes more than a pipe holds, after it has seen the file.
+WORKER = 'echo here; until [ -e "$0" ]; do sleep 0.1; done; seq 1 20000; echo done'
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    if reason := missing():
+        pytest.skip(reason)
+    with Bed(hosts=2) as bed:
+        yield bed
+
+
+def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:
+    """The launcher of a job on this machine, its node process and its agent."""
+    found = {"launcher": launcher}
+    for child in launcher.children(recursive=True):
+        name = next((word.rpartition(".")[2] for word in child.cmdline() if word.startswith("lockstep.launch.")), "")
+        if name in ("node", "agent"):
+            found.setdefault(name, child)
+    assert found.keys() == {"launcher", "node", "agent"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "seconds"),
+    [
+        (("launcher", "node", "agent"), 2.0),
+        *(pytest.param((name,), 20.0, marks=pytest.mark.long) for name in ("launcher", "node", "agent")),
+    ],
+)
+def test_on_one_machine_whoever_stands_still_goes_on_afterwards(
+    tmp_path: Path, names: tuple[str, ...], seconds: float
+) -> None:
+    go, output = tmp_path / "go", tmp_path / "output.txt"
+    words = [sys.executable, "-m", "lockstep", "run", "-np", "2", "--", "sh", "-c", WORKER, str(go)]
+    with output.open("w") as file, subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file) as job:
+        try:
+            deadline = time.monotonic() + 60
+            while output.read_text().count("here") < 2:
+                assert time.monotonic() < deadline, output.read_text()
+                time.sleep(0.05)
+            parts = _parts(psutil.Process(job.pid))
+            for name in names:
+                parts[name].suspend()
+            go.touch()
+            time.sleep(seconds)
+            assert job.poll() is None
+            for name in names:
+                parts[name].resume()
+            assert job.wait(30) == 0, output.read_text()[-500:]
+        finally:
+            job.kill()
+    lines = output.read_text().split()
+    assert lines.count("done") == 2
+    assert lines.count("20000") == 2
+    assert "lockstep:" not in lines
+
+
+@pytest.mark.long
+def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_path: Path) -> None:
+    with Job(bed, tmp_path / "job", command=["sleep", "300"], hosts="node1:1,node2:1") as job:
+        job.wait_until(lambda: sum("sleep 300" in each for each in job.survivors()) == 2)
+        job.signal(signal.SIGSTOP)
+        time.sleep(20)
+        assert not [each for each in job.survivors() if each.startswith("node")]  # ended without the launcher's word
+        job.signal(signal.SIGCONT)
+        assert job.wait() == 1
+        assert "has not heard of the launcher for 9 s" in "\n".join(job.last_words()), job.stderr
+        job.seconds_to_end(5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["node", "agent"])
+def test_between_hosts_a_node_process_that_stands_still_is_lost_and_an_agent_is_not(
+    bed: Bed, tmp_path: Path, part: str
+) -> None:
+    with Job(bed, tmp_path / "job", command=["sleep", "35"], hosts="node1:1,node2:1") as job:
+        job.wait_until(lambda: sum("sleep 35" in each for each in job.survivors()) == 2)
+        processes = [process for process in bed.processes("node2") if f"lockstep.launch.{part}" in process.cmdline()]
+        assert len(processes) == 1
+        os.kill(processes[0].pid, signal.SIGSTOP)
+        time.sleep(20)
+        os.kill(processes[0].pid, signal.SIGCONT)
+        assert job.wait(40) == (1 if part == "node" else 0), job.stderr
+        lost = "lockstep: lost node2: has not been heard of for 9 s"
+        assert (lost in job.stderr) == (part == "node")
+        job.seconds_to_end(15)
