@@ -17,6 +17,7 @@ LAYERS = {
     "records": 0,
     "io_records": 0,
     "references": 0,
+    "untrusted": 0,
     "recipes": 0,
     "scaling_model": 0,
     "world": 1,
@@ -50,6 +51,7 @@ WITHOUT_TORCH = (
     "scaling_model",
     "errors",
     "references",
+    "untrusted",
     "world",
     *TOGETHER,
 )
