@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
+MOST_YAML_NODES = 100_000
 MOST_YAML_BYTES = 1 << 20  # PyYAML takes some seconds for that; a configuration has a few thousand
 
 
@@ -21,10 +22,11 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no plain file")
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+        content = file.read(status.st_size + 1) if status.st_size <= most_bytes else b""
+    if max(len(content), status.st_size) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")
     return content
 
@@ -47,7 +49,7 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """The value of a YAML text of plain values, without aliases, by which a few lines can stand for gigabytes.
+    """The value of a YAML text of plain values. Its aliases count as what they stand for, which can be gigabytes.
 
     Raises:
         ValueError: It is none, too long, nested too deeply, or asks for anything that is no plain value.
@@ -55,11 +57,21 @@ def parse_yaml(text: str | bytes) -> Any:
     import yaml
 
     class Plain(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise ValueError("it has an alias (*NAME); write the value out")
-            return super().compose_node(parent, index)
+        nodes = 0
 
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            before, is_alias = self.nodes, self.check_event(yaml.AliasEvent)
+            self.nodes += not is_alias
+            node = super().compose_node(parent, index)
+            if is_alias and node not in sizes:
+                raise ValueError("it has an alias within what the alias stands for")
+            self.nodes += sizes[node] if is_alias else 0
+            if self.nodes > MOST_YAML_NODES:
+                raise ValueError(f"it has more than {MOST_YAML_NODES:,} values")
+            sizes.setdefault(node, self.nodes - before)
+            return node
+
+    sizes: dict[Any, int] = {}
     if len(text) > MOST_YAML_BYTES:
         raise ValueError(f"it has more than {MOST_YAML_BYTES:,} bytes")
     try:
