@@ -48,7 +48,7 @@ class ImageFile(Protocol):
     """An encoded image: a Path is one, an image of a split another. As a string it is its place, for messages."""
 
     def read_bytes(self) -> bytes | memoryview:
-        """The file as it is: JPEG, PNG, WebP or another form that Pillow knows.
+        """The file as it is: JPEG, PNG, WebP or another of the forms of `lockstep.data.images`.
 
         Raises:
             OSError: It cannot be read.
