@@ -105,9 +105,10 @@ def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
     """The first host of a host file; jsrun starts nothing on the batch host, which LSF lists first."""
     try:
         hosts = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
         raise WorldError(
-            f"{name}={path} cannot be read on {socket.gethostname()} ({error.strerror}); set MASTER_ADDR (the host of "
+            f"{name}={path} cannot be read on {socket.gethostname()} ({reason}); set MASTER_ADDR (the host of "
             f"rank 0) and MASTER_PORT (a free port there) for all workers"
         ) from None
     others = [host for host in hosts if not (without_batch_host and host.startswith("batch"))]

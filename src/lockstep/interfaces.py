@@ -6,14 +6,16 @@ host opens ports to the network that nobody needs.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
 
 from lockstep.place import Place
-from lockstep.store import LOOPBACK
+from lockstep.store import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
 AWAY = "lockstep/away"
+VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 
 
 def choose_interface(place: Place, store: Store, host: str) -> None:
@@ -46,6 +49,50 @@ def choose_interface(place: Place, store: Store, host: str) -> None:
     else:
         store.set(AWAY, own)
     os.environ[GLOO] = _interface(own)
+
+
+def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
+    """This host's (interface, address) pairs by which others may reach it: the likeliest first.
+
+    Loopback, link-local addresses and interfaces that are down are left out; IPv6 and containers' bridges come last.
+
+    Args:
+        only: The names of the interfaces to look at; empty: all.
+    """
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = []
+    for name, each in psutil.net_if_addrs().items():
+        for entry in each:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up or (only and name not in only):
+                continue
+            address = ipaddress.ip_address(entry.address.partition("%")[0])
+            if not (address.is_loopback or address.is_link_local):
+                found.append((address.version, name, str(address)))
+    found.sort(key=lambda item: (item[1].startswith(VIRTUAL), item[0]))
+    return [(name, address) for _, name, address in found]
+
+
+def listening_address(host: str) -> str:
+    """Where rank 0 listens, and its host's other workers find it, if this machine is `host`; EVERYWHERE if unknown.
+
+    The address that the name means, unless that is loopback, as Debian has it in /etc/hosts: the others know the name
+    by another address then, which is that of GLOO_SOCKET_IFNAME's interface, or of the only one that there is.
+    """
+    if host == "localhost" or host.startswith("127."):
+        return LOOPBACK
+    means = [str(info[4][0]) for info in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
+    named = [address for address in means if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    own = addresses(os.environ[GLOO].split(",") if GLOO in os.environ else ())
+    here = [address for _, address in own]
+    if named:
+        return next((address for address in named if address in here), named[0])
+    return only_address(own)
+
+
+def only_address(own: Sequence[tuple[str, str]]) -> str:
+    """The address of the only interface, containers' bridges aside; EVERYWHERE where there are several or none."""
+    interfaces = {name for name, _ in own if not name.startswith(VIRTUAL)}
+    return next((address for name, address in own if name in interfaces), "") if len(interfaces) == 1 else EVERYWHERE
 
 
 def address_towards(host: str) -> str:

@@ -13,13 +13,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.records import read_records
+from lockstep.records import number_within, read_records
 
 KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})
 _NO_AMOUNTS = _NEEDED | {"kind"}
 LARGEST = 1e18  # larger numbers are damage
-LONGEST_SECONDS = 1e6  # so are records of more time, whose stretches would have no end
+LONGEST_SECONDS = 1e6  # so are records of more time
+MOST_STRETCHES = 100_000  # of the longest record; a damaged one's time would else be cut into more than memory holds
 
 
 def worker_file(run: Path, rank: int) -> Path:
@@ -45,7 +46,8 @@ def job_io(
     records = [record for path in sorted((run / "io").glob("worker-*.jsonl")) for record in _whole(path, on_damage)]
     if not records:
         return []
-    width = width_seconds or median(record["seconds"] for record in records)
+    least = max(record["seconds"] for record in records) / MOST_STRETCHES
+    width = max(width_seconds or median(record["seconds"] for record in records), least)
     amounts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     covered: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for record in records:
@@ -75,7 +77,7 @@ def _whole(path: Path, on_damage: Callable[[Path], None]) -> Iterator[Mapping[st
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= LARGEST
+    return number_within(value, LARGEST) is not None
 
 
 def _stretches(start: float, end: float, width: float) -> Iterator[tuple[int, float]]:

@@ -20,9 +20,9 @@ import psutil
 
 from lockstep.address import find_address, is_here, launch_name
 from lockstep.errors import WorldError, first_line
-from lockstep.interfaces import choose_interface
+from lockstep.interfaces import choose_interface, listening_address
 from lockstep.place import ADDRESS, Place
-from lockstep.store import EVERYWHERE, LOOPBACK, serve_store
+from lockstep.store import LOOPBACK, serve_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -79,7 +79,8 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
     timeout = timedelta(seconds=timeout_seconds)
     launch = f"lockstep/{launch_name(place)} of {place.size}"  # known to the right store alone
     if place.rank != 0:
-        store = TCPStore(host, port, is_master=False, timeout=timeout)
+        door = (listening_address(host) or host) if is_here(host) else host
+        store = TCPStore(door, port, is_master=False, timeout=timeout)
         try:
             store.wait([launch], timeout)
         except RuntimeError:
@@ -93,7 +94,7 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
             f"set MASTER_ADDR={here} for all workers"
         )
     try:
-        store, _ = serve_store(LOOPBACK if host == LOOPBACK else EVERYWHERE, port)  # the name may mean loopback here
+        store, _ = serve_store(listening_address(host), port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

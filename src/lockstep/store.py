@@ -1,4 +1,4 @@
-"""A key-value store on loopback, or everywhere, served by this process for the workers of a job."""
+"""A key-value store on one address of this machine, or everywhere, served by this process for the workers of a job."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ EVERYWHERE = ""
 def serve_store(address: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, int]:
     """A store and its port (a free one for 0); it is served as long as something refers to it.
 
-    torch would listen on every address, so the store is handed a socket that listens on loopback alone, unless a job
-    on several hosts needs it everywhere.
+    torch would listen on every address, so the store is handed a socket that listens on one alone: loopback, unless a
+    job on several hosts needs another.
     """
     from torch.distributed import TCPStore
 
     both = address == EVERYWHERE and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=both)
     port = listener.getsockname()[1]
     store = TCPStore(
-        LOOPBACK,
+        address or LOOPBACK,
         port,
         is_master=True,
         wait_for_workers=False,

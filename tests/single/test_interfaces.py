@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 
+import psutil
 import pytest
 import torch.distributed as dist
 
 from lockstep import interfaces
 from lockstep.interfaces import AWAY, choose_interface
 from lockstep.place import Place
+from lockstep.store import EVERYWHERE, LOOPBACK, serve_store
 
 HERE = Place(1, 2, 1, 2, 0, "Slurm")
 APART = Place(1, 2, 0, 1, 1, "Slurm")
@@ -61,3 +64,33 @@ def test_an_address_leads_to_its_interface() -> None:
     assert interfaces._interface(interfaces.address_towards("127.0.0.1")) == "lo"
     with pytest.raises(OSError, match="no network interface has the address"):
         interfaces._interface("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "means", "own", "at"),
+    [
+        ("node1", ["10.0.0.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], "10.0.0.1"),
+        ("node1", ["10.2.0.9", "10.1.0.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], "10.1.0.1"),
+        ("node1", ["127.0.1.1"], [("eth0", "10.0.0.1"), ("docker0", "172.17.0.1")], "10.0.0.1"),
+        ("node1", ["127.0.1.1"], [("eth0", "10.0.0.1"), ("eth0", "fd00::1")], "10.0.0.1"),
+        ("node1", ["127.0.1.1"], [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")], EVERYWHERE),
+        ("node1", ["127.0.1.1"], [], EVERYWHERE),
+        ("localhost", ["::1", "127.0.0.1"], [("eth0", "10.0.0.1")], LOOPBACK),
+        ("127.0.0.1", ["127.0.0.1"], [("eth0", "10.0.0.1")], LOOPBACK),
+    ],
+)
+def test_rank_0_listens_on_one_address_wherever_it_can(
+    name: str, means: list[str], own: list[tuple[str, str]], at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "addresses", lambda only: own)
+    infos = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in means]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: infos)
+    assert interfaces.listening_address(name) == at
+
+
+def test_a_store_listens_on_its_address_alone() -> None:
+    _store, port = serve_store("127.0.0.2")
+    mine = psutil.Process().net_connections("tcp")
+    listening = [each.laddr for each in mine if each.status == psutil.CONN_LISTEN]
+    assert ("127.0.0.2", port) in listening
+    assert not [address for address in listening if address.port == port and address.ip != "127.0.0.2"]

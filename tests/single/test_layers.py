@@ -19,6 +19,7 @@ LAYERS = {
     "references": 0,
     "time_limit": 0,
     "run_names": 0,
+    "untrusted": 0,
     "recipes": 0,
     "scaling_model": 0,
     "world": 1,
@@ -54,6 +55,7 @@ WITHOUT_TORCH = (
     "references",
     "time_limit",
     "run_names",
+    "untrusted",
     "world",
     *TOGETHER,
 )

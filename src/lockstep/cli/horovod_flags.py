@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.errors import ConfigError
+from lockstep.untrusted import MOST_YAML_BYTES, parse_yaml
 
 # Sections of the file whose keys are flags without the section's name before them.
 PLAIN_SECTIONS = ("params", "library_options", "elastic")
@@ -135,8 +134,9 @@ def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         ConfigError: It cannot be read, is no mapping, or has a key that is no flag.
     """
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        with path.open("rb") as file:
+            content = parse_yaml(file.read(MOST_YAML_BYTES + 1))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--config-file {path}: {error}") from None
     if not isinstance(content or {}, dict):
         raise ConfigError(f"--config-file {path}: expected sections or flags with their values")

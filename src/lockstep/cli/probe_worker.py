@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep import __version__
 from lockstep.cli.checkup import examine
 from lockstep.errors import LockstepError, first_line
-from lockstep.launch.reach import VIRTUAL, addresses, listen
+from lockstep.interfaces import VIRTUAL, addresses
+from lockstep.launch.reach import listen
 from lockstep.place import Place
 from lockstep.rendezvous import open_store
 from lockstep.store import LOOPBACK

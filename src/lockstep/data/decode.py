@@ -10,13 +10,12 @@ import errno
 import math
 from collections.abc import Callable
 from functools import partial
-from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lockstep.data.images import eight_bits
+from lockstep.data.images import check_scans, eight_bits, open_encoded
 from lockstep.data.sets import ImageFile, InputSpec
 from lockstep.errors import CorruptImageError, DataError, LockstepError
 
@@ -73,6 +72,7 @@ def decode_bytes(
     encoded: bytes | memoryview, channels: int, cut: Cut | None = None, size: Size | None = None
 ) -> Pixels:
     """Decode as `decode` does; what the decoder raises is raised as it is, and has many types."""
+    check_scans(encoded)
     pixels = _by_simplejpeg(encoded, channels, cut, size)
     return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
 
@@ -116,7 +116,7 @@ def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, 
 
 
 def _by_pillow(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels:
-    with Image.open(BytesIO(encoded)) as image:
+    with open_encoded(encoded) as image:
         width, height = image.size
         box, factor = _plan(width, height, cut, size)
         if factor > 1 and image.draft(None, (width // factor, height // factor)) is None:

@@ -6,6 +6,7 @@ For training images alone: evaluation's crops lie between pixels, and its pixels
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -18,11 +19,13 @@ from PIL import Image
 
 from lockstep.data.buffers import share
 from lockstep.data.decode import Box, Cut, Pixels, Size, decode
+from lockstep.data.images import check_scans, open_encoded
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.data.stream import FileSource, Raw, Request
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 
 MODES = {"L": 1, "RGB": 3}  # of a JPEG file whose channels are those of its images: their number
+MOST_PIXELS = 1 << 26  # of larger images a batch could fill the device; the CPU reduces them as it decodes
 TAIL = 1024  # bytes at the end of a file in which its last marker is looked for; cameras add some
 
 
@@ -91,8 +94,10 @@ class EncodedSource:
         """A whole JPEG file of the right colours, and the box to cut out of it; None: it is for `decode`."""
         try:
             encoded = file.read_bytes()
-            with Image.open(BytesIO(encoded)) as image:  # which reads the header alone
+            check_scans(encoded)
+            with open_encoded(encoded) as image:  # which reads the header alone
                 plain = image.format == "JPEG" and MODES.get(image.mode) in (self._channels, 1)
+                plain = plain and math.prod(image.size) <= MOST_PIXELS
                 box = cut(*image.size)
         except LockstepError:
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from lockstep.data.images import GREY_MODES, eight_bits
+from lockstep.data.images import GREY_MODES, check_scans, eight_bits, open_encoded
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line
 
 # Pillow's names, and the extensions that WebDataset's readers know.
@@ -54,7 +54,8 @@ class Encoding:
         if not self.changes:
             return content, _extension(path)
         try:
-            with Image.open(BytesIO(content)) as image:
+            check_scans(content)
+            with open_encoded(content) as image:
                 size, form = self._reduced(image.size), (image.format or "").lower()
                 if size == image.size and self.form in (None, form):
                     return content, FORMS.get(form) or _extension(path)

@@ -1,8 +1,13 @@
-"""Images as Pillow opens them: what the header alone tells, and pixels of 8 bits. Without torch."""
+"""Images as Pillow opens them: what the header alone tells, and pixels of 8 bits. Without torch.
+
+A file may be anyone's. Pillow refuses more than 2 * MAX_IMAGE_PIXELS (179 million) of them before it decodes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -11,6 +16,47 @@ from lockstep.data.sets import EncodedSplit
 from lockstep.errors import LockstepError
 
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
+
+
+# What files of the extensions that are listed hold, and GIF. Pillow knows others that have no place in a data set, and
+# runs another program, Ghostscript, on one of them (EPS), whatever the file's name is.
+FORMS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+MOST_SCANS = 100  # of a JPEG; usual ones have up to 12, and each takes the time of a whole decoding
+
+
+def open_image(file: BinaryIO) -> Image.Image:
+    """An image whose header alone has been read; Pillow's errors, of many types, are raised as they are."""
+    return Image.open(file, formats=FORMS)
+
+
+def open_encoded(encoded: bytes | memoryview) -> Image.Image:
+    """The same of bytes in memory, which `check_scans` has passed."""
+    return open_image(BytesIO(encoded))
+
+
+def check_scans(encoded: bytes | memoryview) -> None:
+    """Refuse a JPEG that a small file makes decoders work on for minutes; other images pass.
+
+    Raises:
+        ValueError: It has more scans than any camera or program writes.
+    """
+    if bytes(encoded[:2]) != b"\xff\xd8" or not _may_have_many_scans(encoded):
+        return
+    if bytes(encoded).count(b"\xff\xda") > MOST_SCANS:
+        raise ValueError(f"it is a JPEG of more than {MOST_SCANS} scans")
+
+
+def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
+    """Whether a JPEG's header does not show it to have one scan alone, as most have: counting takes time."""
+    place, components = 2, -1
+    while place + 9 < len(jpeg) and jpeg[place] == 0xFF:
+        marker = jpeg[place + 1]
+        if marker == 0xDA:
+            return jpeg[place + 4] != components
+        if marker in (0xC0, 0xC1):  # sequential
+            components = jpeg[place + 9]
+        place += 2 + int.from_bytes(jpeg[place + 2 : place + 4])
+    return True
 
 
 @dataclass(frozen=True)
@@ -25,7 +71,7 @@ class Header:
 def header(split: EncodedSplit, sample: int) -> Header | None:
     """An image's header; None: it cannot be read."""
     try:
-        with split.open(sample) as file, Image.open(file) as image:
+        with split.open(sample) as file, open_image(file) as image:
             return Header(image.format or "?", image.size, image.mode in GREY_MODES)
     except LockstepError:
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from lockstep.data.sets import FileSplit
 from lockstep.data.shards import Item, ShardRecord, ShardTask, write_shard
 from lockstep.errors import ConfigError, DataError
 from lockstep.records import sync_folder, write_json
+from lockstep.untrusted import read_json
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _begin(plan: PackPlan) -> None:
     path = plan.out / UNFINISHED_FILE
     if path.exists():
         try:
-            begun = json.loads(path.read_text(encoding="utf-8"))
+            begun = read_json(path)
             settings, name = begun["settings"], begun["name"]
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{path} is damaged; remove {plan.out} and pack anew") from None

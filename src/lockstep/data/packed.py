@@ -12,9 +12,9 @@ by what stands before the first dot of their base name).
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
+import stat
 import tarfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.data.sets import EncodedSplit
-from lockstep.errors import DataError
+from lockstep.errors import DataError, first_line
 from lockstep.records import write_json
+from lockstep.untrusted import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,7 @@ class Shard:
     sha256: str
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(number, int) and number >= 0 for number in (self.samples, self.size_bytes))
+        whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (self.samples, self.size_bytes))
         plain = isinstance(self.file, str) and self.file == os.path.basename(self.file) and self.file.endswith(".tar")
         if not (whole and plain and isinstance(self.sha256, str)):
             raise ValueError(f"{self} cannot be")
@@ -69,9 +70,12 @@ class Shard:
         """
         path = folder / self.file
         try:
-            size = path.stat().st_size
+            status = path.stat()
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or pack anew") from None
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path} is no plain file; copy it again, or pack anew")
         if size != self.size_bytes:
             raise DataError(
                 f"{path} has {size:,} bytes and was packed with {self.size_bytes:,}; copy it again, or pack anew"
@@ -110,7 +114,7 @@ class Manifest:
         """
         path = folder / MANIFEST_FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             if values.pop("format") != FORMAT:
                 raise ValueError("another format")
             version = values.pop("version")
@@ -194,8 +198,8 @@ class PackedSplit(EncodedSplit):
         path = self.folder / INDEX_FILE
         try:
             index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read ({error}); copy it again, or pack anew") from None
+        except Exception as error:  # NumPy raises many types on damaged headers
+            raise DataError(f"{path} cannot be read ({first_line(error)}); copy it again, or pack anew") from None
         samples = sum(shard.samples for shard in self.shards)
         if index.dtype != ROW or index.shape != (samples,) or (samples and index["shard"].max() >= len(self.shards)):
             raise DataError(f"{path} is not the index of these {samples:,} samples; copy it again, or pack anew")
@@ -264,7 +268,7 @@ def member_name(header: bytes) -> str:
         with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # a PAX header before it
             member = archive.next()
             return member.name if member else "?"
-    except tarfile.TarError:
+    except Exception:  # tarfile raises many types on damaged headers
         return "(its tar header is damaged)"
 
 

@@ -10,6 +10,7 @@ Facts and MD5 sums: torchvision/datasets/imagenet.py.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -19,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
+from lockstep.data import meta_mat
 from lockstep.data.lock import alone
 from lockstep.errors import DataError, first_line
 
@@ -35,6 +36,7 @@ TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12(/.*)?", re.DOTALL)
 COPY_BYTES = 1 << 20
+MOST_DEVKIT_BYTES = 64 << 20  # the official one unpacks to less than a tenth of that
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ def _check_kind(path: Path, kind: str) -> None:
     if not path.is_file():
         raise DataError(f"{path}, the {kind} archive, is not there; fetch it from image-net.org: {ORDER}")
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive:
             member = archive.next()
     except Exception as error:  # tarfile passes on what gzip and zlib raise
         raise DataError(
@@ -225,14 +227,28 @@ def _check_kind(path: Path, kind: str) -> None:
 def _read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     """The classes by their numbers, and the numbers of the validation images' classes."""
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(fileobj=BytesIO(_unpacked(path)), mode="r:") as archive:
             meta = _content(archive, "ILSVRC2012_devkit_t12/data/meta.mat")
             truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
-        return _leaf_classes(meta), [int(line) for line in truth.split()]
+        return meta_mat.read(meta), [int(line) for line in truth.split()]
     except DataError:
         raise
     except Exception as error:  # on damaged files tarfile, gzip and SciPy raise many types
         raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    """The tar within the devkit, which need not be compressed."""
+    with gzip.open(path) if _is_gzip(path) else path.open("rb") as content:
+        tar = content.read(MOST_DEVKIT_BYTES + 1)
+    if len(tar) > MOST_DEVKIT_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_DEVKIT_BYTES:,} bytes")
+    return tar
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _content(archive: tarfile.TarFile, name: str) -> bytes:
@@ -240,22 +256,6 @@ def _content(archive: tarfile.TarFile, name: str) -> bytes:
     if file is None:
         raise KeyError(f"{name} is no file")
     return file.read()
-
-
-def _leaf_classes(meta: bytes) -> dict[int, str]:
-    """The WordNet number of each class that has images, which are those without children, by its ILSVRC2012_ID."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise DataError(
-            "the devkit's meta.mat is read with SciPy, which is not installed: pip install 'lockstep-torch[imagenet]'"
-        ) from None
-    synsets: Any = loadmat(BytesIO(meta), squeeze_me=True, struct_as_record=True)["synsets"]
-    leaves = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets.ravel() if int(row["num_children"]) == 0}
-    odd = [name for name in leaves.values() if not re.fullmatch(r"n\d{8}", name, re.ASCII)]
-    if odd or not leaves:
-        raise ValueError(f"meta.mat names class {odd[0]!r}" if odd else "meta.mat has no classes")
-    return leaves
 
 
 def _members(path: Path) -> list[tarfile.TarInfo]:
@@ -275,6 +275,8 @@ def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.T
             raise DataError(
                 f"{path} holds {member.name!r} as a link, a folder or twice, as ImageNet's never do; fetch it again"
             )
+        if member.offset_data + member.size > path.stat().st_size:
+            raise tarfile.ReadError(f"it ends within {member.name}")
         seen.add(member.name)
         yield member
     _check_end(path, archive.offset, end)
@@ -318,12 +320,14 @@ def _inner_tar(archive: Path, start: int) -> Iterator[tarfile.TarFile]:
 def _damage_named(path: Path, what: str) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, EOFError) as error:
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); mend that and run the same command again") from None
+    except Exception as error:  # tarfile raises many types on damaged headers
         raise DataError(
             f"{path} is cut off or damaged at {what} ({first_line(error)}); fetch it again: the same command goes on"
         ) from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); mend that and run the same command again") from None
 
 
 @contextmanager

@@ -9,8 +9,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from lockstep.untrusted import read_bytes
+
 if TYPE_CHECKING:  # processes that only move files need no torch
     import torch
+
+
+MOST_IMAGE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class ImageFile(Protocol):
     """An encoded image: a Path is one, an image of a split another. As a string it is its place, for messages."""
 
     def read_bytes(self) -> bytes | memoryview:
-        """The file as it is: JPEG, PNG, WebP or another form that Pillow knows.
+        """The file as it is: JPEG, PNG, WebP or another of the forms of `lockstep.data.images`.
 
         Raises:
             OSError: It cannot be read.
@@ -103,7 +108,7 @@ class FileSplit(EncodedSplit):
         return str(self.paths[sample])
 
     def read(self, sample: int) -> bytes:
-        return self.paths[sample].read_bytes()
+        return read_bytes(self.paths[sample], MOST_IMAGE_BYTES)
 
     def open(self, sample: int) -> BinaryIO:
         return self.paths[sample].open("rb")

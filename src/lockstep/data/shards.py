@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import tarfile
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from lockstep.data.packed import BLOCK
 from lockstep.data.processes import Advance
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.records import write_json
+from lockstep.untrusted import read_json
 
 LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # a file's own faults; others pass, or are the machine's
 
@@ -59,7 +59,7 @@ class ShardRecord:
     def of(cls, task: ShardTask) -> ShardRecord | None:
         """The record of a shard that was written before; None: there is none, or of other files, or of less."""
         try:
-            record = cls(**json.loads(task.record_path.read_text(encoding="utf-8")))
+            record = cls(**read_json(task.record_path))
             same = record.source == task.source and task.path.stat().st_size == record.size_bytes
             return record if same and (task.skip_corrupt or not record.left_out) else None
         except (OSError, ValueError, TypeError):

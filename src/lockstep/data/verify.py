@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from zlib import crc32
 
@@ -82,10 +81,10 @@ def _read_index(folder: Path, part: PackedPart) -> tuple[npt.NDArray[np.void], l
     path = folder / INDEX_FILE
     try:
         content = path.read_bytes()
-        index = np.load(BytesIO(content), allow_pickle=False)
+        index = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # mapped: it claims no more than there is
     except OSError as error:
         return np.empty(0, ROW), [f"{path} cannot be read ({error.strerror})"]
-    except (ValueError, EOFError):
+    except Exception:  # NumPy raises many types on damaged headers
         index = None
     same = hashlib.sha256(content).hexdigest() == part.index_sha256
     if not same or index is None or index.dtype != ROW or index.shape != (part.samples,):

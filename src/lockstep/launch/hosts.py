@@ -56,9 +56,10 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         ConfigError: It cannot be read, a line is no host, or there is none.
     """
     try:
-        return parse_hostfile(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--hostfile {path}: {error.strerror}") from None
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hostfile {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    return parse_hostfile(text)
 
 
 def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:

@@ -28,11 +28,11 @@ import psutil
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
-from lockstep.interfaces import address_towards, interface_of
+from lockstep.interfaces import address_towards, addresses, interface_of, only_address
 from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
-from lockstep.launch.reach import Doors, addresses, listen, reachable
+from lockstep.launch.reach import Doors, listen, reachable
 from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.wire import (
     HEARTBEAT_SECONDS,
@@ -44,7 +44,6 @@ from lockstep.launch.wire import (
     receive,
     text_of,
 )
-from lockstep.store import EVERYWHERE
 from lockstep.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
@@ -252,12 +251,13 @@ class Node:
     def _meeting_point(self, name: str, port: int) -> tuple[str, str, int, str]:
         """Where to listen, where the point is, and this host's own address, for nodes that are started by hand."""
         address = _resolved(name)
-        own = [each for _, each in addresses(self._job.interfaces)]
+        pairs = addresses(self._job.interfaces)
+        own = [each for _, each in pairs]
         if self._job.node == 0 and address.startswith("127.") and name != "localhost" and not name.startswith("127."):
             # Debian calls a host 127.0.1.1 in its own /etc/hosts; the others know it by another address
             if not own:
                 raise NodeError(f"calls itself {address}, and has no other address; give --master-addr an address")
-            return EVERYWHERE, own[0], port, own[0]
+            return own[0] if self._job.interfaces else only_address(pairs), own[0], port, own[0]
         if address.startswith("127."):
             return address, address, port, address
         return address, address, port, own[0] if self._job.interfaces and own else address_towards(address)

@@ -9,36 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-import psutil
-
-VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 ATTEMPT_SECONDS = 5.0
-
-
-def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
-    """This host's (interface, address) pairs by which others may reach it: the likeliest first.
-
-    Loopback, link-local addresses and interfaces that are down are left out; IPv6 and containers' bridges come last.
-
-    Args:
-        only: The names of the interfaces to look at; empty: all.
-    """
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = []
-    for name, each in psutil.net_if_addrs().items():
-        for entry in each:
-            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up or (only and name not in only):
-                continue
-            address = ipaddress.ip_address(entry.address.partition("%")[0])
-            if not (address.is_loopback or address.is_link_local):
-                found.append((address.version, name, str(address)))
-    found.sort(key=lambda item: (item[1].startswith(VIRTUAL), item[0]))
-    return [(name, address) for _, name, address in found]
 
 
 def listen(address: str, port: int = 0) -> socket.socket:

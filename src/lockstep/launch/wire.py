@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.untrusted import parse_json
+
 # The agreement of both sides on these messages; hosts with another one have another Lockstep.
 PROTOCOL = 2
 NOBODY_SPOKE = 79  # the exit code of a node process that is told nothing: it could have been used
@@ -25,7 +27,7 @@ async def receive(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     """The next message; None at the end of the stream. What is none, such as a login's greeting, is passed over."""
     while line := await reader.readline():
         try:
-            message = json.loads(line)
+            message = parse_json(line)
         except ValueError:
             continue
         if isinstance(message, dict):

@@ -12,11 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.config import TrainConfig
 from lockstep.config_mapping import from_mapping
 from lockstep.errors import ConfigError
+from lockstep.untrusted import MOST_YAML_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent
 # Data sets that have no recipe of their own name.
@@ -75,13 +74,14 @@ def _read(name: str) -> tuple[Any, str]:
     """What a recipe's YAML holds, and its path for messages."""
     path = FOLDER / f"{name}.yaml" if name in names() else Path(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # a pipe as well, which the user has named
+            text = file.read(MOST_YAML_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         near = get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"recipes are {', '.join(names())}"
         raise ConfigError(f"--config {name}: cannot be read ({error}); {hint}") from None
     try:
-        values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        values = parse_yaml(text) or {}
+    except ValueError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
     return values, str(path)

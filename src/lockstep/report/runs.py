@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.records import read_records
 from lockstep.report.fields import number, text, whole
 from lockstep.report.run import Run, Split
 from lockstep.report.run_curve import Curve
+from lockstep.untrusted import read_json, read_yaml
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")
@@ -146,11 +144,11 @@ class _Columns:
 def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
     path = folder / "environment.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_json(path)
     except FileNotFoundError:
         warn(f"{folder} has no environment.json: machine and versions of this run are unknown")
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         warn(f"{path} cannot be read: {_reason(error)}")
         return {}
     return facts if isinstance(facts, dict) else {}
@@ -159,11 +157,11 @@ def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]
 def _config(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
     path = folder / "config.yaml"
     try:
-        config = _with_text_keys(yaml.safe_load(path.read_text(encoding="utf-8")))
+        config = _with_text_keys(read_yaml(path))
     except FileNotFoundError:
         warn(f"{folder} has no config.yaml: precision, seed and other settings of this run are unknown")
         return {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         warn(f"{path} cannot be read: {_reason(error)}")
         return {}
     return config if isinstance(config, dict) else {}

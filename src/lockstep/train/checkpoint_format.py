@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.train.snapshot import Snapshot, Tensors
+from lockstep.untrusted import parse_json, read_json
 
 FORMAT = 1
 PARTIAL = ".partial-"
@@ -101,17 +102,17 @@ def load(path: Path, verified: bool = False) -> Snapshot:
     try:
         average, strategy = (read_tensors(path / name) if name in files else {} for name in OPTIONAL)
         return Snapshot(
-            step=int(state["step"]),
+            step=_count(state["step"]),
             model=read_tensors(path / MODEL_FILE),
             optimizer=_join_optimizer(state["optimizer"], read_tensors(path / OPTIMIZER_FILE)),
-            progress=state["progress"],
-            about=state["about"],
-            job=state["job"],
+            progress=_mapping(state["progress"]),
+            about=_mapping(state["about"]),
+            job=_mapping(state["job"]),
             average=average,
             strategy=strategy,
-            precision=state.get("precision", {}),
+            precision=_mapping(state.get("precision", {})),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
 
 
@@ -140,7 +141,10 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
         text = (file.metadata() or {}).get(METADATA_KEY)
     if text is None:
         raise CheckpointError(f"{path} does not say which model it holds; give a file that Lockstep exported")
-    return weights, json.loads(text)
+    try:
+        return weights, dict(_mapping(parse_json(text)))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -196,11 +200,26 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]
 def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {}
     for parameter, entries in scalars["values"].items():
-        state.setdefault(int(parameter), {}).update(entries)
+        state.setdefault(int(parameter), {}).update(_mapping(entries))
     for key, tensor in tensors.items():
         parameter, _, name = key.partition(".")
         state.setdefault(int(parameter), {})[name] = tensor
-    return {"state": state, "param_groups": scalars["groups"]}
+    groups = scalars["groups"]
+    if not (isinstance(groups, list) and all(isinstance(_mapping(group).get("params"), list) for group in groups)):
+        raise TypeError("the optimizer's groups list no parameters")
+    return {"state": state, "param_groups": groups}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a {type(value).__name__} where there should be a mapping")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{str(value)[:40]} is no number of steps")
+    return value
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -214,7 +233,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -17,6 +17,7 @@ from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import pretrained, registry
+from lockstep.train.about import About
 from lockstep.train.batching import plan_batches
 from lockstep.train.checkpoint import load_model
 from lockstep.train.evaluation import evaluate
@@ -56,15 +57,13 @@ def load_network(path: Path, arch: str | None = None) -> Network:
         CheckpointError: There is no such thing, it is damaged, it is another network, or its model cannot be rebuilt by
             name.
     """
-    weights, about = load_model(path)
+    weights, said = load_model(path)
     try:
-        spec = InputSpec(
-            **{**about["input"], "mean": tuple(about["input"]["mean"]), "std": tuple(about["input"]["std"])}
-        )
-        classes, named = tuple(about["classes"]), str(about["arch"])
-    except (KeyError, TypeError) as error:
+        about = About.read(said)
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
-    arch = agree_on_arch(path, named, arch)
+    classes, spec = about.classes, about.input
+    arch = agree_on_arch(path, about.arch, arch)
     try:
         model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
     except (ConfigError, TypeError) as error:
@@ -77,7 +76,7 @@ def load_network(path: Path, arch: str | None = None) -> Network:
         (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path}: the weights do not fit {arch}: {str(error).splitlines()[-1].strip()}") from None
-    return Network(model.float(), classes, spec, about.get("data", ""))
+    return Network(model.float(), classes, spec, about.data)
 
 
 def agree_on_arch(path: Path, named: str, given: str | None) -> str:
@@ -109,9 +108,10 @@ def load_old_network(path: Path, arch: str | None, data: ImageData) -> Network:
         CheckpointError: It is damaged, names no network, or its weights are another one's.
     """
     old = read(path)
-    arch = arch or old.arch
     if arch is None:
-        raise CheckpointError(f"{path} does not say which network it holds; add -a NAME (see `lockstep models`)")
+        if old.arch is None:
+            raise CheckpointError(f"{path} does not say which network it holds; add -a NAME (see `lockstep models`)")
+        arch = agree_on_arch(path, old.arch, None)
     side = min(data.input.height, data.input.width)
     model = registry.build(arch, len(data.classes), data.input.channels, side)
     load_weights(old, model, arch)

@@ -8,6 +8,8 @@ from typing import Any
 
 from lockstep.train.metrics import Totals
 
+LARGEST_STEP = 1 << 53  # floats count exactly up to here, and no run takes so many
+
 
 @dataclass
 class Progress:
@@ -53,4 +55,23 @@ class Progress:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Progress:
-        return cls(**{**values, "epoch_totals": Totals(**values["epoch_totals"])})
+        """What `to_mapping` gave, read back from a file that may be anyone's.
+
+        Raises:
+            TypeError, ValueError, KeyError: A value is missing, of another type, or none that a run can have.
+        """
+        totals = Totals(**values["epoch_totals"])
+        progress = cls(**{**values, "epoch_totals": totals})
+        counts = [progress.step, progress.skipped_steps, progress.skipped_in_a_row, progress.best_step]
+        if not isinstance(progress.overflowed, list):
+            raise TypeError("overflowed is no list")
+        for count in (*counts, *progress.overflowed):
+            if type(count) is not int or not 0 <= count < LARGEST_STEP:
+                raise ValueError(f"{str(count)[:40]} is no number of steps")
+        times = [progress.seconds, progress.epoch_seconds, progress.epoch_wait_seconds]
+        for figure in (*times, progress.best_top1, *asdict(totals).values()):
+            if type(figure) not in (int, float):
+                raise TypeError(f"{str(figure)[:40]} is no number")
+        if not all(0 <= each < LARGEST_STEP for each in times) or progress.skipped_steps > progress.step:
+            raise ValueError("its times or skipped steps cannot be")
+        return progress

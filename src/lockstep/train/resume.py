@@ -175,5 +175,5 @@ def restore(
         else:
             strategy.forget_gradients()
         return Progress.from_mapping(snapshot.progress)
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} does not fit this model: {error}") from None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from lockstep.errors import ConfigError
 from lockstep.run_names import RUNS
+from lockstep.untrusted import read_yaml
 from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
 from lockstep.watch.values import count, number
@@ -150,11 +151,9 @@ class RunWatch:
 
 def read_config(run: Path) -> Mapping[str, Any]:
     """A run's configuration; empty if there is none, or a half-written one."""
-    import yaml
-
     try:
-        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        config = read_yaml(run / "config.yaml")
+    except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
 

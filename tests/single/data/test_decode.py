@@ -237,6 +237,26 @@ def test_a_large_jpeg_is_reduced_in_decoding_and_looks_the_same(
     assert np.abs(ours.astype(int) - whole).mean() < 1  # of 255
 
 
+def _scans(number: int) -> bytes:
+    """A progressive JPEG with one of its scans written many times."""
+    file = BytesIO()
+    _colours(64, 64).save(file, "JPEG", progressive=True)
+    parts = file.getvalue()[:-2].split(b"\xff\xda")
+    return b"\xff\xda".join([*parts, *parts[-1:] * (number - len(parts) + 1)]) + b"\xff\xd9"
+
+
+def test_images_that_would_run_programs_or_take_minutes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(owned) (w) file closefile\n")
+    with pytest.raises(CorruptImageError, match="cannot identify"):
+        decode(path, 3)
+    path.write_bytes(_scans(60))
+    assert decode(path, 3).shape == (64, 64, 3)
+    path.write_bytes(_scans(101))
+    with pytest.raises(CorruptImageError, match="more than 100 scans"):
+        decode(path, 3)
+
+
 def test_what_simplejpeg_refuses_is_for_pillow_to_judge() -> None:
     """A JPEG with rubbish after its end has all of its picture, so it is none of those that are damaged."""
     content = _as_jpeg(_colours(40, 30)).content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from PIL import Image
 
 from lockstep.cli import main
 from lockstep.config import DataConfig
-from lockstep.data import catalog
+from lockstep.data import catalog, meta_mat
 from lockstep.data.lock import alone
 from lockstep.data.prepare_imagenet import look, md5, prepare
 from lockstep.errors import ConfigError, DataError
@@ -291,6 +292,18 @@ def test_reading_and_writing_are_told_apart(archives: Archives, tmp_path: Path) 
 
 def test_a_meta_mat_that_scipy_chokes_on_is_one_message(archives: Archives) -> None:
     _write_devkit(archives[2], TRUTH, meta=b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400))
+    with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
+        look(*archives)
+
+
+def test_a_devkit_that_unpacks_without_end_or_crashes_scipy_is_one_message(
+    archives: Archives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives[2].write_bytes(gzip.compress(_tar({"ILSVRC2012_devkit_t12/readme": bytes(65 << 20)}), 1))
+    with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
+        look(*archives)
+    _write_devkit(archives[2], TRUTH)
+    monkeypatch.setattr(meta_mat, "__name__", "faulthandler")  # any module that says nothing: as if it had crashed
     with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
         look(*archives)
 

@@ -7,8 +7,8 @@ import ipaddress
 
 import pytest
 
-from lockstep.interfaces import address_towards, interface_of
-from lockstep.launch.reach import Doors, addresses, listen, reachable
+from lockstep.interfaces import address_towards, addresses, interface_of
+from lockstep.launch.reach import Doors, listen, reachable
 
 
 def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:

@@ -17,9 +17,12 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.data import digits
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint, checkpoint_format
 from lockstep.train.checkpoint import CheckpointFolder
+from lockstep.train.inference import load_network, load_old_network
+from lockstep.train.progress import Progress
 from lockstep.train.snapshot import Snapshot
 
 ABOUT = {"arch": "digits-net", "classes": ["a", "b"]}
@@ -183,13 +186,65 @@ def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
 
 def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
     path = _save(tmp_path, _snapshot(1))
-    for state in ([], {"step": "x"}, {"step": 1, "optimizer": 3}):
-        (path / "state.json").write_text(json.dumps(state))
+    whole = json.loads((path / "state.json").read_text())
+    wrong = [
+        *([], {"step": "x"}, {"step": 1, "optimizer": 3}),
+        *({**whole, "step": step} for step in (1e308, True, -1, 1 << 80)),
+        *({**whole, name: 3} for name in ("progress", "job", "about", "precision")),
+        *({**whole, "optimizer": {"values": {}, "groups": groups}} for groups in (3, [3], [{"params": 3}])),
+    ]
+    for text in [*map(json.dumps, wrong), "[" * 100_000]:
+        (path / "state.json").write_text(text)
         manifest = json.loads((path / "manifest.json").read_text())
         manifest["files"]["state.json"] = checkpoint_format.describe_file(path / "state.json")
         (path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(CheckpointError, match=str(path)):
             checkpoint_format.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"step": value} for value in (1e308, True, "1", -1, 1 << 80)),
+        *({"overflowed": 3}, {"seconds": "long"}, {"seconds": float("nan")}, {"skipped_steps": 9}),
+        *({"epoch_totals": {"loss": []}}, {"epoch_totals": 3}, {"unheard_of": 1}),
+    ],
+)
+def test_progress_that_no_run_can_have_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Progress.from_mapping({**Progress(step=7).to_mapping(), **change})
+
+
+INPUT = {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"arch": 3}, {"classes": "abc"}, {"classes": [1]}, {"classes": []}, {"data": ["digits"]}, {"input": []}),
+        *({"input": {**INPUT, name: 1 << 40}} for name in ("channels", "height", "width")),
+        *({"input": {**INPUT, "std": std}} for std in ([0.0], ["x"], [0.5, 0.5], 0.5)),
+        {"input": {**INPUT, "crop_ratio": float("nan")}},
+    ],
+)
+def test_a_model_that_says_nonsense_of_itself_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    about = {"arch": "digits-net", "classes": ["a"], "input": INPUT, **change}
+    checkpoint_format.export(tmp_path / "m.safetensors", {"w": torch.zeros(1)}, about)
+    with pytest.raises(CheckpointError, match="does not say which model"):
+        load_network(tmp_path / "m.safetensors")
+
+
+def test_code_that_a_file_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attack.py").write_text("open('owned', 'w').close()\ndef build(num_classes): pass\n")
+    monkeypatch.chdir(tmp_path)
+    about = {"arch": "attack:build", "classes": ["a"], "input": INPUT}
+    checkpoint_format.export(tmp_path / "m.safetensors", {"w": torch.zeros(1)}, about)
+    torch.save({"state_dict": {"w": torch.zeros(1)}, "arch": "attack:build", "epoch": 1}, "m.pth")
+    with pytest.raises(CheckpointError, match="if you trust that code"):
+        load_network(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="if you trust that code"):
+        load_old_network(tmp_path / "m.pth", None, digits.load())
+    assert not (tmp_path / "owned").exists()
 
 
 def test_an_exported_model_says_what_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""What a file of weights says of itself, read as anybody may have written it: types and sizes are checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.data.sets import InputSpec
+
+MOST_CLASSES = 1_000_000  # the logits of as many are 4 MB an image
+MOST_SIDE = 16_384  # pixels
+MOST_CHANNELS = 1_024
+
+
+@dataclass(frozen=True)
+class About:
+    """Architecture, class names, input, and the data set that it was trained on."""
+
+    arch: str
+    classes: tuple[str, ...]
+    input: InputSpec
+    data: str = ""
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> About:
+        """Read what an exported file or a checkpoint says.
+
+        Raises:
+            KeyError, TypeError, ValueError: Something is missing, of another type, or none that a network can have.
+        """
+        classes, data = said["classes"], said.get("data", "")
+        if not (isinstance(said["arch"], str) and isinstance(data, str)):
+            raise TypeError("its arch or data is no text")
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise TypeError("its classes are no list of texts")
+        if not 1 <= len(classes) <= MOST_CLASSES:
+            raise ValueError(f"it has {len(classes):,} classes")
+        return cls(said["arch"], tuple(classes), _input(said["input"]), data)
+
+
+def _input(said: Mapping[str, Any]) -> InputSpec:
+    if not isinstance(said, Mapping) or not all(isinstance(said[name], list) for name in ("mean", "std")):
+        raise TypeError("its input is of another form")
+    spec = InputSpec(**{**said, "mean": tuple(said["mean"]), "std": tuple(said["std"])})
+    for name, most in (("channels", MOST_CHANNELS), ("height", MOST_SIDE), ("width", MOST_SIDE)):
+        value = getattr(spec, name)
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"its input has {name} {str(value)[:40]}")
+    figures = (*spec.mean, *spec.std, spec.crop_ratio)
+    if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
+        raise ValueError("its mean, std or crop_ratio is no number")
+    if not len(spec.mean) == len(spec.std) == spec.channels or not all(spec.std) or not 0 < spec.crop_ratio <= 1:
+        raise ValueError("its mean, std or crop_ratio cannot be")
+    return spec

@@ -1,0 +1,98 @@
+"""Reading text, JSON and YAML that anybody may have written: bounded in size, and whatever is wrong is a ValueError."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
+MOST_YAML_NODES = 100_000
+MOST_YAML_BYTES = 1 << 20  # PyYAML takes some seconds for that; a configuration has a few thousand
+
+
+def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a plain file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is larger than `most_bytes`, or a pipe or device, whose reading may never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no plain file")
+        content = file.read(status.st_size + 1) if status.st_size <= most_bytes else b""
+    if max(len(content), status.st_size) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: It is none, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+    """The value in a JSON file; raises as `read_bytes` and `parse_json` do."""
+    return parse_json(read_bytes(path, most_bytes))
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """The value of a YAML text of plain values. Its aliases count as what they stand for, which can be gigabytes.
+
+    Raises:
+        ValueError: It is none, too long, nested too deeply, or asks for anything that is no plain value.
+    """
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            before, is_alias = self.nodes, self.check_event(yaml.AliasEvent)
+            self.nodes += not is_alias
+            node = super().compose_node(parent, index)
+            if is_alias and node not in sizes:
+                raise ValueError("it has an alias within what the alias stands for")
+            self.nodes += sizes[node] if is_alias else 0
+            if self.nodes > MOST_YAML_NODES:
+                raise ValueError(f"it has more than {MOST_YAML_NODES:,} values")
+            sizes.setdefault(node, self.nodes - before)
+            return node
+
+    sizes: dict[Any, int] = {}
+    if len(text) > MOST_YAML_BYTES:
+        raise ValueError(f"it has more than {MOST_YAML_BYTES:,} bytes")
+    try:
+        return yaml.load(text, Plain)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        raise
+    except Exception as error:  # PyYAML's constructors raise several types on malformed values
+        raise ValueError(f"it holds a malformed value ({error!r})") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The value in a YAML file; raises as `read_bytes` and `parse_yaml` do."""
+    return parse_yaml(read_bytes(path, MOST_YAML_BYTES))
+
+
+def printable(text: str) -> str:
+    """A text without what would steer a terminal, such as escape sequences and changes of writing direction."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )

@@ -1,0 +1,708 @@
+"""What is fuzzed: each parser of what others may have written, with a valid input that the real writer made.
+
+A target's `read` takes the hostile bytes and may raise `allowed` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from mutations import MARKER, bytes_like, json_like
+from PIL import Image
+from torch import nn
+
+from lockstep import errors
+
+HELPERS = Path(__file__).resolve().parents[2] / "single"
+sys.path += [str(HELPERS / "report"), str(HELPERS / "data")]
+GIB = 1 << 30
+
+
+@dataclass
+class Target:
+    """A parser.
+
+    Args:
+        seed: A valid input.
+        as_json: Whether values within it are changed, too.
+        memory_bytes: By which the process may grow.
+    """
+
+    seed: bytes
+    read: Callable[[bytes], object]
+    allowed: tuple[type[BaseException], ...] = ()
+    as_json: bool = False
+    memory_bytes: int = GIB
+
+    @property
+    def inputs(self) -> st.SearchStrategy[bytes]:
+        return json_like(self.seed) if self.as_json else bytes_like(self.seed)
+
+
+Make = Callable[[Path], Target]
+TARGETS: dict[str, Make] = {}
+
+
+def target(make: Make) -> Make:
+    TARGETS[make.__name__.replace("_", "-")] = make
+    return make
+
+
+def _lines(records: list[Any]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def _image(form: str, **options: Any) -> bytes:
+    y, x = np.mgrid[0:48, 0:64]
+    pixels = np.stack([x * 3, y * 4, (x + y) * 2], 2).astype(np.uint8)
+    stored = io.BytesIO()
+    Image.fromarray(pixels).save(stored, form, **options)
+    return stored.getvalue()
+
+
+# Values and configurations
+
+
+@target
+def yaml(folder: Path) -> Target:
+    from lockstep.untrusted import parse_yaml
+
+    return Target(
+        b"a: &a {x: 1, y: [1, 2.5, '3']}\nb: {<<: *a, d: 2020-01-01}\nc: !!binary aGk=\n", parse_yaml, (ValueError,)
+    )
+
+
+@target
+def json_value(folder: Path) -> Target:
+    from lockstep.untrusted import parse_json
+
+    return Target(b'{"a": [1, 2.5, "x", null, true], "b": {"c": "d"}}', parse_json, (ValueError,), as_json=True)
+
+
+def _config() -> dict[str, Any]:
+    from lockstep import recipes
+    from lockstep.config_mapping import to_mapping
+
+    return to_mapping(recipes.load("cifar10"))
+
+
+@target
+def recipe_yaml(folder: Path) -> Target:
+    import yaml
+
+    from lockstep import recipes
+
+    return Target(
+        yaml.safe_dump(_config()).encode(),
+        _of_file(folder / "r.yaml", lambda path: recipes.load(str(path))),
+        (errors.ConfigError,),
+    )
+
+
+@target
+def recipe_values(folder: Path) -> Target:
+    from lockstep import recipes
+
+    seed = json.dumps({**_config(), "for_arch": {"resnet50": {"optim": {"lr": 0.1}}}}).encode()  # JSON is YAML
+    return Target(
+        seed, _of_file(folder / "v.yaml", lambda path: recipes.load(str(path))), (errors.ConfigError,), as_json=True
+    )
+
+
+@target
+def horovod_config(folder: Path) -> Target:
+    from lockstep.cli.horovod_flags import build_parser, words_of_file
+
+    parser = build_parser()
+    seed = (
+        b'{"verbose": true, "params": {"fusion_threshold_mb": 32, "cache-capacity": 9}, "stall_check": {"enabled": 0}}'
+    )
+    return Target(
+        seed, _of_file(folder / "h.yaml", lambda path: words_of_file(path, parser)), (errors.ConfigError,), as_json=True
+    )
+
+
+def _of_file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    def put(data: bytes) -> object:
+        path.write_bytes(data)
+        return read(path)
+
+    return put
+
+
+# Checkpoints and weights
+
+ABOUT = {
+    "arch": "digits-net",
+    "classes": ["zero", "one"],
+    "input": {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5], "crop_ratio": 1.0},
+    "data": "digits",
+}
+
+
+def _checkpoint(folder: Path) -> Path:
+    from lockstep.train.checkpoint import CheckpointFolder, Snapshot
+    from lockstep.train.progress import Progress
+
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    progress = Progress(step=7, overflowed=[3], skipped_steps=1).to_mapping()
+    snapshot = Snapshot(7, dict(net.state_dict()), optimizer.state_dict(), progress, ABOUT, {"--seed": 0})
+    CheckpointFolder(folder / "checkpoints", 3).save(lambda: snapshot)
+    return folder / "checkpoints" / "step-00000007"
+
+
+def _restore(path: Path, name: str) -> Callable[[bytes], object]:
+    """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
+    from lockstep.train import checkpoint
+    from lockstep.train.ema import NoAverage
+    from lockstep.train.precision.base import Precision
+    from lockstep.train.resume import restore
+    from lockstep.train.strategies.base import Strategy
+
+    def read(data: bytes) -> object:
+        (path / name).write_bytes(data)
+        if name != checkpoint.MANIFEST_FILE:
+            manifest = json.loads(whole)
+            manifest["files"][name] = checkpoint._describe_file(path / name)
+            (path / checkpoint.MANIFEST_FILE).write_text(json.dumps(manifest))
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(net.parameters())
+        return restore(path, {}, net, NoAverage(net), optimizer, Strategy.__new__(Strategy), Precision())
+
+    whole = (path / checkpoint.MANIFEST_FILE).read_text()
+    return read
+
+
+def _of_checkpoint(name: str) -> Make:
+    def make(folder: Path) -> Target:
+        path = _checkpoint(folder)
+        seed = (path / name).read_bytes()
+        return Target(seed, _restore(path, name), (errors.CheckpointError,), as_json=name.endswith("json"))
+
+    make.__name__ = f"checkpoint_{Path(name).stem}"
+    return target(make)
+
+
+for _name in ("state.json", "manifest.json", "model.safetensors", "optimizer.safetensors"):
+    _of_checkpoint(_name)
+
+
+@target
+def exported_file(folder: Path) -> Target:
+    from lockstep.models import registry
+    from lockstep.train import checkpoint
+    from lockstep.train.inference import load_network
+
+    path = folder / "m.safetensors"
+    checkpoint.export(path, dict(registry.build("digits-net", 2, 1, 8).state_dict()), ABOUT)
+    return Target(path.read_bytes(), _of_file(path, load_network), (errors.CheckpointError,))
+
+
+@target
+def exported_about(folder: Path) -> Target:
+    from safetensors.torch import save_file
+
+    from lockstep.train.inference import load_network
+
+    path = folder / "a.safetensors"
+
+    def read(data: bytes) -> object:
+        save_file({"w": torch.zeros(1)}, path, metadata={"lockstep": data.decode("latin1")})
+        return load_network(path)
+
+    return Target(json.dumps(ABOUT).encode(), read, (errors.CheckpointError,), as_json=True)
+
+
+def _old(folder: Path, zipped: bool) -> Target:
+    from lockstep.models import pretrained, registry
+    from lockstep.train import old_checkpoint
+
+    net = registry.build("digits-net", 10, 1, 8)
+    path = folder / "old.pth"
+    content = {
+        "state_dict": {"w": torch.ones(2, 3), "b": torch.zeros(2)},
+        "epoch": 3,
+        "arch": "resnet18",
+        "best_prec1": 9.5,
+    }
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+
+    def read(path: Path) -> None:
+        old_checkpoint.load_weights(old_checkpoint.read(path), net, "digits-net")
+        pretrained.read_tensors(path)
+
+    return Target(path.read_bytes(), _of_file(path, read), (errors.CheckpointError,))
+
+
+@target
+def old_checkpoint_zip(folder: Path) -> Target:
+    return _old(folder, zipped=True)
+
+
+@target
+def old_checkpoint_pickle(folder: Path) -> Target:
+    return _old(folder, zipped=False)
+
+
+# Data
+
+
+@target
+def cifar_batch(folder: Path) -> Target:
+    from lockstep.data.named import _join_batches
+
+    seed = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2], "filenames": ["a", "b"]}, 2)
+    return Target(seed, _of_file(folder / "batch", lambda path: _join_batches([path])), (errors.DataError,))
+
+
+def _of_image(form: str, **options: Any) -> Make:
+    def make(folder: Path) -> Target:
+        from lockstep.data.decode import decode, evaluation_pixels
+        from lockstep.data.encode import Encoding
+        from lockstep.data.images import header
+        from lockstep.data.sets import FileSplit, InputSpec
+
+        spec = InputSpec(3, 16, 16, (0.0,) * 3, (1.0,) * 3, 0.875)
+        smaller = Encoding(short_side=24)
+
+        def read(path: Path) -> None:
+            image = FileSplit([path], [0]).image(0)
+            header(FileSplit([path], [0]), 0)
+            for use in (
+                lambda: decode(image, 1),
+                lambda: evaluation_pixels(image, spec),
+                lambda: smaller.apply(path.read_bytes(), path),
+            ):
+                with suppress(errors.CorruptImageError):
+                    use()
+
+        return Target(
+            _image(form, **options), _of_file(folder / "i.jpg", read), (errors.DataError,), memory_bytes=2 * GIB
+        )
+
+    make.__name__ = f"image_{form.lower()}{''.join(f'_{name}' for name in options)}"
+    return target(make)
+
+
+_of_image("JPEG")
+_of_image("JPEG", progressive=True)
+for _name in ("PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
+    _of_image(_name)
+_of_image("TIFF", compression="tiff_lzw")
+
+
+def _pack(folder: Path) -> Path:
+    from packs import pack_folder
+
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            place = folder / "images" / part / name
+            place.mkdir(parents=True)
+            for number in range(3):
+                (place / f"{number}.jpg").write_bytes(_image("JPEG", quality=30 + number))
+    return pack_folder(folder / "images", folder / "pack")
+
+
+def _of_pack(name: str) -> Make:
+    def make(folder: Path) -> Target:
+        from lockstep.data import packed, verify
+
+        pack = _pack(folder)
+        path = pack / name if "*" not in name else sorted(pack.glob(name))[0]
+
+        def read(path: Path) -> None:
+            with suppress(errors.DataError):
+                for task in verify.plan(pack).tasks:
+                    verify.verify_task(task, lambda count: None)
+            for split in packed.splits(pack, packed.Manifest.read(pack)):
+                for sample in range(min(9, len(split))):
+                    split.read(sample)
+                    split.name(sample)
+
+        return Target(path.read_bytes(), _of_file(path, read), (errors.DataError,), as_json=name.endswith("json"))
+
+    make.__name__ = f"pack_{Path(name).suffix[1:]}"
+    return target(make)
+
+
+for _name in ("dataset.json", "train/index.npy", "train/*.tar"):
+    _of_pack(_name)
+
+
+@target
+def shard_record(folder: Path) -> Target:
+    from lockstep.data.encode import Encoding
+    from lockstep.data.shards import ShardRecord, ShardTask
+
+    task = ShardTask(folder / "s.tar", (), "digest", Encoding())
+    task.path.write_bytes(b"x" * 9)
+    seed = {"source": "digest", "size_bytes": 9, "sha256": "0" * 64, "rows": [[1, 2, 3, 4, 5]], "left_out": []}
+    return Target(
+        json.dumps(seed).encode(), _of_file(task.record_path, lambda path: ShardRecord.of(task)), (), as_json=True
+    )
+
+
+def _tar(members: dict[str, bytes]) -> bytes:
+    stored = io.BytesIO()
+    with tarfile.open(fileobj=stored, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stored.getvalue()
+
+
+def _meta() -> bytes:
+    from scipy import io as scipy_io
+
+    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
+    rows = [(1, "n00000001", "a thing", 0), (2, "n00000002", "another", 0), (3, "n00000003", "things", 2)]
+    stored = io.BytesIO()
+    scipy_io.savemat(stored, {"synsets": np.array(rows, fields).reshape(-1, 1)})
+    return stored.getvalue()
+
+
+def _of_imagenet(which: str) -> Make:
+    def make(folder: Path) -> Target:
+        from lockstep.data import prepare_imagenet
+        from lockstep.data.prepare_imagenet import look, prepare
+
+        # It has a target of its own, as it starts a process.
+        prepare_imagenet.meta_mat = SimpleNamespace(read=lambda meta: {1: "n00000001", 2: "n00000002"})
+        base, image = "ILSVRC2012_devkit_t12/data/", _image("JPEG")
+        contents = {
+            "train": _tar({f"n0000000{n}.tar": _tar({f"n0000000{n}_{i}.JPEG": image for i in (3, 4)}) for n in (1, 2)}),
+            "val": _tar({f"ILSVRC2012_val_0000000{n}.JPEG": image for n in (1, 2)}),
+            "devkit": _tar({f"{base}meta.mat": _meta(), f"{base}ILSVRC2012_validation_ground_truth.txt": b"1\n2\n"}),
+        }
+        paths = {name: folder / f"{name}.tar" for name in contents}
+        for name, content in contents.items():
+            paths[name].write_bytes(content)
+
+        def read(path: Path) -> None:
+            shutil.rmtree(folder / "dest", ignore_errors=True)
+            prepare(look(*paths.values()), folder / "dest", lambda count: None)
+
+        seed = contents[which]
+        put = _of_file(paths[which], read)
+        return Target(seed, put if which != "devkit" else lambda data: put(gzip.compress(data, 1)), (errors.DataError,))
+
+    make.__name__ = f"imagenet_{which}"
+    return target(make)
+
+
+for _name in ("train", "val", "devkit"):
+    _of_imagenet(_name)
+
+
+@target
+def imagenet_devkit_gzip(folder: Path) -> Target:
+    inner = _of_imagenet("devkit")(folder)
+    path = folder / "devkit.tar"
+
+    def read(data: bytes) -> object:
+        from lockstep.data.prepare_imagenet import look
+
+        path.write_bytes(data)
+        return look(folder / "train.tar", folder / "val.tar", path)
+
+    return Target(gzip.compress(inner.seed), read, (errors.DataError,))
+
+
+@target
+def meta_mat(folder: Path) -> Target:
+    """SciPy's reader crashes: each input has a child of its own here too, forked, as a new Python takes a second."""
+    import subprocess
+
+    import scipy.io
+
+    from lockstep.data import meta_mat as module
+
+    def run(command: list[str], input: bytes, **options: Any) -> Any:
+        out = folder / "out"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with out.open("wb") as file:
+                    os.dup2(file.fileno(), 1)
+                sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
+                sys.stdin = SimpleNamespace(buffer=io.BytesIO(input))
+                module._main()
+                sys.stdout.flush()
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), out.read_bytes(), b"")
+
+    assert scipy.io
+    module.subprocess = type("S", (), {"run": staticmethod(run), "TimeoutExpired": subprocess.TimeoutExpired})
+    module.MEMORY_BYTES = 64 * GIB  # the forked child has torch in it
+    return Target(_meta(), module.read, (ValueError, errors.DataError))
+
+
+# Launching
+
+
+@target
+def slurm_hosts(folder: Path) -> Target:
+    from lockstep.hostlist import counts, expand
+
+    def read(data: bytes) -> None:
+        text = data.decode("latin1")
+        for parse in (expand, counts):
+            with suppress(ValueError):
+                parse(text)
+
+    return Target(b"hal[01-04,07],x,r[1-2]n[01-03]-ib", read)
+
+
+@target
+def host_file(folder: Path) -> Target:
+    from lockstep.launch.hosts import parse_discovered, parse_hosts, read_hostfile
+
+    def read(path: Path) -> None:
+        text = path.read_bytes().decode("latin1")
+        for parse in (lambda: read_hostfile(path), lambda: parse_hosts(text), lambda: parse_discovered(text, None)):
+            with suppress(errors.ConfigError):
+                parse()
+
+    return Target(b"node1 slots=4\nnode2 slots=2 max-slots=8 # fast\n[fe80::1]:3\n", _of_file(folder / "hosts", read))
+
+
+ENVIRONMENTS = [
+    {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "hal[01-02]", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"},
+    {"SLURM_JOB_NODELIST": "a,b", "SLURM_GPUS": "a100:8", "SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_ID": "0"},
+    {"PBS_JOBID": "9", "PBS_NODEFILE": "nodes", "PBS_NUM_PPN": "4", "CUDA_VISIBLE_DEVICES": "0,1", "text": "a\nb\n"},
+    {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes", "LSB_MCPU_HOSTS": "a 4 b 4", "text": "batch1\na\na\n"},
+    {"JOB_ID": "7", "PE_HOSTFILE": "nodes", "text": "a 4 all.q UNDEFINED\nb 2 all.q UNDEFINED\n"},
+]
+
+
+@target
+def batch_systems(folder: Path) -> Target:
+    from lockstep.launch.allocation import find_allocation
+
+    def read(data: bytes) -> None:
+        for environment in _environments(data):
+            find_allocation(environment, _file_of(environment), 2)
+
+    return Target(_lines(ENVIRONMENTS), read, (errors.ConfigError,), as_json=True)
+
+
+def _file_of(environment: dict[str, str]) -> Callable[[str], str]:
+    return lambda path: environment.get("text", "")
+
+
+def _environments(data: bytes) -> list[dict[str, str]]:
+    found = []
+    for line in data.splitlines():
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict):
+            found.append({str(name): str(value) for name, value in values.items()})
+    return found
+
+
+PLACES = [
+    {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    },
+    {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,10.0.0.1:4",
+    },
+    {
+        "SLURM_PROCID": "3",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "7",
+        "SLURM_LOCALID": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "4,3",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "a[1-2]",
+    },
+    {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "PBS_NODEFILE": "/dev/null"},
+    {
+        "HOROVOD_RANK": "1",
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": "1",
+    },
+]
+
+
+@target
+def launcher_variables(folder: Path) -> Target:
+    from lockstep.address import find_address
+    from lockstep.place import Place
+
+    def read(data: bytes) -> None:
+        for environment in _environments(data):
+            find_address(Place.from_environment(environment), environment)
+
+    return Target(_lines(PLACES), read, (errors.WorldError,), as_json=True)
+
+
+@target
+def launcher_messages(folder: Path) -> Target:
+    from lockstep.launch.wire import LIMIT_BYTES, receive
+
+    async def hear(data: bytes) -> None:
+        reader = asyncio.StreamReader(limit=LIMIT_BYTES)
+        reader.feed_data(data)
+        reader.feed_eof()
+        while await receive(reader):
+            pass
+
+    seed = [
+        {"is": "here", "versions": {"torch": "2"}, "doors": {"10.0.0.1": 4}},
+        {"is": "output", "worker": 1, "text": "x"},
+    ]
+    return Target(_lines(seed), lambda data: asyncio.run(hear(data)), (), as_json=True)
+
+
+# Records and reports
+
+
+@target
+def io_records(folder: Path) -> Target:
+    from lockstep.io_records import job_io
+
+    (folder / "io").mkdir()
+    records = [
+        {"kind": "io", "rank": r, "unix_time": 1000.0 + t, "seconds": 10.0, "read_bytes": 5}
+        for t in (10, 20)
+        for r in (0, 1)
+    ]
+    return Target(
+        _lines(records), _of_file(folder / "io" / "worker-0.jsonl", lambda path: job_io(folder)), (), as_json=True
+    )
+
+
+def _report(*paths: Path) -> None:
+    """Make a report's pages, and see that nothing in them became markup."""
+    from lockstep.report import markdown, page
+    from lockstep.report.build import build
+    from lockstep.report.sources import gather
+
+    document = build(gather(paths), "Training results")
+    markdown.render(document)
+    text = page.render(document)
+    assert MARKER not in text, "a record's text became a script of the page"
+    assert "<img src=x" not in text, "a record's text became an element of the page"
+
+
+def _of_run(name: str) -> Make:
+    def make(folder: Path) -> Target:
+        from report_material import io_record, make_run, write_lines
+
+        run = make_run(folder / "run")
+        write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000.0 + 10 * step) for step in range(4)])
+        path = run / name
+        seed = path.read_bytes()
+        if name == "config.yaml":
+            seed = json.dumps({"seed": 0, "numerics": {"precision": "fp32"}, "data": {"dataset": "x"}}).encode()
+        return Target(seed, _of_file(path, lambda path: _report(run)), (errors.ConfigError,), as_json=True)
+
+    make.__name__ = f"report_{Path(name).parts[0].partition('.')[0]}"
+    return target(make)
+
+
+for _name in ("metrics.jsonl", "environment.json", "config.yaml", "io/worker-0.jsonl"):
+    _of_run(_name)
+
+
+@target
+def report_studies(folder: Path) -> Target:
+    from report_material import batch_record, collectives_record, large_batch_record, loading_record, scaling_record
+
+    records = [
+        *(scaling_record(workers) for workers in (1, 2, 4)),
+        collectives_record("allreduce"),
+        *(batch_record(batch) for batch in (32, 64)),
+        loading_record(),
+        large_batch_record("large_batch_x", 0, 0.9),
+    ]
+    return Target(_lines(records), _of_file(folder / "study.jsonl", _report), (errors.ConfigError,), as_json=True)
+
+
+@target
+def tensorboard_events(folder: Path) -> Target:
+    from report_material import make_events
+
+    points = [(step, 1000.0 + step, 1.0 / step) for step in (1, 2, 3)]
+    make_events(folder / "tb", {"Loss/train": points, "Top1/val": points, "Time/train": points, "odd": points})
+    path = next((folder / "tb").iterdir())
+    return Target(path.read_bytes(), _of_file(path, lambda path: _report(folder / "tb")), (errors.ConfigError,))
+
+
+def _of_watch(name: str) -> Make:
+    def make(folder: Path) -> Target:
+        from report_material import io_record, make_run, write_lines
+        from rich.console import Console
+
+        from lockstep.watch.frame import draw_frame
+        from lockstep.watch.run import RunWatch
+
+        run = make_run(folder / "run")
+        write_lines(run / "io" / "worker-0.jsonl", [io_record(0, 1000.0 + 10 * step) for step in range(4)])
+        (run / "logs").mkdir()
+        (run / "logs" / "worker-0.log").write_text("2026-01-01 00:00:00,1 worker 0 ERROR RuntimeError: x\n")
+        path = run / name
+        console = Console(file=io.StringIO(), width=80, force_terminal=True)
+
+        def read(path: Path) -> None:
+            watch = RunWatch(run)
+            snapshot = watch.look(time.time())
+            while not snapshot.is_read:
+                snapshot = watch.look(time.time())
+            console.file = io.StringIO()
+            console.print(*draw_frame(snapshot, 80, 30), sep="\n")
+            shown = console.file.getvalue()
+            assert "\x1b]" not in shown, "a record's text steers the terminal"
+            assert "\x1b[2J" not in shown, "a record's text steers the terminal"
+
+        return Target(path.read_bytes(), _of_file(path, read), (), as_json=name.endswith("jsonl"))
+
+    make.__name__ = f"watch_{Path(name).parts[0].partition('.')[0]}"
+    return target(make)
+
+
+for _name in ("metrics.jsonl", "config.yaml", "io/worker-0.jsonl", "logs/worker-0.log"):
+    _of_watch(_name)
