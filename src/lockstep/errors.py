@@ -61,6 +61,12 @@ class NonFiniteLossError(LockstepError):
     exit_code = 6
 
 
+class ReplicasDifferError(LockstepError):
+    """The workers' weights are not equal any more, so that they no longer train one model. Exit code 7."""
+
+    exit_code = 7
+
+
 class StoppedError(LockstepError):
     """Training was asked to stop by a signal, and did after a checkpoint; `--resume auto` goes on. Exit code 75.
 

@@ -80,6 +80,7 @@ FULL = TrainConfig(
         compress="bf16",
         shard_optimizer=True,
         dist_backend="gloo",
+        check_replicas=7,
     ),
     numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=True),
     run=RunConfig(

@@ -58,6 +58,7 @@ def train(job: Job) -> Result:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
         CheckpointError: A checkpoint could not be written.
+        ReplicasDifferError: The workers' weights are not equal any more; raised on all workers.
         StoppedError: A signal to any worker asked for a stop; raised on all workers, with a checkpoint of the step.
     """
     progress = job.progress
@@ -99,6 +100,7 @@ def train_epoch(job: Job) -> None:
         take_step(job, batch, position)
         progress.step += 1
         job.tracker.advance()
+        job.replicas.check_due(progress.step)
         finished = position == steps - 1 or progress.step == job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
         save = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
@@ -228,6 +230,7 @@ def _save(job: Job, is_best: bool = False) -> None:
             f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
             f"{advice(job)}"
         )
+    job.replicas.check(job.progress.step)
     job.strategy.gather_state(job.optimizer)
     job.checkpoints.save(partial(_take_snapshot, job), is_best)
 

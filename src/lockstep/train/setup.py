@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,8 +38,10 @@ from lockstep.train.old_resume import begin_at, take_over
 from lockstep.train.optim import build_optimizer
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
+from lockstep.train.replicas import ReplicaCheck, build_replica_check
 from lockstep.train.resume import find_checkpoint, identify, open_folder, restore
 from lockstep.train.run_folder import RunFolder
+from lockstep.train.same_job import check_same_job
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
 from lockstep.train.step_clock import StepClock
 from lockstep.train.stopping import Stopping, build_stopping
@@ -82,6 +83,7 @@ class Job:
     tracker: Tracker
     progress: Progress
     stopping: Stopping
+    replicas: ReplicaCheck
     identity: dict[str, Any]
     notes: list[str]
     clock: StepClock = field(default_factory=StepClock)
@@ -146,9 +148,10 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     """Put a run together, and restore its state if it resumes one.
 
     Raises:
-        ConfigError: The configuration contradicts the world or the data.
+        ConfigError: The configuration contradicts the world or the data, or the workers are about to do different jobs.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
+    check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
     resumed = find_checkpoint(config, world)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
     notes = _start_from_pretrained(model, config, world) if resumed is None else []
@@ -166,7 +169,6 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     train_loader = TrainLoader(reader(processes.number), sharding, world.device, Mixing(config.augment, config.seed))
     val_loader = build_val_loader(config, world, data, precision, batching, processes)
     strategy = build_strategy(config, world, last_step)
-    _check_same_model(model, world)
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
         model = strategy.synchronize_batch_norm(model)
@@ -218,6 +220,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         stopping=build_stopping(world),
+        replicas=build_replica_check(world, weights, config.parallel.check_replicas),
         identity=identity,
         notes=notes,
     )
@@ -283,23 +286,6 @@ def _build_reader(
 
 def _memory_format(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.model.channels_last else torch.contiguous_format
-
-
-def _check_same_model(model: nn.Module, world: World) -> None:
-    """Refuse replicas of different shapes, before collectives of different lengths end the processes.
-
-    Raises:
-        ConfigError: A worker's model differs from rank 0's; raised on all workers.
-    """
-    shapes = world.gather([[name, list(tensor.shape)] for name, tensor in model.state_dict().items()])
-    for rank, theirs in enumerate(shapes):
-        if theirs != shapes[0]:
-            pairs = zip_longest(shapes[0], theirs, fillvalue=["nothing", []])
-            first, other = next((a, b) for a, b in pairs if a != b)
-            raise ConfigError(
-                f"worker {rank}'s model is not worker 0's: it has {other[0]} of shape {other[1]} where that has "
-                f"{first[0]} of shape {first[1]}; build the same model on every worker"
-            )
 
 
 def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
