@@ -26,7 +26,7 @@ from lockstep.train.setup import Job, build_job, build_model
 from lockstep.world import World
 
 # network, channels and side of its images, samples of a worker's step, steps of a turn, rounds
-CASES = (("mnist-net", 1, 28, 64, 40, 21), ("resnet18", 3, 32, 8, 4, 11))
+CASES = (("mnist-net", 1, 28, 64, 20, 15), ("resnet18", 3, 32, 8, 2, 9))
 
 
 def noise(channels: int, side: int, samples: int) -> ImageData:

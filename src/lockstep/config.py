@@ -263,6 +263,8 @@ class NumericsConfig:
     """Factor of the loss in fp16; dynamic finds it. Default: dynamic for O1 and O2, 1 for O3."""
     keep_batchnorm_fp32: bool | None = None
     """Keep batch norm in fp32. Default: yes for O2, no for O3."""
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    """Where a gradient is NaN or infinite: skip leaves the step out, rewind goes back to the last good checkpoint."""
 
     def __post_init__(self) -> None:
         if isinstance(self.loss_scale, float | int) and not 0 < self.loss_scale < math.inf:

@@ -18,23 +18,25 @@ from typing import Any
 import torch
 
 from lockstep.data.readers import Batch
-from lockstep.errors import NonFiniteLossError, StoppedError
+from lockstep.errors import StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import goal
 from lockstep.train.checkpoint import Snapshot
 from lockstep.train.evaluation import evaluate
+from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
+from lockstep.train.nonfinite import RewindError
 from lockstep.train.optim import clip_gradients, set_rate
 from lockstep.train.reporting import (
     Interval,
-    advice,
     report_evaluation,
     report_overflow,
     report_steps,
     report_stop,
     report_training,
 )
-from lockstep.train.setup import Criterion, Job
+from lockstep.train.rewind import rewind
+from lockstep.train.setup import Job
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ def train(job: Job) -> Result:
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
     while progress.step < job.last_step and not goal.is_reached(job):
-        train_epoch(job)
-        figures = _end_epoch(job)
+        try:
+            train_epoch(job)
+            figures = _end_epoch(job)
+        except RewindError as trouble:
+            rewind(job, trouble)
     if not figures:  # the resumed run was already complete, or as accurate as desired
         figures = _end_epoch(job)
     job.checkpoints.export_best(job.folder.model)
@@ -119,6 +124,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     """One optimizer step on this worker's share of the epoch's global batch number `position`."""
     clock = job.clock
     clock.begin("optimizer")
+    job.guard.begin_step(job)
     set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
     sharding = job.train_loader.sharding
     passes = _split(batch, sharding.passes(position, job.batching.accumulate))
@@ -129,7 +135,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
             clock.begin("forward")
             with job.precision.autocast():
                 logits = job.replica(part.images)
-                losses = _losses(job.criterion, logits.to(job.precision.loss_dtype), part)
+                losses = losses_of(job.criterion, logits.to(job.precision.loss_dtype), part)
                 loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             clock.begin("backward")
             job.precision.backward(loss)
@@ -140,10 +146,11 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     job.strategy.finish_gradients()
     clock.begin("optimizer")
     job.precision.unscale(job.optimizer)
-    if job.config.optim.clip_norm:
-        clip_gradients(job.optimizer, job.config.optim.clip_norm)
+    norm = job.guard.norm(job.optimizer, of_order_two=job.config.optim.clip_norm > 0)
     loss_scale = job.precision.loss_scale
-    if job.precision.step(job.optimizer):
+    if not job.guard.allows(job, passes):
+        job.strategy.forget_gradients()
+    elif _step(job, norm):
         job.progress.skipped_in_a_row = 0
         job.average.update()
         if job.precision.loss_scale != loss_scale:
@@ -155,12 +162,11 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock.end()
 
 
-def _losses(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The loss of each sample, [N]; of a mixed image, both labels' losses by their shares."""
-    losses = criterion(logits, batch.labels)
-    if batch.others is None or batch.shares is None:
-        return losses
-    return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))
+def _step(job: Job, norm: torch.Tensor | None) -> bool:
+    """The optimizer's own part of a step; False if the loss scaler has skipped it."""
+    if job.config.optim.clip_norm:
+        clip_gradients(job.optimizer, job.config.optim.clip_norm, norm)
+    return job.precision.step(job.optimizer)
 
 
 def _split(batch: Batch, passes: int) -> list[Batch]:
@@ -226,9 +232,8 @@ def _divides(every: int, count: int) -> bool:
 def _save(job: Job, is_best: bool = False) -> None:
     """Write a checkpoint, unless the weights are not numbers any more; then all workers, being equal, stop."""
     if not all(bool(parameter.isfinite().all()) for parameter in job.weights.parameters()):
-        raise NonFiniteLossError(
-            f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
-            f"{advice(job)}"
+        job.guard.refuse_weights(
+            job, f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written"
         )
     job.replicas.check(job.progress.step)
     job.strategy.gather_state(job.optimizer)

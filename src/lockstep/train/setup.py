@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,7 +31,9 @@ from lockstep.train.checkpoint import Checkpoints
 from lockstep.train.data_wait import DataWait, describe_loading
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.losses import Criterion
 from lockstep.train.metrics import Meter
+from lockstep.train.nonfinite import Guard, build_guard
 from lockstep.train.old_checkpoint import is_old
 from lockstep.train.old_resume import begin_at, take_over
 from lockstep.train.optim import build_optimizer
@@ -48,8 +49,6 @@ from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
 from lockstep.world import World
-
-Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Job:
     progress: Progress
     stopping: Stopping
     replicas: ReplicaCheck
+    guard: Guard
     identity: dict[str, Any]
     notes: list[str]
     clock: StepClock = field(default_factory=StepClock)
@@ -221,6 +221,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         progress=progress,
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),
+        guard=build_guard(config.numerics, precision, world.device.type),
         identity=identity,
         notes=notes,
     )

@@ -33,6 +33,9 @@ class Tracker:
     def record(self, record: Record) -> None:
         """One record (see `lockstep.records`)."""
 
+    def rewind(self, step: int, in_epoch: bool) -> None:
+        """The run goes back to after `step`; if that is `in_epoch`, to where its epoch had not been recorded yet."""
+
     def close(self) -> None:
         """The run is over, well or not."""
 
@@ -58,6 +61,10 @@ class TrackerGroup(Tracker):
     def record(self, record: Record) -> None:
         for tracker in self._trackers:
             tracker.record(record)
+
+    def rewind(self, step: int, in_epoch: bool) -> None:
+        for tracker in self._trackers:
+            tracker.rewind(step, in_epoch)
 
     def close(self) -> None:
         for tracker in self._trackers:
