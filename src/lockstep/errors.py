@@ -56,7 +56,7 @@ class CheckpointError(LockstepError):
 
 
 class NonFiniteLossError(LockstepError):
-    """The loss became NaN or infinite. Exit code 6."""
+    """The loss, a gradient or a weight became NaN or infinite. Exit code 6."""
 
     exit_code = 6
 

@@ -112,7 +112,7 @@ def test_rewind_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> Non
 
 
 def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> None:
-    """The update of step 3 does it; in step 4 the gradient shows it, and in its second turn, that it was not to blame."""
+    """The update of step 3 does it; step 4's gradient shows it, and at its second turn that step 3 was to blame."""
     skip, rewind = (
         run_in_workers(2, _spoil, tmp_path / policy, {"checkpoint_steps": 2, "on_nan": policy, "max_steps": 5})
         for policy in ("skip", "rewind")

@@ -86,7 +86,7 @@ class Watch(Guard):
         return torch.linalg.vector_norm(self._norms) if of_order_two else None
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        return math.isfinite(self._norms.sum().item()) or self._goes_on(job, passes)
+        return math.isfinite(self._norms.max().item()) or self._goes_on(job, passes)
 
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
         raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {advice(job)}")
@@ -100,7 +100,7 @@ class DeferredWatch(Watch):
         self._kept: list[torch.Tensor] = []
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        self._kept.append(self._norms.sum().isfinite())
+        self._kept.append(self._norms.max().isfinite())
         return True
 
     def report(self, job: Job) -> None:

@@ -77,7 +77,7 @@ def _run(job: Job, passes: Sequence[Batch]) -> tuple[str, float, bool]:
             outputs.append(f"the output of layer {name or 'the whole model'} ({type(module).__name__})")
 
     hooks = [
-        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))  # type: ignore[misc]
+        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
         for name, module in job.model.named_modules()
     ]
     done = 0
