@@ -226,8 +226,12 @@ class ParallelConfig:
     """Keep a share of the optimizer's state on each worker (ZeRO stage 1), with ddp."""
     dist_backend: Literal["auto", "gloo", "nccl"] = "auto"
     """What carries the gradients. auto: nccl between GPUs, gloo between CPUs."""
+    check_replicas: Annotated[int, arg(metavar="STEPS")] = 100
+    """Compare the workers' weights every so many steps, and before each checkpoint; 0 does not."""
 
     def __post_init__(self) -> None:
+        if self.check_replicas < 0:
+            raise ConfigError(f"--check-replicas is a number of steps, 0 or more; got {self.check_replicas}")
         _positive("--powersgd-rank", self.powersgd_rank)
         if self.powersgd_rank != 4 and self.compress != "powersgd":
             raise ConfigError(f"--powersgd-rank is for --compress powersgd, but --compress is {self.compress}")
@@ -260,6 +264,8 @@ class NumericsConfig:
     """Factor of the loss in fp16; dynamic finds it. Default: dynamic for O1 and O2, 1 for O3."""
     keep_batchnorm_fp32: bool | None = None
     """Keep batch norm in fp32. Default: yes for O2, no for O3."""
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    """Where a gradient is NaN or infinite: skip leaves the step out, rewind goes back to the last good checkpoint."""
 
     def __post_init__(self) -> None:
         if isinstance(self.loss_scale, float | int) and not 0 < self.loss_scale < math.inf:

@@ -56,9 +56,15 @@ class CheckpointError(LockstepError):
 
 
 class NonFiniteLossError(LockstepError):
-    """The loss became NaN or infinite. Exit code 6."""
+    """The loss, a gradient or a weight became NaN or infinite. Exit code 6."""
 
     exit_code = 6
+
+
+class ReplicasDifferError(LockstepError):
+    """The workers' weights are not equal any more, so that they no longer train one model. Exit code 7."""
+
+    exit_code = 7
 
 
 class StoppedError(LockstepError):

@@ -60,6 +60,14 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def max_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest value of each element over all workers, in place."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
     def barrier(self) -> None:
         """Wait until every worker is here."""
         self.gather(None)

@@ -80,8 +80,9 @@ FULL = TrainConfig(
         compress="bf16",
         shard_optimizer=True,
         dist_backend="gloo",
+        check_replicas=7,
     ),
-    numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=True),
+    numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=True, on_nan="skip"),
     run=RunConfig(
         run_dir=Path("runs/x"),
         start_epoch=2,

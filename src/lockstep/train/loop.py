@@ -20,7 +20,9 @@ from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import goal
 from lockstep.train.evaluation import evaluate
+from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
+from lockstep.train.nonfinite import RewindError
 from lockstep.train.optim import clip_gradients, set_rate
 from lockstep.train.reporting import (
     Interval,
@@ -30,8 +32,9 @@ from lockstep.train.reporting import (
     report_stop,
     report_training,
 )
+from lockstep.train.rewind import rewind
 from lockstep.train.saving import finish_saving, save
-from lockstep.train.setup import Criterion, Job
+from lockstep.train.setup import Job
 from lockstep.train.snapshots import snapshot_interval
 
 
@@ -56,6 +59,7 @@ def train(job: Job) -> Result:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
         CheckpointError: The checkpoint of a stop could not be written.
+        ReplicasDifferError: The workers' weights are not equal any more; raised on all workers.
         StoppedError: A signal to any worker asked for a stop, or the time limit came near; raised on all workers, with
             a checkpoint of the step.
     """
@@ -64,8 +68,11 @@ def train(job: Job) -> Result:
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
     while progress.step < job.last_step and not goal.is_reached(job):
-        train_epoch(job)
-        figures = _end_epoch(job)
+        try:
+            train_epoch(job)
+            figures = _end_epoch(job)
+        except RewindError as trouble:
+            rewind(job, trouble)
     if not figures:  # the resumed run was already complete, or as accurate as desired
         figures = _end_epoch(job)
     return Result(
@@ -98,6 +105,7 @@ def train_epoch(job: Job) -> None:
         take_step(job, batch, position)
         progress.step += 1
         job.tracker.advance()
+        job.replicas.check_due(progress.step)
         finished = position == steps - 1 or progress.step == job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
@@ -117,6 +125,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     """One optimizer step on this worker's share of the epoch's global batch number `position`."""
     clock = job.clock
     clock.begin("optimizer")
+    job.guard.begin_step(job)
     set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
     sharding = job.train_loader.sharding
     passes = _split(batch, sharding.passes(position, job.batching.accumulate))
@@ -127,7 +136,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
             clock.begin("forward")
             with job.precision.autocast():
                 logits = job.replica(part.images)
-                losses = _losses(job.criterion, logits.to(job.precision.loss_dtype), part)
+                losses = losses_of(job.criterion, logits.to(job.precision.loss_dtype), part)
                 loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             clock.begin("backward")
             job.precision.backward(loss)
@@ -138,10 +147,11 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     job.strategy.finish_gradients()
     clock.begin("optimizer")
     job.precision.unscale(job.optimizer)
-    if job.config.optim.clip_norm:
-        clip_gradients(job.optimizer, job.config.optim.clip_norm)
+    norm = job.guard.norm(job.optimizer, of_order_two=job.config.optim.clip_norm > 0)
     loss_scale = job.precision.loss_scale
-    if job.precision.step(job.optimizer):
+    if not job.guard.allows(job, passes):
+        job.strategy.forget_gradients()
+    elif _step(job, norm):
         job.progress.skipped_in_a_row = 0
         job.average.update()
         if job.precision.loss_scale != loss_scale:
@@ -153,12 +163,11 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock.end()
 
 
-def _losses(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The loss of each sample, [N]; of a mixed image, both labels' losses by their shares."""
-    losses = criterion(logits, batch.labels)
-    if batch.others is None or batch.shares is None:
-        return losses
-    return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))
+def _step(job: Job, norm: torch.Tensor | None) -> bool:
+    """The optimizer's own part of a step; False if the loss scaler has skipped it."""
+    if job.config.optim.clip_norm:
+        clip_gradients(job.optimizer, job.config.optim.clip_norm, norm)
+    return job.precision.step(job.optimizer)
 
 
 def _split(batch: Batch, passes: int) -> list[Batch]:

@@ -67,6 +67,15 @@ class Meter:
             self._steps.append(self._step)
             self._step = None
 
+    def is_finite(self, back: int) -> bool:
+        """Whether this worker's own loss was finite in the last step (0), or so many steps before."""
+        return bool(self._steps[-1 - back][0].isfinite())
+
+    def forget(self) -> None:
+        """Empty the meter."""
+        self._step = None
+        self._steps.clear()
+
     def reduce(self) -> list[Totals]:
         """The totals of each step since the last call, over all workers, the same on each; empties the meter.
 

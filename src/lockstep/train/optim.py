@@ -57,8 +57,20 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         group.update(values)
 
 
-def clip_gradients(optimizer: Optimizer, largest_norm: float) -> None:
-    """Scale the gradient of all the optimizer's parameters together down to a norm, which is summed in float32."""
+def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The gradients of the optimizer's parameters, as far as they have one."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def clip_gradients(optimizer: Optimizer, largest_norm: float, norm: torch.Tensor | None = None) -> None:
+    """Scale the gradient of all the optimizer's parameters together down to a norm, which is summed in float32.
+
+    Args:
+        norm: The gradient's, where it is known.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    wide = [p.grad.float() if p.grad.dtype == torch.float16 else p.grad for p in parameters]
-    nn.utils.clip_grads_with_norm_(parameters, largest_norm, nn.utils.get_total_norm(wide))
+    if norm is None:
+        norm = nn.utils.get_total_norm(
+            [p.grad.float() if p.grad.dtype == torch.float16 else p.grad for p in parameters]
+        )
+    nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)

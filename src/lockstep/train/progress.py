@@ -15,9 +15,9 @@ LARGEST_STEP = 1 << 53  # floats count exactly up to here, and no run takes so m
 class Progress:
     """Counts and sums up to the last finished step.
 
-    `step` counts the global batches that were used; of these, `skipped_steps` changed nothing, because a gradient in
-    fp16 was infinite. `seconds` is training time over all sessions of the run; the `epoch_` fields cover the epoch that
-    runs, and `overflowed` numbers the skipped steps that no record has covered yet.
+    `step` counts the global batches that were used; of these, `skipped_steps` changed nothing, because a gradient was
+    infinite or not a number. `seconds` is training time over all sessions of the run; the `epoch_` fields cover the
+    epoch that runs, and `overflowed` numbers the skipped steps that no record has covered yet.
     """
 
     step: int = 0
@@ -45,6 +45,16 @@ class Progress:
         self.seconds += seconds
         self.epoch_seconds += seconds
         self.epoch_wait_seconds += wait_seconds
+
+    def leave_out(self) -> None:
+        """Count the step that is being taken as one that changes nothing."""
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        self.overflowed.append(self.step + 1)
+
+    def become(self, other: Progress) -> None:
+        """Go back to where another stands, in place."""
+        self.__dict__.update(other.__dict__)
 
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.data.progressive import side_at
 from lockstep.data.readers import Batch
@@ -13,7 +13,9 @@ from lockstep.errors import NonFiniteLossError
 from lockstep.train import checkpoint
 from lockstep.train.metrics import Totals
 from lockstep.train.run_folder import logger
-from lockstep.train.setup import Job
+
+if TYPE_CHECKING:
+    from lockstep.train.setup import Job
 
 MOST_SKIPPED_IN_A_ROW = 25  # from 65,536, a dynamic loss scale has then come down to 0.002
 
@@ -40,9 +42,11 @@ def report_steps(job: Job, interval: Interval) -> None:
     """Reduce the steps since the last report over the workers, check them, and record them.
 
     Raises:
-        NonFiniteLossError: A step's loss was NaN or infinite; raised on all workers alike.
+        NonFiniteLossError: A step's loss or gradient was NaN or infinite; raised on all workers alike.
+        RewindError: Likewise, with --on-nan rewind.
     """
     progress = job.progress
+    job.guard.report(job)
     steps = _finite(job, job.meter.reduce())  # waits for the device, so the time below is that of finished work
     totals, seconds = sum(steps, Totals()), interval.seconds()
     progress.add_interval(steps, seconds, interval.wait_seconds)
@@ -80,9 +84,7 @@ def report_overflow(job: Job) -> None:
         NonFiniteLossError: So many were skipped in a row that no loss scale will help; raised on all workers.
     """
     progress, scale = job.progress, job.precision.loss_scale
-    progress.skipped_steps += 1
-    progress.skipped_in_a_row += 1
-    progress.overflowed.append(progress.step + 1)
+    progress.leave_out()
     job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale now {scale:g}")
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
@@ -152,9 +154,11 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
 
 
 def _loss_scale(job: Job) -> dict[str, Any]:
-    """In fp16: the loss scale, and the steps that an overflow has skipped so far."""
-    scaled = bool(job.precision.state_dict())
-    return {"loss_scale": job.precision.loss_scale, "skipped_steps": job.progress.skipped_steps} if scaled else {}
+    """In fp16 the loss scale; there, and with --on-nan skip and rewind, the steps that were left out so far."""
+    scaled, left_out = bool(job.precision.state_dict()), {"skipped_steps": job.progress.skipped_steps}
+    if scaled:
+        return {"loss_scale": job.precision.loss_scale, **left_out}
+    return left_out if job.config.numerics.on_nan != "stop" else {}
 
 
 def _traffic(job: Job) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lockstep.train.io_sampling import IoSampler, start_counting
 from lockstep.train.loop import Result, train
 from lockstep.train.reporting import list_left_out, say
 from lockstep.train.run_folder import logger, start_log
+from lockstep.train.same_job import check_same_job
 from lockstep.train.saving import finish_saving
 from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
@@ -34,6 +35,7 @@ def run(config: TrainConfig, world: World) -> Result:
         LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
     """
     io = start_counting(config.run.io_every, world)  # so that loading the data set counts
+    check_same_job(world, config)  # loading a data set by another name may already wait for the others
     data = load_data(config, world)
     return run_with(config, world, data, build_model(config, data), io)
 

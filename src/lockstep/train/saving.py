@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
-from lockstep.errors import CheckpointError, NonFiniteLossError
-from lockstep.train.reporting import advice
+from lockstep.errors import CheckpointError
 from lockstep.train.setup import Job
 from lockstep.train.snapshot import Snapshot, copy_state
 
@@ -33,10 +32,10 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
         NonFiniteLossError: The weights are not numbers any more; raised on all workers, being equal.
     """
     if not all(bool(parameter.isfinite().all()) for parameter in job.weights.parameters()):
-        raise NonFiniteLossError(
-            f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written. "
-            f"{advice(job)}"
+        job.guard.refuse_weights(
+            job, f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written"
         )
+    job.replicas.check(job.progress.step)
     job.strategy.gather_state(job.optimizer)
     return cache(partial(take_snapshot, job))
 

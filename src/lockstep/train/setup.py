@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,14 +30,18 @@ from lockstep.train.checkpoint import Checkpoints
 from lockstep.train.data_wait import DataWait, describe_loading
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.losses import Criterion
 from lockstep.train.metrics import Meter
+from lockstep.train.nonfinite import Guard, build_guard
 from lockstep.train.old_checkpoint import is_old
 from lockstep.train.old_resume import begin_at, take_over
 from lockstep.train.optim import build_optimizer
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
+from lockstep.train.replicas import ReplicaCheck, build_replica_check
 from lockstep.train.resume import Start, find_start, identify, open_folder, restore
 from lockstep.train.run_folder import RunFolder
+from lockstep.train.same_job import check_same_job
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
 from lockstep.train.snapshots import open_snapshots
 from lockstep.train.step_clock import StepClock
@@ -47,8 +49,6 @@ from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
 from lockstep.world import World
-
-Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class Job:
     tracker: Tracker
     progress: Progress
     stopping: Stopping
+    replicas: ReplicaCheck
+    guard: Guard
     identity: dict[str, Any]
     notes: list[str]
     clock: StepClock = field(default_factory=StepClock)
@@ -148,9 +150,10 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     """Put a run together, and restore its state if it resumes one.
 
     Raises:
-        ConfigError: The configuration contradicts the world or the data.
+        ConfigError: The configuration contradicts the world or the data, or the workers are about to do different jobs.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
+    check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
     start = find_start(config, world)
     notes = list(start.notes)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
@@ -169,7 +172,6 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     train_loader = TrainLoader(reader(processes.number), sharding, world.device, Mixing(config.augment, config.seed))
     val_loader = build_val_loader(config, world, data, precision, batching, processes)
     strategy = build_strategy(config, world, last_step)
-    _check_same_model(model, world)
     strategy.broadcast([*model.parameters(), *model.buffers()])  # in full precision, which O2 keeps
     if config.parallel.sync_bn:
         model = strategy.synchronize_batch_norm(model)
@@ -224,6 +226,8 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         stopping=build_stopping(world),
+        replicas=build_replica_check(world, weights, config.parallel.check_replicas),
+        guard=build_guard(config.numerics, precision, world.device.type),
         identity=identity,
         notes=notes,
     )
@@ -289,23 +293,6 @@ def _build_reader(
 
 def _memory_format(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.model.channels_last else torch.contiguous_format
-
-
-def _check_same_model(model: nn.Module, world: World) -> None:
-    """Refuse replicas of different shapes, before collectives of different lengths end the processes.
-
-    Raises:
-        ConfigError: A worker's model differs from rank 0's; raised on all workers.
-    """
-    shapes = world.gather([[name, list(tensor.shape)] for name, tensor in model.state_dict().items()])
-    for rank, theirs in enumerate(shapes):
-        if theirs != shapes[0]:
-            pairs = zip_longest(shapes[0], theirs, fillvalue=["nothing", []])
-            first, other = next((a, b) for a, b in pairs if a != b)
-            raise ConfigError(
-                f"worker {rank}'s model is not worker 0's: it has {other[0]} of shape {other[1]} where that has "
-                f"{first[0]} of shape {first[1]}; build the same model on every worker"
-            )
 
 
 def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:

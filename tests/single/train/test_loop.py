@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from lockstep.data.readers import Batch
-from lockstep.train.loop import _losses, _split
+from lockstep.train.loop import _split
+from lockstep.train.losses import losses_of
 
 
 def _mixed(count: int) -> Batch:
@@ -23,7 +24,7 @@ def _mixed(count: int) -> Batch:
 def test_the_loss_of_a_mixed_image_is_both_labels_losses_by_their_shares(smoothing: float) -> None:
     batch, logits = _mixed(6), torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
     criterion = partial(F.cross_entropy, reduction="none", label_smoothing=smoothing)
-    losses = _losses(criterion, logits, batch)
+    losses = losses_of(criterion, logits, batch)
     assert batch.others is not None
     assert batch.shares is not None
     for row in range(6):
@@ -32,7 +33,7 @@ def test_the_loss_of_a_mixed_image_is_both_labels_losses_by_their_shares(smoothi
         target[batch.others[row]] += (1 - smoothing) * (1 - batch.shares[row])
         assert float(losses[row]) == pytest.approx(float(-(target * logits[row].log_softmax(0)).sum()), rel=1e-5)
     plain = batch._replace(others=None, shares=None)
-    assert torch.equal(_losses(criterion, logits, plain), criterion(logits, batch.labels))
+    assert torch.equal(losses_of(criterion, logits, plain), criterion(logits, batch.labels))
 
 
 @pytest.mark.parametrize(("count", "passes", "sizes"), [(7, 3, [3, 2, 2]), (2, 3, [1, 1]), (4, 1, [4])])

@@ -37,6 +37,9 @@ class Tracker:
         """Write what was kept back because the disk was full; returns what cannot be written even now."""
         return []
 
+    def rewind(self, step: int, in_epoch: bool) -> None:
+        """The run goes back to after `step`; if that is `in_epoch`, to where its epoch had not been recorded yet."""
+
     def close(self) -> None:
         """The run is over, well or not."""
 
@@ -65,6 +68,10 @@ class TrackerGroup(Tracker):
 
     def unwritten(self) -> list[str]:
         return [problem for tracker in self._trackers for problem in tracker.unwritten()]
+
+    def rewind(self, step: int, in_epoch: bool) -> None:
+        for tracker in self._trackers:
+            tracker.rewind(step, in_epoch)
 
     def close(self) -> None:
         for tracker in self._trackers:

@@ -29,7 +29,10 @@ class RecordTracker(Tracker):
     def __init__(
         self, path: Path, start_step: int, in_epoch: bool = False, tell: Callable[[str], None] = logger.warning
     ):
+        self._path, self._tell = path, tell
+        self._file = self._begin(start_step, in_epoch)
 
+    def _begin(self, start_step: int, in_epoch: bool) -> PatientFile:
         def keep(record: dict[str, Any]) -> bool:
             if record.get("kind") == "run":
                 return True
@@ -37,16 +40,22 @@ class RecordTracker(Tracker):
             return 0 < record.get("step", 0) <= start_step and not again
 
         try:
-            keep_records(path, keep)
-            self._file = PatientFile(path, tell)
+            keep_records(self._path, keep)
+            return PatientFile(self._path, self._tell)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error}; make room, or choose another --run-dir") from None
+            raise ConfigError(
+                f"{self._path} cannot be written: {error}; make room, or choose another --run-dir"
+            ) from None
 
     def record(self, record: Record) -> None:
         self._file.write(format_record(record))
 
     def unwritten(self) -> list[str]:
         return [problem for problem in (self._file.flush(),) if problem]
+
+    def rewind(self, step: int, in_epoch: bool) -> None:
+        self._file.close()
+        self._file = self._begin(step, in_epoch)
 
     def close(self) -> None:
         self._file.close()

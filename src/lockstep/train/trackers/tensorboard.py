@@ -44,6 +44,11 @@ class TensorBoardTracker(Tracker):
             self._told = True
             self._give_up()
 
+    def rewind(self, step: int, in_epoch: bool) -> None:
+        self._give_up()
+        with suppress(OSError):  # else the next record opens one
+            self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+
     def close(self) -> None:
         self._give_up()
 

@@ -1,0 +1,19 @@
+"""The loss of each sample of a batch, mixed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lockstep.data.readers import Batch
+
+Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def losses_of(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The loss of each sample, [N]; of a mixed image, both labels' losses by their shares."""
+    losses = criterion(logits, batch.labels)
+    if batch.others is None or batch.shares is None:
+        return losses
+    return torch.lerp(criterion(logits, batch.others), losses, batch.shares.to(losses.dtype))

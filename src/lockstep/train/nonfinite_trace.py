@@ -1,0 +1,118 @@
+"""Where a worker's numbers first become infinite or NaN: its part of a step, run once more with hooks.
+
+Nothing is changed by it: neither weights, gradients, batch norm's statistics nor what the next step draws.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lockstep.data.readers import Batch
+from lockstep.data.sets import EncodedSplit
+from lockstep.seeding import seed_all
+from lockstep.train.losses import losses_of
+
+if TYPE_CHECKING:
+    from lockstep.train.setup import Job
+
+
+class Finding(NamedTuple):
+    """Of one worker: `what` is its first bad number ("" where all are good), `loss` the sum of its samples' losses."""
+
+    what: str
+    loss: str
+    bad_weight: bool
+    host: str
+
+
+class Buffers:
+    """A module's buffers as they were at some moment."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(self, module: nn.Module) -> None:
+        """Remember them; memory is taken once."""
+        if not self._pairs:
+            self._pairs = [(buffer, torch.empty_like(buffer)) for buffer in module.buffers()]
+        self._copy([(kept, buffer) for buffer, kept in self._pairs])
+
+    def put_back(self) -> None:
+        """Make them what they were."""
+        self._copy(self._pairs)
+
+    @staticmethod
+    def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def trace(job: Job, passes: Sequence[Batch]) -> list[Finding]:
+    """What each worker finds, by rank. Call it on all workers, with the step's passes and its weights still there."""
+    buffers = Buffers()
+    buffers.keep(job.model)
+    seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # as the step was, for dropout
+    try:
+        what, loss, bad_weight = _run(job, passes)
+    finally:
+        buffers.put_back()
+    return [Finding(*row) for row in job.world.gather([what, str(loss), bad_weight, socket.gethostname()])]
+
+
+def _run(job: Job, passes: Sequence[Batch]) -> tuple[str, float, bool]:
+    """All of the step's arithmetic, whatever is found on the way: with --sync-bn the others take part in it."""
+    weights = [f"the weight {name}" for name, tensor in job.model.named_parameters() if _is_bad(tensor)]
+    inputs, outputs, losses_found, total = [], [], [], 0.0
+    named = [(name, parameter) for name, parameter in job.model.named_parameters() if parameter.requires_grad]
+    bad_gradients: set[str] = set()
+
+    def look(name: str, module: nn.Module, output: Any) -> None:
+        if any(_is_bad(tensor) for tensor in (output if isinstance(output, tuple | list) else [output])):
+            outputs.append(f"the output of layer {name or 'the whole model'} ({type(module).__name__})")
+
+    hooks = [
+        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
+        for name, module in job.model.named_modules()
+    ]
+    done = 0
+    try:
+        for part in passes:
+            rows = part.images.flatten(1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
+            inputs += [_sample(job, done + row) for row in rows]
+            with job.precision.autocast():
+                losses = losses_of(job.criterion, job.model(part.images).to(job.precision.loss_dtype), part)
+                loss = (losses if part.weights is None else losses * part.weights).sum()
+            rows = losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
+            losses_found += [f"the loss of {_sample(job, done + row)}" for row in rows]
+            total += loss.item()
+            gradients = torch.autograd.grad(loss, [tensor for _, tensor in named], allow_unused=True) if named else ()
+            bad_gradients |= {name for (name, _), tensor in zip(named, gradients, strict=True) if _is_bad(tensor)}
+            done += len(part.labels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    met = [f"the gradient of {name}" for name, _ in reversed(named) if name in bad_gradients]  # as backward meets them
+    found = [*weights, *(f"the input, {sample}" for sample in inputs), *outputs, *losses_found, *met]
+    return next(iter(found), ""), total, bool(weights)
+
+
+def _is_bad(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all())
+
+
+def _sample(job: Job, position: int) -> str:
+    """A sample of this worker's part of the step, by its number in the training set."""
+    epoch, step = divmod(job.progress.step, job.steps_per_epoch)
+    share = next(iter(job.train_loader.sharding.epoch(epoch, step)))
+    if position >= len(share):
+        return "a filler"
+    sample, split = int(share[position]), job.data.train
+    return f"sample {sample} of the training set" + (
+        f" ({split.name(sample)})" if isinstance(split, EncodedSplit) else ""
+    )

@@ -1,0 +1,130 @@
+"""Whether the replicas are still equal: their weights' bits, compared over the workers every so many steps.
+
+A tensor's fingerprint is the sum of its elements' bits, read as whole numbers, modulo 2**64: one pass over memory in
+any layout, and no rounding. It finds a bit that flipped and a weight that one worker alone has changed; it does not
+find elements that have merely changed places.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from lockstep.errors import ReplicasDifferError
+from lockstep.global_batch_norm import GlobalBatchNorm
+from lockstep.world import World
+
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReplicaCheck:
+    """Compares nothing: for one worker, and for --check-replicas 0."""
+
+    def check_due(self, step: int) -> None:
+        """After a step: compare the replicas if it is their turn. Call it on every worker.
+
+        Raises:
+            ReplicasDifferError: They are not equal; raised on all workers at the same step.
+        """
+
+    def check(self, step: int) -> None:
+        """Compare the replicas after a step, whether it is their turn or not.
+
+        Raises:
+            ReplicasDifferError: As for `check_due`.
+        """
+
+
+class FingerprintCheck(ReplicaCheck):
+    """Compares the weights by fingerprints, in one collective of 16 bytes a tensor while they are equal."""
+
+    def __init__(self, world: World, weights: nn.Module, every: int):
+        self._world, self._every = world, every
+        self._weights = weights
+        self._checked = -1
+
+    def check_due(self, step: int) -> None:
+        if step % self._every == 0:
+            self.check(step)
+
+    def check(self, step: int) -> None:
+        if step == self._checked:
+            return
+        names, tensors = zip(*equal_tensors(self._weights), strict=True)
+        sums = fingerprints(tensors)
+        # In one collective: a number is the same everywhere if its largest is its smallest, that is ~(largest ~number).
+        largest, inverted = self._world.max_(torch.cat([sums, ~sums])).chunk(2)
+        different = (largest != ~inverted).nonzero().flatten().tolist()  # the one wait for the device
+        if different:
+            rows = self._world.gather([socket.gethostname(), sums[different].tolist()])
+            raise ReplicasDifferError(describe(step, [names[index] for index in different], len(names), rows))
+        self._checked = step
+
+
+def build_replica_check(world: World, weights: nn.Module, every: int) -> ReplicaCheck:
+    """The check every `every` steps that --check-replicas asks for, of a module that all workers promise to share."""
+    wanted = every > 0 and world.size > 1 and any(True for _ in equal_tensors(weights))
+    return FingerprintCheck(world, weights, every) if wanted else ReplicaCheck()
+
+
+def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that are the same on all workers, in the model's order: parameters, and --sync-bn's statistics.
+
+    Other buffers belong to a worker.
+    """
+    for prefix, module in weights.named_modules():
+        shared = isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm)
+        tensors = [*module.named_parameters(recurse=False), *(module.named_buffers(recurse=False) if shared else ())]
+        for name, tensor in tensors:
+            yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def fingerprints(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of each tensor's bits as whole numbers, int64 [T], on the first tensor's device, without waiting for it.
+
+    Tensors may have any dtype, shape and strides.
+    """
+    device = tensors[0].device
+    return torch.stack([_sum_of_bits(tensor.detach()).to(device, non_blocking=True) for tensor in tensors])
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.view(_WHOLE_NUMBERS[tensor.element_size()]).sum(dtype=torch.int64)
+
+
+def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[tuple[str, list[int]]]) -> str:
+    """What to say of replicas that differ.
+
+    Args:
+        names: The tensors that differ, in the model's order.
+        tensors: How many were compared.
+        workers: By rank: the host, and the fingerprints of these tensors.
+    """
+    return (
+        f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, first in "
+        f"{names[0]}. Likely causes: code that changes weights on one worker (if rank == 0: ...), weights that a "
+        f"module draws or loads on its own, or a faulty processor or memory. Go on from the last good checkpoint with "
+        f"--resume auto; if it is the same host again, leave that host out"
+    )
+
+
+def _who(workers: Sequence[tuple[str, list[int]]]) -> str:
+    """The workers that differ from more than half of all, or all of them where no majority agrees."""
+    counts = Counter(tuple(values) for _, values in workers)
+    usual, count = counts.most_common(1)[0]
+    if 2 * count <= len(workers):
+        return f"{_named(workers, range(len(workers)))} differ from each other"
+    odd = [rank for rank, (_, values) in enumerate(workers) if tuple(values) != usual]
+    return f"{_named(workers, odd)} differ{'s' * (len(odd) == 1)} from the other {count}"
+
+
+def _named(workers: Sequence[tuple[str, list[int]]], ranks: Sequence[int]) -> str:
+    named = [f"{rank} on {workers[rank][0]}" for rank in ranks[:8]]
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"worker{'s' * (len(ranks) > 1)} {', '.join(named)}{more}"

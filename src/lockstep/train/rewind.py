@@ -1,0 +1,62 @@
+"""Going back to a good state within the process, on all workers, and taking the steps since anew.
+
+Loader, augmentation and dropout go by (seed, epoch, step), so the steps come again as they were; records of them are
+dropped first, and stand there once.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from lockstep.errors import CheckpointError, NonFiniteLossError
+from lockstep.train import checkpoint
+from lockstep.train.nonfinite import RewindError
+from lockstep.train.reporting import say
+from lockstep.train.resume import Start, restore
+from lockstep.train.setup import Job
+from lockstep.train.snapshots import NONE, bring_newest
+
+
+def newest_good(job: Job) -> Path | None:
+    """The newest snapshot or checkpoint of this run, the same on every worker; None where there is none yet."""
+    for folder in (job.checkpoints, job.snapshots):
+        with suppress(CheckpointError):  # then the one before is the newest
+            folder.wait()
+    found = checkpoint.newest(job.folder.checkpoints) if job.world.is_main else None
+    path = job.world.from_main(str(found) if found else None)
+    good, memory = Path(path) if path else None, job.config.run.snapshot_dir
+    snapshot = bring_newest(memory, job.world, checkpoint.step_of(good) if good else NONE) if memory else None
+    return snapshot or good
+
+
+def rewind(job: Job, trouble: RewindError) -> None:
+    """Put the newest good state into the job. Call it on all workers.
+
+    Raises:
+        NonFiniteLossError: There is none from before the bad step; raised on all workers.
+        CheckpointError: The checkpoint is damaged.
+    """
+    path, reached = newest_good(job), job.progress.step
+    if path is None:
+        raise NonFiniteLossError(
+            f"{trouble}; --on-nan rewind has no checkpoint to go back to yet: add --checkpoint-steps N, or use "
+            f"--on-nan skip"
+        )
+    job.strategy.forget_gradients()
+    job.model.zero_grad()
+    progress = restore(Start(path), job.identity, job.weights, job.average, job.optimizer, job.strategy, job.precision)
+    job.meter.forget()
+    if progress.step >= trouble.step:
+        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
+    job.progress.become(progress)
+    job.checkpoints.forget_after(progress.step, progress.best_step)
+    job.snapshots.forget_after(progress.step, NONE)
+    job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
+    say(
+        job,
+        [
+            f"{trouble}; back from step {reached} to {path.name}, to take the steps since again without the update of "
+            f"step {trouble.step}"
+        ],
+    )

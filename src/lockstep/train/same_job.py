@@ -1,0 +1,206 @@
+"""Whether all workers are about to do the same job, asked before the first collective that could hang or lie.
+
+A launcher gives its workers one command; mpirun and hands may give each another file, another checkout of Lockstep or
+half of a data set. So each worker describes what it has, and the first difference is an error on all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from functools import cache
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+import lockstep
+from lockstep.config import TrainConfig
+from lockstep.config_mapping import to_mapping
+from lockstep.data import catalog
+from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
+from lockstep.errors import ConfigError
+from lockstep.world import World
+
+Description = Mapping[str, Mapping[str, Any]]
+"""What one worker has: part to name to value, as JSON holds it."""
+
+# What may differ: where things lie on a host, how they are fetched and read there, and what rank 0 alone goes by.
+_OWN = (
+    "device",
+    "data.data_dir",
+    "data.download",
+    "data.loader_workers",
+    "data.decode",
+    "model.pretrained",
+    "run.run_dir",
+    "run.resume",
+    "run.keep",
+    "run.io_every",
+    "run.track",
+)
+_REMEDIES = {
+    "software": "install the same on both",
+    "configuration": "start all workers with the same flags and the same recipe",
+    "code": "give all workers the same files",
+    "data": "give all workers the same data set",
+    "model": "build the same model on every worker",
+}
+_LOOKED_AT = 16  # files of a split whose name and size are compared
+
+
+def check_same_job(
+    world: World, config: TrainConfig, data: ImageData | None = None, model: nn.Module | None = None
+) -> None:
+    """Compare what all workers have, as far as it is there. Call it on every worker.
+
+    Raises:
+        ConfigError: A worker has something else; raised on all workers.
+    """
+    if world.size == 1:
+        return
+    own = describe_job(config, data, model)
+    digest = hashlib.sha256(json.dumps(own).encode()).hexdigest()
+    if len(set(map(str, world.gather(digest)))) == 1:
+        return
+    workers = world.gather([socket.gethostname(), own])
+    raise ConfigError(difference([host for host, _ in workers], [each for _, each in workers]))
+
+
+def describe_job(config: TrainConfig, data: ImageData | None = None, model: nn.Module | None = None) -> Description:
+    """All that must be the same on every worker; what comes first is the likelier cause of what comes later."""
+    parts: dict[str, Mapping[str, Any]] = {"software": _software(), "configuration": _configuration(config)}
+    if data is not None:
+        parts["code"] = _code(config)
+        parts["data"] = _data(data)
+    if model is not None:
+        parts["model"] = {name: f"of shape {list(tensor.shape)}" for name, tensor in model.state_dict().items()}
+    return parts
+
+
+def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
+    """The first difference of any worker from worker 0, in one line; "" where there is none.
+
+    Args:
+        hosts: By rank, as `workers`.
+    """
+    for rank, theirs in enumerate(workers):
+        for part, expected in workers[0].items():
+            for first, other in zip_longest(expected.items(), theirs.get(part, {}).items(), fillvalue=("nothing", "")):
+                if first != other:
+                    return _sentence(part, (0, hosts[0], first), (rank, hosts[rank], other))
+    return ""
+
+
+def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[int, str, tuple[str, Any]]) -> str:
+    (_, host, (name, value)), (rank, their_host, (their_name, theirs)) = first, other
+    if part == "model" or name != their_name:
+        said = f"it has {f'{their_name} {theirs}'.strip()} where that has {f'{name} {value}'.strip()}"
+    elif isinstance(value, list) and isinstance(theirs, list):
+        pairs = enumerate(zip_longest(theirs, value, fillvalue="missing"))
+        place, (their_item, item) = next((index, (a, b)) for index, (a, b) in pairs if a != b)
+        said = f"{name}[{place}] is {their_item}, not {item}"
+    else:
+        said = f"{name} is {theirs}, not {value}"
+    return (
+        f"worker {rank}'s {part} is not worker 0's: {said} (worker {rank} is on {their_host}, worker 0 on {host}); "
+        f"{_REMEDIES[part]}"
+    )
+
+
+def _software() -> dict[str, str]:
+    releases = {name: version(name).partition("+")[0] for name in ("torch", "torchvision", "numpy")}  # not +cpu, +cu128
+    python = "{}.{}".format(*sys.version_info)
+    return {"Lockstep": lockstep.__version__, **releases, "Python": python, "Lockstep's source": _own_source()}
+
+
+@cache
+def _own_source() -> str:
+    """A digest of Lockstep's own files."""
+    root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _configuration(config: TrainConfig) -> dict[str, Any]:
+    fields = {
+        f"{group}.{name}" if group else name: value
+        for group, values in _groups(to_mapping(config))
+        for name, value in values.items()
+    }
+    if config.data.dataset and config.data.dataset not in catalog.NAMED:
+        del fields["data.dataset"]  # a folder may have another path on each host; its content is compared
+    fields["--pretrained is given"] = config.model.pretrained is not None
+    return {name: value for name, value in fields.items() if name not in _OWN}
+
+
+def _groups(mapping: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    groups = {name: value for name, value in mapping.items() if isinstance(value, dict)}
+    return [*groups.items(), ("", {name: value for name, value in mapping.items() if name not in groups})]
+
+
+def _code(config: TrainConfig) -> dict[str, str]:
+    """Digests of the files of the user's model and data functions."""
+    references = {"--model": config.model.arch, "--data": config.data.data or ""}
+    names = {flag: reference.partition(":")[0] for flag, reference in references.items() if ":" in reference}
+    return {f"{flag}'s module {name}": _module_digest(name) for flag, name in names.items()}
+
+
+def _module_digest(name: str) -> str:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file and Path(file).is_file() else "without file"
+
+
+def _data(data: ImageData) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "number of training samples": len(data.train),
+        "number of validation samples": len(data.val),
+        "classes": list(data.classes),
+        "input": [list(part) if isinstance(part, tuple) else part for part in astuple(data.input)],
+    }
+    for role, split in (("training", data.train), ("validation", data.val)):
+        facts |= {f"digest of {role} {what}": value for what, value in _content(split).items()}
+        facts[f"form of {role} images"] = type(split).__name__
+    return facts
+
+
+def _content(split: Split) -> dict[str, str]:
+    """Digests that tell one split from another without reading it all."""
+    if isinstance(split, MemorySplit):
+        ends = split.images[[0, -1]]
+        return {
+            "labels": _digest(split.labels.cpu().numpy()),
+            "images": _digest(ends.cpu().contiguous().numpy()) + f" of shape {list(split.images.shape)}",
+        }
+    chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), _LOOKED_AT)).astype(int)).tolist()
+    if isinstance(split, EncodedSplit):
+        files = [[*Path(split.name(sample)).parts[-2:], _size_of(split, sample)] for sample in chosen]
+        labels = np.ascontiguousarray(split.labels, dtype=np.int64)
+        return {"labels": _digest(labels), "files' names and sizes": _digest(json.dumps(files).encode())}
+    return {"first and last label": str([_label_of(split.dataset, sample) for sample in (0, len(split) - 1)])}
+
+
+def _size_of(split: EncodedSplit, sample: int) -> int:
+    try:
+        return len(split.read(sample))
+    except OSError:
+        return -1  # training says it, of the image that it meets
+
+
+def _label_of(dataset: Any, sample: int) -> int:
+    try:
+        return int(dataset[sample][1])
+    except Exception:
+        return -1  # as above
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

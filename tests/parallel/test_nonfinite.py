@@ -1,0 +1,154 @@
+"""NaN on one worker: stopped, left out or gone back from, with its worker, step and layer named."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from jobs import NETS, all_finite, final_weights
+from processes import run_in_workers
+from torch import nn
+
+from lockstep.data import digits
+from lockstep.data.sets import MemorySplit
+from lockstep.data.users import describe
+from lockstep.errors import NonFiniteLossError
+from lockstep.records import read_records
+from lockstep.seeding import seed_all
+from lockstep.train import setup
+from lockstep.train.fit import configure
+from lockstep.train.nonfinite import DeferredWatch
+from lockstep.train.run import run_with
+from lockstep.world import World
+
+SETTINGS = {"epochs": 2, "global_batch_size": 40, "lr": 0.05, "lr_scaling": "none", "log_every": 4, "loader_workers": 0}
+TRAIN, VAL, BAD = 200, 50, 34  # epochs of 5 steps; worker 1 sees the bad sample in steps 4 and 6
+
+
+class Images:
+    """The first digits as a user's own set; one image is NaN, or marked for `Touchy`."""
+
+    def __init__(self, split: Any, count: int, bad: int = -1, value: float = 0.0):
+        assert isinstance(split, MemorySplit)
+        self.classes = [str(number) for number in range(10)]
+        self._images, self._labels = split.images[:count].float() / 255, split.labels[:count]
+        if bad >= 0:
+            self._images[bad] = value
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
+        return self._images[sample], int(self._labels[sample])
+
+
+class Touchy(nn.Module):
+    """Divides by zero where an image is all 9."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        marked = (images == 9).flatten(1).all(1).view(-1, 1, 1, 1)
+        return images / (~marked).to(images.dtype)
+
+
+def _train(world: World, path: Path, value: float, settings: dict[str, Any]) -> str:
+    seed_all(0, 0, 0)
+    data = digits.load()
+    sets = describe("mine", Images(data.train, TRAIN, BAD, value), Images(data.val, VAL))
+    config = configure(**{**SETTINGS, "run_dir": path, **settings})
+    try:
+        run_with(config, world, sets, nn.Sequential(Touchy(), NETS["lively"]()))
+    except NonFiniteLossError as error:
+        return str(error)
+    return ""
+
+
+def _run(path: Path, value: float = float("nan"), **settings: Any) -> str:
+    outcomes = run_in_workers(2, _train, path, value, settings)
+    assert len(set(outcomes)) == 1
+    return outcomes[0]
+
+
+def _log(path: Path) -> str:
+    return (path / "logs" / "worker-0.log").read_text()
+
+
+def _steps(path: Path) -> list[int]:
+    return [record["step"] for record in read_records(path / "metrics.jsonl") if record["kind"] == "step"]
+
+
+def test_the_worker_the_step_and_the_cause_are_named(tmp_path: Path) -> None:
+    said = _run(tmp_path / "input")
+    assert f"has it first in the input, sample {BAD} of the training set" in said
+    layer = _run(tmp_path / "layer", value=9.0)
+    assert "has it first in the output of layer 0 (Touchy)" in layer
+    for text in (said, layer):
+        assert text.startswith("the loss is nan at step 4 (epoch 1, learning rate 0.0396946 now): worker 1 on "), text
+        assert "worker 0 on" not in text
+        assert "last good checkpoint" in text
+
+
+def test_skip_and_rewind_come_to_the_same_weights_and_records(tmp_path: Path) -> None:
+    common = {"checkpoint_steps": 2, "clip_norm": 1.0, "track": ("tensorboard",)}
+    for policy in ("skip", "rewind"):
+        assert _run(tmp_path / policy, on_nan=policy, **common) == ""
+        assert f"worker 1 on {socket.gethostname()} has it first in the input, sample {BAD}" in _log(tmp_path / policy)
+    assert final_weights(tmp_path / "rewind") == final_weights(tmp_path / "skip")
+    assert _steps(tmp_path / "rewind") == _steps(tmp_path / "skip") == [2, 4, 5, 6, 8, 10]
+    figures = [
+        [(record["loss"], record["samples"], record["skipped_steps"]) for record in records if record["kind"] == "step"]
+        for records in (list(read_records(tmp_path / policy / "metrics.jsonl")) for policy in ("skip", "rewind"))
+    ]
+    assert figures[0] == figures[1]
+    assert [skipped for _, _, skipped in figures[0]] == [0, 1, 1, 2, 2, 2]
+    assert "back from step 4 to step-00000002" in _log(tmp_path / "rewind")
+
+
+def test_rewind_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
+    said = _run(tmp_path, on_nan="rewind")
+    assert "the gradient is NaN or infinite at step 4" in said
+    assert "no checkpoint to go back to yet: add --checkpoint-steps N" in said
+
+
+def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> None:
+    """The update of step 3 does it; step 4's gradient shows it, and at its second turn that step 3 was to blame."""
+    skip, rewind = (
+        run_in_workers(2, _spoil, tmp_path / policy, {"checkpoint_steps": 2, "on_nan": policy, "max_steps": 5})
+        for policy in ("skip", "rewind")
+    )
+    assert skip[0] == skip[1]
+    assert "has it first in the weight 1.0.weight" in skip[0]
+    assert "Leaving out steps does not help; --on-nan rewind goes back. The last good checkpoint: " in skip[0]
+    assert rewind == ["", ""]
+    said = [line for line in _log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "left out" in line]
+    ends = ("without the update of step 4", "without the update of step 3", "step left out")
+    assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 3
+    assert all_finite(tmp_path / "rewind")
+
+
+def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:
+    """Training whose optimizer sets a weight to infinity in step 3."""
+    kept = torch.optim.SGD.step
+    seed_all(0, 3, world.rank)  # as the step is
+    its_seed = torch.initial_seed()
+
+    def step(self: Any, closure: Any = None) -> Any:
+        kept(self)
+        if torch.initial_seed() == its_seed:
+            self.param_groups[0]["params"][0].data[0] = float("inf")
+
+    torch.optim.SGD.step = step  # type: ignore[method-assign]  # in this forked process alone
+    return _train(world, path, 0.0, settings)
+
+
+def test_what_is_read_with_the_report_alone_still_names_step_and_worker(tmp_path: Path) -> None:
+    outcomes = run_in_workers(2, _train_as_on_a_gpu, tmp_path)
+    assert outcomes[0] == outcomes[1]
+    assert "the gradient is NaN or infinite at step 6 (epoch 2, " in outcomes[0]
+    assert "; the loss is no number on worker 1. The last good checkpoint: " in outcomes[0]
+
+
+def _train_as_on_a_gpu(world: World, path: Path) -> str:
+    setup.build_guard = lambda *_: DeferredWatch()  # in this forked process alone
+    return _train(world, path, float("nan"), {"log_every": 20, "start_epoch": 1})
