@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_stall.py [FOLDER]
 
-resnet18 for CIFAR with momentum (11.2 million weights, 89 MB a checkpoint) takes epochs of 8 steps on noise, on one
+resnet18 for CIFAR with momentum (11.2 million weights, 89 MB a checkpoint) takes epochs of 6 steps on noise, on one
 core: as they are, once more (which shows the noise), and each with a checkpoint begun before its first step and awaited
 after its last. What such an epoch takes longer is the whole price of a checkpoint: the copy in memory, for which
 training stands still (measured by itself, too), and what the thread that checks and writes it takes from the core
@@ -33,7 +33,7 @@ from lockstep.train.saving import save
 from lockstep.train.setup import build_job, build_model
 from lockstep.world import World
 
-STEPS, BATCH, ROUNDS = 8, 16, 15
+STEPS, BATCH, ROUNDS = 6, 8, 9
 MOST_SECONDS_A_MINUTE = 0.6
 
 
@@ -79,7 +79,7 @@ def main(folder: Path | None) -> None:
             for number, (kind, saves) in enumerate(kinds.items())
         }
         contestants: dict[str, Work] = {kind: taken.turn for kind, taken in epochs.items()}
-        compare("checkpoint_stall: epochs", contestants, {}, Unit("s an epoch of 8 steps", STEPS), ROUNDS)
+        compare("checkpoint_stall: epochs", contestants, {}, Unit("s an epoch of 6 steps", STEPS), ROUNDS)
     report(epochs["no checkpoint"], epochs["none, again"], epochs["a checkpoint"])
 
 
