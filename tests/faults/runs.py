@@ -35,11 +35,12 @@ class Doing(nn.Module):
         return self.net(images)
 
 
-def train(path: Path, actions: dict[int, Callable[[], None]], **settings: Any) -> None:
+def train(path: Path, actions: dict[int, Callable[[], None]], world: World | None = None, **settings: Any) -> None:
+    """Train, in this process alone or as one of several workers, all of which do what is to be done."""
     seed_all(0, 0, 0)
     common = {"epochs": 3, "batch_size": 13, "lr": 0.05, "log_every": 1, "checkpoint_steps": 5, "keep": 2}
     config = configure(**{**common, "io_every": 0, "run_dir": path, **settings})
-    run_with(config, World(Place(), torch.device("cpu")), small_digits(260, 50), Doing(actions))
+    run_with(config, world or World(Place(), torch.device("cpu")), small_digits(260, 50), Doing(actions))
 
 
 def recorded_steps(path: Path) -> list[int]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from disks import SmallDisk
+from processes import run_in_workers
 from runs import STEPS, newest_step, recorded_steps, train
 
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint
+from lockstep.world import World
 
 
 def _fill(disk: SmallDisk, run: Path, step: int) -> None:
@@ -85,3 +90,24 @@ def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> No
     assert newest_step(run) == STEPS
     assert recorded_steps(run) == list(range(1, STEPS + 1))
     assert (run / "model.safetensors").exists()
+
+
+def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(small_disk: SmallDisk) -> None:
+    run = small_disk.path / "run"
+    errors = run_in_workers(2, _stop_on_a_full_disk, small_disk, run)
+    assert errors[0] == errors[1]
+    assert re.match(r"stopped by SIGTERM after step 3[34], but checkpoint of step 3\d not written: ", errors[0])
+    assert newest_step(run) == 30
+
+
+def _stop_on_a_full_disk(world: World, disk: SmallDisk, run: Path) -> str:
+    def fill() -> None:
+        _fill(disk, run, 30)
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    actions = {32: fill, 33: stop} if world.is_main else {}
+    with pytest.raises(CheckpointError) as error:
+        train(run, actions, world, global_batch_size=13, batch_size=None)
+    return str(error.value)

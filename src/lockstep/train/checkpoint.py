@@ -167,9 +167,11 @@ class CheckpointFolder(Checkpoints):
         self._clear_partial()
         partial.mkdir()
         checkpoint_format.write(partial, snapshot, self._durable)
-        if target.exists():  # a resumed run takes a step again that it had saved before
-            self._remove(target)
+        # A resumed run may take a step again that it had saved before: without the one for two system calls.
+        before = self._set_aside(target) if target.exists() else None
         os.rename(partial, target)
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
         self._sync(self.folder)
         if is_best:
             self._point_best_at(target)
@@ -205,10 +207,14 @@ class CheckpointFolder(Checkpoints):
         os.replace(link, self.folder / "best")
 
     def _remove(self, path: Path) -> None:
+        shutil.rmtree(self._set_aside(path), ignore_errors=True)
+
+    def _set_aside(self, path: Path) -> Path:
+        """Give a checkpoint another name, so that no half-removed one is ever taken for one."""
         doomed = path.with_name(PARTIAL + "old-" + path.name)
         shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)  # so that no half-removed checkpoint is ever taken for one
-        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(path, doomed)
+        return doomed
 
     def _sync(self, folder: Path) -> None:
         if self._durable:

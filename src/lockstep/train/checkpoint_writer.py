@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-LOWEST_PRIORITY = 19
+NICE = 10  # a tenth of a core that training keeps busy; 19 is a seventieth, and 0.3 s of work would take 20
 
 
 class BackgroundWriter:
@@ -47,7 +47,7 @@ class BackgroundWriter:
 
 
 def _give_way() -> None:
-    """Run this thread only where no other wants the core, as far as the system allows."""
+    """Leave the core to others that want it, as far as the system allows."""
     if sys.platform == "linux":  # elsewhere, a priority is the whole process's
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

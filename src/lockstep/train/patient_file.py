@@ -39,11 +39,12 @@ class PatientFile:
         if self._process != os.getpid():
             self._begin_in_child()
         with self._lock:
-            if len(self._kept) < MOST_BYTES:
+            told = self._problem
+            if len(self._kept) < MOST_BYTES or not self.flush():
                 self._kept += f"{line}\n".encode()
             else:
                 self._dropped += 1
-            told, problem = self._problem, self.flush()
+            problem = self.flush()
             if problem and not told:
                 self._tell(f"{problem}; what it lacks is kept in memory until it can be, and training goes on")
             elif told and not problem:
