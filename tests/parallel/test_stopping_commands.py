@@ -106,7 +106,10 @@ def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signa
 def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         "import sys\n"
+        "import os\n"
         "from lockstep.cli.workers import _error_file, _write_error_file\n"
+        "from lockstep.launch.job_end import age_of, launch_age\n"
+        "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the agent was started in between
         "_write_error_file(_error_file(), 'stopped by the time limit after step 7 of 9', False, 75)\n"
         "sys.exit(75)\n"
     )

@@ -23,6 +23,7 @@ import psutil
 from lockstep.time_limit import TimeLeft, parse_time_limit
 
 ASK_SECONDS = 5.0
+NODE = "lockstep.launch.node"
 
 
 def ask_squeue(job: str) -> str:
@@ -51,6 +52,17 @@ def job_age(variable: str) -> float:
         except (psutil.Error, OSError):
             break
     return oldest
+
+
+def launch_age() -> float:
+    """The seconds since this job was begun on this host: the age of the launcher's node process, or else our own."""
+    for parent in psutil.Process().parents():
+        try:
+            if NODE in parent.cmdline():
+                return age_of(parent.pid)
+        except psutil.Error:
+            break
+    return age_of(os.getpid())
 
 
 def age_of(pid: int) -> float:

@@ -18,6 +18,7 @@ from lockstep.launch.start import StartError, why_not_started
 from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, SILENCE_SECONDS, bytes_of, pack, receive
 
 CLOSE_SECONDS = 2.0
+STANDSTILL_SECONDS = 3.0
 LAST_WORDS_BYTES = 1 << 13
 
 
@@ -139,7 +140,10 @@ class Remote:
 
     async def _beat(self) -> None:
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(HEARTBEAT_SECONDS)
+            if time.monotonic() - asleep > STANDSTILL_SECONDS:  # this process was stopped, and could hear nobody
+                self._heard = time.monotonic()
             self.send({"do": "alive"})
             if time.monotonic() - self._heard > SILENCE_SECONDS and self.answer("here").done():
                 self._lost(f"has not been heard of for {SILENCE_SECONDS:g} s: the host or the way to it is down")

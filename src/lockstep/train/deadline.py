@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 RESERVE_SECONDS = 60.0  # for what nobody has measured yet: the first checkpoint, the end of trackers and processes
-RESERVE_SHARE = 0.1  # of a time so short that this is less
+RESERVE_SHARE = 0.25  # of a time so short that this is less
 
 
 class Deadline:

@@ -77,12 +77,12 @@ def run_with(
 
 
 def _time_left(config: TrainConfig, world: World) -> TimeLeft | None:
-    """How long this run has, as its main worker knows it; --time-limit counts from that worker's start."""
+    """How long this run has, as its main worker knows it; --time-limit counts from the job's start there."""
     left = None
     if world.is_main and config.run.time_limit is None:
         left = job_end.time_left(os.environ)
     elif world.is_main and (limit := parse_time_limit(config.run.time_limit or "none")):
-        left = TimeLeft(limit - job_end.age_of(os.getpid()), "--time-limit")
+        left = TimeLeft(limit - job_end.launch_age(), "--time-limit")
     told = world.from_main([left.seconds, left.source] if left else None)
     return TimeLeft(*told) if told else None
 

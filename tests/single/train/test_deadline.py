@@ -50,12 +50,12 @@ def test_a_first_round_that_is_the_only_one_counts() -> None:
     assert deadline.is_near()  # another two would not fit
 
 
-def test_of_a_short_time_a_tenth_is_kept() -> None:
+def test_of_a_short_time_a_quarter_is_kept() -> None:
     clock = Clock()
     deadline = Deadline(20, clock=clock)
-    assert not clock.round_of(deadline, 0.0, between=17.9)
+    assert not clock.round_of(deadline, 0.0, between=14.9)
     deadline = Deadline(20, clock=clock)
-    clock.now += 18
+    clock.now += 15
     assert deadline.is_near()
 
 
