@@ -1,6 +1,6 @@
 """Hostile inputs: wild bytes, and valid ones that were cut, flipped, spliced, and given values that nobody expects.
 
-Drawn from a random generator, whose seed hypothesis chooses: to draw each blow from hypothesis takes longer than to read.
+Drawn from a random generator, whose seed hypothesis chooses: to draw each blow from hypothesis would take longer.
 """
 
 from __future__ import annotations
