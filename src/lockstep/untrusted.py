@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
-MOST_YAML_NODES = 100_000
-MOST_YAML_BYTES = 1 << 20  # PyYAML takes some seconds for that; a configuration has a few thousand
+MOST_YAML_NODES = 20_000
+MOST_YAML_DEPTH = 50
+MOST_YAML_BYTES = 1 << 18  # PyYAML takes a second for that; a configuration has a few thousand
 
 
 def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -70,6 +71,16 @@ def parse_yaml(text: str | bytes) -> Any:
                 raise ValueError(f"it has more than {MOST_YAML_NODES:,} values")
             sizes.setdefault(node, self.nodes - before)
             return node
+
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            if self.flow_level >= MOST_YAML_DEPTH:  # PyYAML's time grows with its square
+                raise ValueError("it is nested too deeply")
+            super().fetch_flow_collection_start(token)
+
+        def add_indent(self, column: int) -> bool:
+            if len(self.indents) >= MOST_YAML_DEPTH:
+                raise ValueError("it is nested too deeply")
+            return bool(super().add_indent(column))
 
     sizes: dict[Any, int] = {}
     if len(text) > MOST_YAML_BYTES:

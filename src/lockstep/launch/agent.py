@@ -8,6 +8,7 @@ ends the workers.
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import os
@@ -33,12 +34,15 @@ from lockstep.launch import tether
 from lockstep.launch.family import adopt_orphans, end_with_parent, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import horovod_variables
+from lockstep.launch.reach import proof
 from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.wire import pack
 from lockstep.place import RESTART_COUNT
 
 END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 9 s of silence that tell of a lost link, below 15
 VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
+PROOF = "lockstep/proof"
+SECRET = "LOCKSTEP_JOB_SECRET"  # the same on all nodes that are started by hand, if they are to prove themselves
 WATCH_SECONDS = 1.0
 FINISHED_POLL_SECONDS = 0.05
 SETTLE_SECONDS = 0.5  # in which failures that belong together become known
@@ -102,6 +106,8 @@ class FixedRendezvous(RendezvousHandler):
             timeout=timedelta(seconds=job.patience),
             master_listen_fd=job.listener if serves else None,
         )
+        if secret := os.environ.get(SECRET, "") if not job.slots else job.run_id:
+            introduce(self._store, secret, job.node, job.nodes)
         if not job.slots:
             self._agree(self._store)
         return RendezvousInfo(self._store, job.node, job.nodes, RendezvousStoreInfo(job.address, job.port))
@@ -133,6 +139,24 @@ class FixedRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         self._closed = True
         return True
+
+
+def introduce(store: Store, secret: str, node: int, nodes: int) -> None:
+    """Prove to the other agents that this one knows the job's secret, and see that they do, before anything else.
+
+    torch's store lets everyone in who can reach it; what a stranger may do there, docs/security.md says.
+
+    Raises:
+        ValueError: Somebody who does not know the secret has taken a node's place, or serves the store.
+        RuntimeError: An agent does not come.
+    """
+    store.set(f"{PROOF}/{node}", proof(secret, f"agent {node}").hex())
+    for other in range(1, nodes) if node == 0 else (0,):
+        said = store.get(f"{PROOF}/{other}")
+        if not hmac.compare_digest(said, proof(secret, f"agent {other}").hex().encode()):
+            raise ValueError(
+                f"whoever answers as node {other} does not know this job's secret: it is another job's, or a stranger"
+            )
 
 
 class WorkerSpecs(DefaultLogsSpecs):

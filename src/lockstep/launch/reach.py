@@ -1,19 +1,21 @@
 """Which of a host's addresses the other hosts of a job can reach, and through which interfaces of theirs.
 
-The first host opens a port on each of its addresses and answers with the job's proof; the others try them all. So no
-name of an interface need be the same on all hosts, and an address that means another machine elsewhere, as those of
-container bridges do, is found out.
+The first host opens a port on each of its addresses and proves there that it knows the job's secret; the others try
+them all. So no name of an interface need be the same on all hosts, and an address that means another machine elsewhere,
+as those of container bridges do, is found out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import hmac
+import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
 ATTEMPT_SECONDS = 5.0
+CHALLENGE_BYTES = 16
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -23,10 +25,10 @@ def listen(address: str, port: int = 0) -> socket.socket:
 
 
 class Doors:
-    """A listening socket on each address, which answers with the job's proof until one of them is taken."""
+    """A listening socket on each address, which proves that it is the job's until one of them is taken."""
 
     def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], port: int = 0) -> None:
-        self._proof = proof(secret)
+        self._secret = secret
         self._sockets: dict[str, socket.socket] = {}
         self._servers: list[asyncio.Server] = []
         for _, address in hosts_addresses:
@@ -43,9 +45,10 @@ class Doors:
             self._servers.append(await asyncio.start_server(self._answer, sock=each.dup()))
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            writer.write(self._proof)
-            await writer.drain()
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                writer.write(proof(self._secret, "door", await reader.readexactly(CHALLENGE_BYTES)))
+                await writer.drain()
         writer.close()
 
     def take(self, address: str) -> socket.socket:
@@ -58,9 +61,9 @@ class Doors:
         return taken
 
 
-def proof(secret: str) -> bytes:
-    """What shows a knock at the right door to be answered, and tells nothing of the secret."""
-    return hashlib.sha256(f"lockstep {secret}".encode()).digest()
+def proof(secret: str, role: str, challenge: bytes = b"") -> bytes:
+    """What only who knows the secret can say in a role, and to a challenge; it tells nothing of the secret."""
+    return hmac.digest(secret.encode(), b"lockstep " + role.encode() + b"\0" + challenge, "sha256")
 
 
 async def reachable(doors: dict[str, int], secret: str) -> dict[str, str]:
@@ -70,13 +73,15 @@ async def reachable(doors: dict[str, int], secret: str) -> dict[str, str]:
 
 
 async def _knock(address: str, port: int, secret: str) -> str:
-    expected = proof(secret)
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    expected = proof(secret, "door", challenge)
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS):
             reader, writer = await asyncio.open_connection(address, port)
             own: str = writer.get_extra_info("sockname")[0]
+            writer.write(challenge)
             answer = await reader.readexactly(len(expected))
             writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return ""
-    return own if answer == expected else ""
+    return own if hmac.compare_digest(answer, expected) else ""

@@ -1,13 +1,14 @@
-"""Hostile inputs: wild bytes, and valid ones that were cut, flipped, spliced, and given values that nobody expects."""
+"""Hostile inputs: wild bytes, and valid ones that were cut, flipped, spliced, and given values that nobody expects.
+
+Drawn from a random generator, whose seed hypothesis chooses: to draw each blow from hypothesis would take longer.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 MARKER = "<script>lockstep_fuzz</script>"
 PICKLE = b"cos\nsystem\n(S'touch executed'\ntR."
@@ -54,54 +55,48 @@ SNIPPETS = (
 )
 
 
-@st.composite
-def mutated_bytes(draw: Callable[..., Any], seed: bytes) -> bytes:
-    """A valid input after a few blows."""
+def _blow(rng: Random, data: bytearray) -> None:
+    kind, at = rng.randrange(8), rng.randint(0, max(0, len(data) - 1))
+    if kind == 0:
+        del data[at:]
+    elif kind == 1 and data:
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == 2:
+        word = rng.choice(LENGTHS)
+        data[at : at + len(word)] = word
+    elif kind == 3:
+        data[at:at] = rng.choice(SNIPPETS)
+    elif kind == 4:
+        data[at : at + rng.randint(1, 64)] = b""
+    elif kind == 5:
+        data[at:at] = data[at : at + rng.randint(1, 4096)] * rng.randint(1, 8)
+    elif kind == 6:
+        data[at : at + 8] = rng.randbytes(rng.randint(1, 8))
+    else:
+        other = rng.randint(0, max(0, len(data) - 1))
+        data[at : at + 32] = data[other : other + 32]
+
+
+def hostile_bytes(rng: Random, seed: bytes) -> bytes:
+    """A valid input after a few blows, or none at all."""
+    if rng.random() < 0.1:
+        return rng.randbytes(rng.randint(0, 4096))
     data = bytearray(seed)
-    for _ in range(draw(st.integers(1, 6))):
-        kind, at = draw(st.integers(0, 7)), draw(st.integers(0, max(0, len(data) - 1)))
-        if kind == 0:
-            del data[at:]
-        elif kind == 1 and data:
-            data[at] ^= 1 << draw(st.integers(0, 7))
-        elif kind == 2:
-            word = draw(st.sampled_from(LENGTHS))
-            data[at : at + len(word)] = word
-        elif kind == 3:
-            data[at:at] = draw(st.sampled_from(SNIPPETS))
-        elif kind == 4:
-            data[at : at + draw(st.integers(1, 64))] = b""
-        elif kind == 5:
-            part = bytes(data[at : at + draw(st.integers(1, 4096))])
-            data[at:at] = part * draw(st.integers(1, 8))
-        elif kind == 6:
-            data[at : at + 8] = draw(st.binary(min_size=1, max_size=8))
-        else:
-            other = draw(st.integers(0, max(0, len(data) - 1)))
-            data[at : at + 32] = data[other : other + 32]
+    for _ in range(rng.randint(1, 6)):
+        _blow(rng, data)
     return bytes(data)
 
 
-def bytes_like(seed: bytes) -> st.SearchStrategy[bytes]:
-    """Hostile variants of a binary file."""
-    return st.one_of(mutated_bytes(seed), mutated_bytes(seed), mutated_bytes(seed), st.binary(max_size=4096))
-
-
-LEAVES = st.one_of(
-    st.sampled_from(HOSTILE_TEXTS),
-    st.sampled_from(HOSTILE_NUMBERS),
-    st.none(),
-    st.text(max_size=20),
-    st.integers(),
-    st.floats(),
-    st.just([]),
-    st.just({}),
-)
-VALUES = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
-    max_leaves=6,
-)
+def _value(rng: Random, depth: int = 0) -> Any:
+    kind = rng.randrange(8 if depth < 3 else 5)
+    if kind < 2:
+        return rng.choice(HOSTILE_TEXTS)
+    if kind < 4:
+        return rng.choice(HOSTILE_NUMBERS)
+    if kind == 4:
+        return rng.choice(([], {}, None, rng.random(), rng.getrandbits(70), chr(rng.randrange(1 << 16))))
+    inner = [_value(rng, depth + 1) for _ in range(rng.randint(0, 4))]
+    return inner if kind < 7 else {rng.choice(HOSTILE_TEXTS): each for each in inner}
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -109,48 +104,40 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, each in inner for place in _places(each, (*path, key)))]
 
 
-@st.composite
-def mutated_values(draw: Callable[..., Any], seed: Any) -> Any:
-    """A valid tree of values with a few of them changed, dropped, doubled or renamed."""
-    tree = json.loads(json.dumps(seed))
-    for _ in range(draw(st.integers(1, 4))):
-        places = _places(tree)
-        place = places[draw(st.integers(0, len(places) - 1))]
+def _changed(rng: Random, tree: Any) -> Any:
+    """A valid tree of values with a few of them changed, dropped, doubled or added."""
+    for _ in range(rng.randint(1, 4)):
+        place = rng.choice(_places(tree))
         if not place:
-            if draw(st.integers(0, 9)) == 0:
-                return draw(VALUES)
+            if rng.randrange(10) == 0:
+                return _value(rng)
             continue
         parent = tree
         for key in place[:-1]:
             parent = parent[key]
-        kind = draw(st.integers(0, 4))
+        kind = rng.randrange(5)
         if kind <= 1:
-            parent[place[-1]] = draw(VALUES)
+            parent[place[-1]] = _value(rng)
         elif kind == 2:
             del parent[place[-1]]
         elif isinstance(parent, list):
-            parent.extend(parent[: draw(st.integers(1, 50))])
+            parent.extend(parent[: rng.randint(1, 50)])
         else:
-            parent[draw(st.sampled_from(HOSTILE_TEXTS) | st.text(max_size=8))] = draw(VALUES)
+            parent[rng.choice(HOSTILE_TEXTS)] = _value(rng)
     return tree
 
 
-def json_like(seed: bytes) -> st.SearchStrategy[bytes]:
-    """Hostile variants of JSON lines: of its values as well as of its bytes."""
+def hostile_json(rng: Random, seed: bytes) -> bytes:
+    """A valid JSON text, or lines of it, with values changed, or with its bytes."""
+    if rng.random() < 0.3:
+        return hostile_bytes(rng, seed)
     try:
-        kept = [seed]
-        lines = [json.loads(seed)]
+        json.loads(seed)
+        texts = [seed]
     except ValueError:
-        kept = seed.splitlines(keepends=True)
-        lines = [json.loads(line) for line in kept]
-
-    @st.composite
-    def changed(draw: Callable[..., Any]) -> bytes:
-        texts = list(kept)
-        for _ in range(draw(st.integers(1, 3))):
-            at = draw(st.integers(0, len(lines) - 1))
-            value = draw(mutated_values(lines[at]))
-            texts[at] = json.dumps(value, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass") + b"\n"
-        return b"".join(texts)
-
-    return st.one_of(changed(), changed(), changed(), mutated_bytes(seed), st.binary(max_size=1024))
+        texts = seed.splitlines(keepends=True)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(texts))
+        value = _changed(rng, json.loads(texts[at]))
+        texts[at] = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass") + b"\n"
+    return b"".join(texts)

@@ -67,7 +67,7 @@ def _late(number: int, frame: Any) -> None:
 
 def fuzz(name: str, inputs: int, folder: Path, canary: Canary) -> str:
     """Feed a target; what went wrong, or nothing."""
-    from hypothesis import HealthCheck, Phase, given, seed, settings
+    from hypothesis import HealthCheck, Phase, given, seed, settings, strategies
     from hypothesis.errors import HypothesisWarning
     from targets import TARGETS
 
@@ -89,8 +89,9 @@ def fuzz(name: str, inputs: int, folder: Path, canary: Canary) -> str:
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(target.inputs)
-    def feed(data: bytes) -> None:
+    @given(strategies.integers(0, (1 << 64) - 1))
+    def feed(number: int) -> None:
+        data = target.input(number)
         faulthandler.dump_traceback_later(DEAD_SECONDS, exit=True)
         began = time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, SECONDS)

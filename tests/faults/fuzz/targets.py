@@ -19,13 +19,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
-from mutations import MARKER, bytes_like, json_like
+from mutations import MARKER, hostile_bytes, hostile_json
 from PIL import Image
 from torch import nn
 
@@ -52,9 +52,9 @@ class Target:
     as_json: bool = False
     memory_bytes: int = GIB
 
-    @property
-    def inputs(self) -> st.SearchStrategy[bytes]:
-        return json_like(self.seed) if self.as_json else bytes_like(self.seed)
+    def input(self, number: int) -> bytes:
+        """The hostile input of this number."""
+        return (hostile_json if self.as_json else hostile_bytes)(Random(number), self.seed)
 
 
 Make = Callable[[Path], Target]
