@@ -24,7 +24,7 @@ class Job:
     """`lockstep run ... -- command` from the head; a context manager that leaves no process behind.
 
     `hosts` is what -H takes, or @ and the name of a host file. Without a `command` its workers are those of
-    `worker.py`, with `actions`.
+    `worker.py`, with `actions`. `direct` is a command that launches its workers itself, in place of all this.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Job:
         hosts: str = HOSTS,
         options: Sequence[str] = (),
         start_from: str = HEAD,
+        direct: Sequence[str] = (),
     ) -> None:
         self.bed = bed
         self.folder = folder
@@ -45,7 +46,7 @@ class Job:
         where = ["--hostfile", hosts[1:]] if hosts.startswith("@") else ["-H", hosts]
         words = [*where, f"--ssh-option={bed.ssh_options}", "--log-dir", str(folder / "logs"), *options]
         command = command or [sys.executable, "-S", "-E", str(WORKER), str(self.ready), *actions]
-        line = [sys.executable, "-m", "lockstep", "run", *words, "--", *command]
+        line = [*direct] or [sys.executable, "-m", "lockstep", "run", *words, "--", *command]
         with self._out.open("w") as out, self._err.open("w") as err:
             self.launcher = bed.start(start_from, line, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
