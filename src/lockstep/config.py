@@ -299,8 +299,6 @@ class RunConfig:
     """Write a checkpoint every so many steps as well; 0 does not."""
     snapshot_steps: int | None = None
     """With --max-restarts: keep the state in memory every so many steps; 0 does not. Default: as --log-every."""
-    snapshot_dir: Path | None = None
-    """The folder in memory for it; the launcher names one."""
     keep: int = 3
     """Checkpoints to keep, newest first; the best by top-1 is kept besides."""
     log_every: Annotated[int, arg(aliases=["--print-freq", "-p"])] = 20

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lockstep.errors import WorldError
 from lockstep.hostlist import counts
@@ -18,6 +19,7 @@ from lockstep.hostlist import counts
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from our own agent, where the workers may be started anew
 # Slurm numbers the steps of users from 0; the batch script, interactive shells and the like have numbers from here on.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -89,7 +91,8 @@ class Place:
     """A worker's place among its peers.
 
     `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0.
-    `restart` counts the times that torchrun, or Lockstep's launcher, has started the job's workers anew.
+    `restart` counts the times that torchrun, or Lockstep's launcher, has started the job's workers anew; `snapshots` is
+    the folder in this host's memory that outlives them, if there is one.
     """
 
     rank: int = 0
@@ -99,6 +102,7 @@ class Place:
     node: int = 0
     launcher: str = "none"
     restart: int = 0
+    snapshots: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
@@ -158,12 +162,9 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
             f"the job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
             f"unset {' '.join(present)}"
         )
-    return replace(_read(TORCHRUN, environment), restart=_restart(environment))
-
-
-def _restart(environment: Mapping[str, str]) -> int:
-    text = environment.get(RESTART_COUNT, "0")
-    return int(text) if text.isdecimal() else 0
+    place, restart = _read(TORCHRUN, environment), environment.get(RESTART_COUNT, "0")
+    snapshots = Path(environment[SNAPSHOTS]) if SNAPSHOTS in environment else None
+    return replace(place, restart=int(restart) if restart.isdecimal() else 0, snapshots=snapshots)
 
 
 def _agreed(place: Place, launcher: Launcher, environment: Mapping[str, str]) -> Place:

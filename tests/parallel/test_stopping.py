@@ -163,9 +163,9 @@ def test_a_signal_in_the_last_step_or_after_it_lets_the_run_end(
 def test_a_time_limit_stops_all_workers_in_time_and_the_resumed_run_is_bit_identical(
     tmp_path: Path, whole: dict[int, Path]
 ) -> None:
-    end = time.time() + 5
+    end = time.time() + 12
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_END_TIME": str(int(end))}
-    message, code = _run(2, tmp_path, slow=0.6, variables=job)  # all of it would take 6 s
+    message, code = _run(2, tmp_path, slow=1.5, variables=job)  # all of it would take 15 s
     assert code == 75
     assert time.time() < end
     last = list(read_records(tmp_path / "metrics.jsonl"))[-1]

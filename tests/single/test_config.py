@@ -93,7 +93,6 @@ FULL = TrainConfig(
         checkpoint_epochs=2,
         checkpoint_steps=50,
         snapshot_steps=10,
-        snapshot_dir=Path("memory"),
         keep=5,
         log_every=7,
         io_every=2.5,

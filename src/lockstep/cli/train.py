@@ -54,10 +54,9 @@ def _time_left(time_limit: str | None, since: float) -> list[str]:
     return ["--time-limit", f"{minutes}:{seconds:02}"]
 
 
-def _words_of_restarts(config: TrainConfig, workers: int, snapshots: Path) -> list[str]:
+def _words_of_restarts(config: TrainConfig, workers: int) -> list[str]:
     """What workers must be told that are started more than once: always the same run folder and global batch."""
-    words = ["--snapshot-dir", str(snapshots)]
-    resume = config.run.resume
+    words, resume = [], config.run.resume
     if config.run.run_dir is None and (resume is None or Path(resume).is_file()):
         words += ["--run-dir", str(new_run_path(config))]
     if config.global_batch_size is None and config.batch_workers is None:

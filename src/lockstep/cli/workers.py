@@ -20,7 +20,6 @@ from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart_options import RestartOptions
-from lockstep.launch.snapshot_memory import new_path
 from lockstep.place import TORCHRUN, Place
 from lockstep.world import World, connect, disconnect, usable_cores
 
@@ -32,13 +31,13 @@ class Elastic:
     """Workers that may be started more than once.
 
     Args:
-        words: What they are told besides, by the number of workers and the hosts' folder for snapshots.
+        words: What they are told besides, by the number of workers at first.
         words_of_now: What they are told besides in any further start.
         can_regroup: They stop after a step with a checkpoint when they get SIGUSR1.
     """
 
     options: RestartOptions
-    words: Callable[[int, Path], list[str]]
+    words: Callable[[int], list[str]]
     words_of_now: Callable[[], list[str]]
     can_regroup: bool
 
@@ -82,9 +81,7 @@ def run_workers(
         check(plan.workers)
     if elastic:
         elastic.options.check(plan.workers)
-        snapshots = new_path()
-        more = elastic.words(plan.workers, snapshots)
-        plan = replace(plan, command=(*plan.command, *more), snapshots=str(snapshots))
+        plan = replace(plan, command=(*plan.command, *elastic.words(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
         return _work(place, device, backend, work, workers, 1)
     return _launch(plan, where, gpus, elastic)

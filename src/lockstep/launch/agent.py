@@ -37,7 +37,7 @@ from lockstep.launch.plan import horovod_variables
 from lockstep.launch.reach import proof
 from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.wire import pack
-from lockstep.place import RESTART_COUNT
+from lockstep.place import RESTART_COUNT, SNAPSHOTS
 
 END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 9 s of silence that tell of a lost link, below 15
 VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
@@ -172,6 +172,8 @@ class WorkerSpecs(DefaultLogsSpecs):
             variables.update(horovod_variables(variables, self._job.slots))
             variables[RESTART_COUNT] = str(self._job.restart)
             variables["TORCHELASTIC_MAX_RESTARTS"] = str(self._job.max_restarts)
+            if self._job.snapshots:
+                variables[SNAPSHOTS] = self._job.snapshots
             stdout, stderr = self._job.streams[local_rank]
             if stdout >= 0:
                 destinations.stdouts[local_rank] = f"/dev/fd/{stdout}"

@@ -15,7 +15,7 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 PLACE = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    "TORCHELASTIC_RUN_ID",
+    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # What belongs to a host or a session there, and would be wrong on another host.

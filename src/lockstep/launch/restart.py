@@ -23,6 +23,7 @@ from lockstep.launch.job import STOPPED, Job, Outcome
 from lockstep.launch.options import LaunchOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart_options import RestartOptions
+from lockstep.launch.snapshot_memory import new_path
 from lockstep.launch.wire import NOBODY_SPOKE
 from lockstep.world import usable_cores
 
@@ -121,6 +122,7 @@ class _Starts:
         self._most = job.options.max_np or job.plan.workers
         self._restarts = 0
         self._starts = 0
+        self._snapshots = str(new_path())
         self._regrouping = False
         self._lost: dict[str, float] = {}  # hosts, and when to knock there
         self._refused: set[str] = set()  # hosts that cannot take part, as they are
@@ -151,8 +153,8 @@ class _Starts:
             self._announce(plan)
 
     def _numbered(self, plan: JobPlan) -> JobPlan:
-        snapshots = self._job.plan.snapshots
-        return replace(plan, snapshots=snapshots, restart=self._starts, max_restarts=self._options.max_restarts)
+        most = self._options.max_restarts
+        return replace(plan, snapshots=self._snapshots, restart=self._starts, max_restarts=most)
 
     def _goes_on(self, outcome: Outcome) -> bool:
         """Whether the workers are to be started anew."""

@@ -90,7 +90,7 @@ def train(job: Job) -> Result:
 def train_epoch(job: Job) -> None:
     """Take the rest of the current epoch's steps, up to the job's last."""
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
-    snapshot_steps = snapshot_interval(job.config)
+    snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
     job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
     job.replica.train()

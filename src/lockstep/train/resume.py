@@ -87,7 +87,7 @@ def find_start(config: TrainConfig, world: World) -> Start:
     path, again = world.from_main([str(found) if found else None, again])
     state = Path(path) if path else None
     start = Start(state, again, verified=world.is_main, notes=tuple(notes))
-    memory = config.run.snapshot_dir
+    memory = world.place.snapshots
     if memory is None or not world.place.restart:
         return start
     snapshot = bring_newest(memory, world, after=checkpoint.step_of(state) if state and again else NONE)

@@ -25,7 +25,7 @@ def newest_good(job: Job) -> Path | None:
             folder.wait()
     found = checkpoint.newest(job.folder.checkpoints) if job.world.is_main else None
     path = job.world.from_main(str(found) if found else None)
-    good, memory = Path(path) if path else None, job.config.run.snapshot_dir
+    good, memory = Path(path) if path else None, job.world.place.snapshots
     snapshot = bring_newest(memory, job.world, checkpoint.step_of(good) if good else NONE) if memory else None
     return snapshot or good
 

@@ -65,7 +65,7 @@ class RunFolder:
 
 def _repeatable(config: TrainConfig) -> TrainConfig:
     """The configuration without what was meant for one start."""
-    run = replace(config.run, run_dir=None, snapshot_dir=None, resume=None, start_epoch=None, evaluate=False)
+    run = replace(config.run, run_dir=None, resume=None, start_epoch=None, evaluate=False)
     return replace(config, run=replace(run, time_limit=None))
 
 

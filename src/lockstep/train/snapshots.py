@@ -48,16 +48,16 @@ class SnapshotFolder(CheckpointFolder):
 def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:
     """Where this worker keeps snapshots, if it is the one on its host that does; later ones than `step` are dropped."""
     writes = world.is_main if strategy.gathers_state else world.place.local_rank == 0
-    if config.run.snapshot_dir is None or not writes:
+    if world.place.snapshots is None or not writes or config.run.snapshot_steps == 0:
         return Checkpoints()
-    folder = SnapshotFolder(config.run.snapshot_dir)
+    folder = SnapshotFolder(world.place.snapshots)
     folder.forget_after(step, NONE)
     return folder
 
 
-def snapshot_interval(config: TrainConfig) -> int:
+def snapshot_interval(config: TrainConfig, world: World) -> int:
     """Steps between two snapshots; 0 where none are kept."""
-    if config.run.snapshot_dir is None:
+    if world.place.snapshots is None:
         return 0
     return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
 
