@@ -44,6 +44,7 @@ class Target:
         seed: A valid input.
         as_json: Whether values within it are changed, too.
         memory_bytes: By which the process may grow.
+        seconds: For one input, on a busy machine.
     """
 
     seed: bytes
@@ -51,6 +52,7 @@ class Target:
     allowed: tuple[type[BaseException], ...] = ()
     as_json: bool = False
     memory_bytes: int = GIB
+    seconds: float = 5.0
 
     def input(self, number: int) -> bytes:
         """The hostile input of this number."""
@@ -298,9 +300,8 @@ def _of_image(form: str, **options: Any) -> Make:
                 with suppress(errors.CorruptImageError):
                     use()
 
-        return Target(
-            _image(form, **options), _of_file(folder / "i.jpg", read), (errors.DataError,), memory_bytes=2 * GIB
-        )
+        put = _of_file(folder / "i.jpg", read)
+        return Target(_image(form, **options), put, (errors.DataError,), memory_bytes=2 * GIB, seconds=30)
 
     make.__name__ = f"image_{form.lower()}{''.join(f'_{name}' for name in options)}"
     return target(make)
