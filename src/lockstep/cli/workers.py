@@ -19,6 +19,7 @@ from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.place import Place
+from lockstep.untrusted import printable
 from lockstep.world import World, connect, disconnect, usable_cores
 
 Backend = Literal["auto", "gloo", "nccl"]
@@ -129,7 +130,7 @@ def _fail(place: Place, error: Exception) -> int:
     logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     if logs:
         logger.error(trace)
-    text = "\n".join([text, *(f"its log: {log}" for log in logs)])
+    text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and place.size > 1:
         _write_error_file(Path(error_file), f"worker {place.rank}: {text}", lost_peer, code)

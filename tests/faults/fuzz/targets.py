@@ -217,6 +217,7 @@ def exported_file(folder: Path) -> Target:
     from lockstep.train import checkpoint
     from lockstep.train.inference import load_network
 
+    registry.torchvision_names()  # names that are unknown have it imported
     path = folder / "m.safetensors"
     checkpoint.export(path, dict(registry.build("digits-net", 2, 1, 8).state_dict()), ABOUT)
     return Target(path.read_bytes(), _of_file(path, load_network), (errors.CheckpointError,))
@@ -226,8 +227,10 @@ def exported_file(folder: Path) -> Target:
 def exported_about(folder: Path) -> Target:
     from safetensors.torch import save_file
 
+    from lockstep.models import registry
     from lockstep.train.inference import load_network
 
+    registry.torchvision_names()
     path = folder / "a.safetensors"
 
     def read(data: bytes) -> object:
