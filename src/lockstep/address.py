@@ -97,8 +97,15 @@ def _nearest(addresses: list[str]) -> str:
     """The address that is in a network of this machine, if any is."""
     infos = [info for infos in psutil.net_if_addrs().values() for info in infos if info.family == socket.AF_INET]
     networks = [ipaddress.ip_network(f"{info.address}/{info.netmask}", strict=False) for info in infos if info.netmask]
-    near = (address for address in addresses if any(ipaddress.ip_address(address) in network for network in networks))
+    near = (address for address in addresses if any(_is_in(address, network) for network in networks))
     return next(near, addresses[0])
+
+
+def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    try:
+        return ipaddress.ip_address(address) in network
+    except ValueError:  # "1.2.3", as damaged variables have it
+        return False
 
 
 def _first_line(name: str, path: Path, without_batch_host: bool) -> str:

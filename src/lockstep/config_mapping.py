@@ -86,7 +86,7 @@ def _convert(value: Any, hint: Any) -> Iterator[Any]:
                 yield tuple(item[0] for item in items)
     elif hint is float:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 yield float(value)  # YAML 1.1 reads 1e-4, without a point, as a string
     elif hint is Path:
         if isinstance(value, str):

@@ -11,7 +11,8 @@ from itertools import product
 from math import prod
 
 MOST = 65_536  # Slurm's own limit on the names of one list (MAX_RANGE); a typing error shall not fill the memory
-RANGE = r"[0-9]+(?:-[0-9]+)?"
+LONGEST = 255
+RANGE = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
 BRACKET = re.compile(rf"\[({RANGE}(?:,{RANGE})*)\]")
 NAMES = rf"(?:[^\[\],\s]|{BRACKET.pattern.replace('(', '(?:', 1)})+"
 COUNT = re.compile(r"([0-9]+)(?:\(x([1-9][0-9]*)\))?")
@@ -31,6 +32,8 @@ def expand(text: str) -> list[str]:
         parts = [_numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
         if len(names) + prod(map(len, parts)) > MOST:
             raise ValueError(f"{text!r} names more than {MOST:,} hosts")
+        if sum(max(map(len, part)) for part in parts) > LONGEST:
+            raise ValueError(f"{text[:80]!r}... has a name of more than {LONGEST} letters, which no host has")
         names += ("".join(combination) for combination in product(*parts))
     return names
 

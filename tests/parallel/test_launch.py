@@ -17,9 +17,11 @@ import pytest
 from jobs import final_weights
 
 from lockstep.errors import StoppedError
+from lockstep.launch.reach import proof
 from lockstep.records import read_records
 from lockstep.world import usable_cores
 
+SECRET = "5ec2e7" * 5
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep"]
 
@@ -36,11 +38,11 @@ def _run(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> subprocess.Co
 
 
 @contextmanager
-def _started(*words: str, cwd: Path) -> Iterator[tuple[psutil.Popen, Path]]:
+def _started(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> Iterator[tuple[psutil.Popen, Path]]:
     """A job that runs while the block does, and leaves no process behind; its output is in a file."""
     output = cwd / "output.txt"
     with output.open("w") as file:
-        job = psutil.Popen([*LOCKSTEP, *words], cwd=cwd, env=_environment(), stdout=file, stderr=subprocess.STDOUT)
+        job = psutil.Popen([*command, *words], cwd=cwd, env=_environment(), stdout=file, stderr=subprocess.STDOUT)
         family = [job]
         try:
             yield job, output
@@ -101,11 +103,21 @@ def test_the_older_launch_module_starts_it_with_the_flag_that_it_adds(tmp_path: 
     assert "over 2 workers" in done.stdout
 
 
-def test_a_job_on_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
-    with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
+def test_a_job_on_one_machine_listens_on_loopback_only_and_tells_nobody_its_secret(tmp_path: Path) -> None:
+    halves = f"'{SECRET[:9]}' + '{SECRET[9:]}'"  # the command line itself is looked through, too
+    known = f"import secrets, lockstep.cli as c; secrets.token_hex = lambda *_: {halves}; raise SystemExit(c.main())"
+    words = ("train", "-np", "2", "--epochs", "500", "--run-dir", "run")
+    with _started(*words, cwd=tmp_path, command=[sys.executable, "-c", known]) as (job, output):
         _wait_for("epoch   1/500", output, job)
         family = [job, *job.children(recursive=True)]
         assert len(_workers(job)) == 2
+        seen = [text for process in family for text in (*process.cmdline(), *process.environ().values())]
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [text for text in seen if SECRET in text]
+        assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+        assert {process.environ()["TORCHELASTIC_RUN_ID"] for process in _workers(job)} == {
+            proof(SECRET, "run").hex()[:16]
+        }
         listening = [
             connection.laddr.ip
             for process in family

@@ -13,6 +13,7 @@ from importlib import import_module
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
+from lockstep.untrusted import printable
 
 COMMANDS = {
     "train": "train a network on a data set or a folder of images",
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = import_module(f"lockstep.cli.{words[0]}").main(words[1:])
     except LockstepError as error:
-        print(f"lockstep {words[0]}: error: {error}", file=sys.stderr)
+        print(printable(f"lockstep {words[0]}: error: {error}"), file=sys.stderr)  # which may quote a file of others
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:

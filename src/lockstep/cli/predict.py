@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import Arch, parse
 from lockstep.errors import ConfigError
+from lockstep.untrusted import printable
 
 
 @dataclass(frozen=True)
@@ -40,5 +41,5 @@ def main(words: Sequence[str]) -> int:
     network = load_network(command.checkpoint, command.arch)
     for prediction in predict(network, command.images, command.top):
         named = "  ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.classes)
-        print(f"{prediction.path}: {named}", flush=True)
+        print(printable(f"{prediction.path}: {named}"), flush=True)
     return 0

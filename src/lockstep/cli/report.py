@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
+from lockstep.untrusted import printable
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def main(words: Sequence[str]) -> int:
 
     document = build(gather(command.sources), command.title)
     for warning in document.warnings:
-        print(f"lockstep report: warning: {warning}", file=sys.stderr)
+        print(printable(f"lockstep report: warning: {warning}"), file=sys.stderr)
     try:
         written = write(document, command.out)
     except OSError as error:

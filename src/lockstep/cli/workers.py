@@ -21,6 +21,7 @@ from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart_options import RestartOptions
 from lockstep.place import TORCHRUN, Place
+from lockstep.untrusted import printable
 from lockstep.world import World, connect, disconnect, usable_cores
 
 Backend = Literal["auto", "gloo", "nccl"]
@@ -170,7 +171,7 @@ def _fail(place: Place, error: Exception) -> int:
     logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     if logs:
         logger.error(trace)
-    text = "\n".join([text, *(f"its log: {log}" for log in logs)])
+    text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
     if error_file := _error_file():
         final = isinstance(error, LockstepError) and not isinstance(error, WorldError)
         _write_error_file(error_file, f"worker {place.rank}: {text}", lost_peer, code, final)

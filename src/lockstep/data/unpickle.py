@@ -8,30 +8,57 @@ from __future__ import annotations
 
 import codecs
 import pickle
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, first_line
+from lockstep.untrusted import read_bytes
+
+MOST_BYTES = 1 << 30  # CIFAR-100's training images take 155 million
+
+
+def _rebuild(kind: Any, shape: Any, code: Any) -> Any:
+    """The empty array that a pickled one is filled into; of any other shape it could take all memory."""
+    if kind is not np.ndarray or shape != (0,):
+        raise ValueError("an array begins with another shape")
+    return np.ndarray((0,), np.int8)
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    if encoding != "latin1":
+        raise ValueError(f"bytes are encoded by {str(encoding)[:40]!r}")
+    return codecs.encode(text, "latin1")
+
 
 # NumPy renamed its core module in version 2; files written before keep the old names.
-_REBUILD = np.zeros(0).__reduce__()[0]
 _ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _REBUILD,
-    ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
+    ("numpy.core.multiarray", "_reconstruct"): _rebuild,
+    ("numpy._core.multiarray", "_reconstruct"): _rebuild,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): codecs.encode,
+    ("_codecs", "encode"): _encode,
 }
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class _ArrayUnpickler(pickle._Unpickler):  # the one in C takes gigabytes for a large number in its memo
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ALLOWED[module, name]
         except KeyError:
             raise DataError(f"it names {module}.{name}, which no CIFAR file does; it may be an attack") from None
+
+
+class _Pickle(BytesIO):
+    """A file that ends within a line is cut off; a name in it is not what is left of the line."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        if not line.endswith(b"\n"):
+            raise EOFError("it ends within a line")
+        return line
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
@@ -41,12 +68,11 @@ def read_arrays(path: Path) -> dict[str, Any]:
         DataError: The file is missing, damaged, or asks for anything else to be run.
     """
     try:
-        with path.open("rb") as file:
-            content = _ArrayUnpickler(file, encoding="latin1").load()
+        content = _ArrayUnpickler(_Pickle(read_bytes(path, MOST_BYTES)), encoding="latin1").load()
     except DataError as error:
         raise DataError(f"{path} is refused: {error}") from None
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise DataError(f"{path} cannot be read ({error}); delete it and fetch it again") from None
+        raise DataError(f"{path} cannot be read ({first_line(error)}); delete it and fetch it again") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}, not a dictionary of arrays")
     return content

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ from lockstep.place import RESTART_COUNT, SNAPSHOTS
 END_SECONDS = 3  # from SIGTERM to SIGKILL; with the 9 s of silence that tell of a lost link, below 15
 VERDICT, TERMS, FINISHED, LEFT = (f"lockstep/{name}" for name in ("verdict", "terms", "finished", "left"))
 PROOF = "lockstep/proof"
-SECRET = "LOCKSTEP_JOB_SECRET"  # the same on all nodes that are started by hand, if they are to prove themselves
 WATCH_SECONDS = 1.0
 FINISHED_POLL_SECONDS = 0.05
 SETTLE_SECONDS = 0.5  # in which failures that belong together become known
@@ -55,6 +54,8 @@ class AgentJob:
     Args:
         node: Its number among `nodes`.
         slots: Workers on each node; empty where the nodes are started by hand and do not know of each other.
+        run_id: The job's name, which the workers get.
+        secret: By which the agents know each other; empty where nodes are started by hand and were given none.
         streams: For each local rank, the descriptors of its stdout (-1: the agent's own) and stderr.
         address: Where the meeting point is; the first node serves it on the socket `listener`.
         patience: Seconds to wait for the other nodes.
@@ -71,6 +72,7 @@ class AgentJob:
     bind: str
     streams: list[list[int]]
     run_id: str
+    secret: str = field(repr=False)
     address: str
     port: int
     listener: int
@@ -106,8 +108,8 @@ class FixedRendezvous(RendezvousHandler):
             timeout=timedelta(seconds=job.patience),
             master_listen_fd=job.listener if serves else None,
         )
-        if secret := os.environ.get(SECRET, "") if not job.slots else job.run_id:
-            introduce(self._store, secret, job.node, job.nodes)
+        if job.secret:
+            introduce(self._store, job.secret, job.node, job.nodes)
         if not job.slots:
             self._agree(self._store)
         return RendezvousInfo(self._store, job.node, job.nodes, RendezvousStoreInfo(job.address, job.port))

@@ -24,7 +24,7 @@ from lockstep.errors import ConfigError
 from lockstep.hostlist import counts, expand
 from lockstep.launch.hosts import Host
 
-GRES = re.compile(r"(?:.*?[:=])?([0-9]+)(?:\(.*\))?")  # "4", "a100:4", "a100=4"
+GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
 BATCH_HOST = re.compile(r"(batch|launch|login)[-_]?[0-9]*(\..*)?")
 Read = Callable[[str], str]
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def _lines(environment: Mapping[str, str], variable: str, read: Read) -> tuple[H
     """A node file: a line a slot, or a line a node and Torque's PBS_NUM_PPN slots each."""
     hosts = _hosts((words[0], 1) for words in _table(environment[variable], variable, 1, read))
     each = environment.get("PBS_NUM_PPN", "1") if variable == "PBS_NODEFILE" else "1"
-    if all(host.slots == 1 for host in hosts) and each.isdecimal():
+    if all(host.slots == 1 for host in hosts) and _is_count(each):
         return tuple(Host(host.name, int(each)) for host in hosts)
     return hosts
 
@@ -156,7 +156,7 @@ def _lsf(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Hos
     else:
         words = mcpu.split()
         pairs = list(zip(words[::2], words[1::2], strict=False))
-        if len(words) % 2 or not pairs or not all(number.isdecimal() for _, number in pairs):
+        if len(words) % 2 or not pairs or not all(_is_count(number) for _, number in pairs):
             raise ConfigError(f"LSB_MCPU_HOSTS={mcpu!r} is not of the form `host slots host slots ...`")
         hosts = _hosts((name, int(number)) for name, number in pairs)
     first = hosts[0]
@@ -168,7 +168,7 @@ def _grid_engine(environment: Mapping[str, str], variable: str, read: Read) -> t
     """Grid Engine's lines `host slots queue processors`; a host of several queues has a line for each."""
     rows = _table(environment[variable], variable, 4, read)
     for words in rows:
-        if len(words) < 2 or not words[1].isdecimal():
+        if len(words) < 2 or not _is_count(words[1]):
             raise ConfigError(f"{variable}={environment[variable]}: {' '.join(words)!r} is not `host slots queue ...`")
     return _hosts((words[0], int(words[1])) for words in rows)
 
@@ -210,6 +210,10 @@ def _parsed(parse: Callable[[str], list[T]], variable: str, environment: Mapping
         return parse(environment[variable])
     except ValueError as error:
         raise ConfigError(f"{variable}: {error}; say -H HOST:WORKERS,...") from None
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 9
 
 
 def _hosts(pairs: Iterable[tuple[str, int]]) -> tuple[Host, ...]:

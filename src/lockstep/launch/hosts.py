@@ -12,7 +12,7 @@ import psutil
 
 from lockstep.errors import ConfigError
 
-HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _host(text: str, default: int | None, flag: str) -> Host:
         if default is None:
             raise ConfigError(f"{flag}: {name!r} has no number of slots; write host:slots or add --slots-per-host")
         slots = str(default)
-    if not name or not slots.isdecimal():
+    if not name or not slots.isdecimal() or len(slots) > 9:
         raise ConfigError(f"{flag}: {text.strip()!r} is not of the form host:slots")
     return Host(name.strip("[]"), int(slots))
 

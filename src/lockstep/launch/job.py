@@ -20,7 +20,7 @@ from lockstep.launch.display import Display, OutputPlan, say
 from lockstep.launch.failure import Failure, first
 from lockstep.launch.family import allow_many_files
 from lockstep.launch.node import NodeJob
-from lockstep.launch.plan import JobPlan, handed_on
+from lockstep.launch.plan import SECRET, JobPlan, handed_on
 from lockstep.launch.remote import Remote
 from lockstep.launch.screen import Screen
 from lockstep.launch.start import StartError, disagreement
@@ -204,7 +204,7 @@ class Job:
             StartError: A host cannot take part; the message names it and what to do.
         """
         plan = self._plan
-        secret = secrets.token_hex(16)
+        secret = os.environ.get(SECRET, "") if plan.by_hand else secrets.token_hex(16)
         slots = [] if plan.by_hand else [node.workers for node in plan.nodes]
         try:
             async with asyncio.timeout(plan.start_timeout):

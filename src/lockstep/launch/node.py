@@ -18,9 +18,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_hex
 from tempfile import mkdtemp
 from typing import Any
 
@@ -32,7 +33,7 @@ from lockstep.interfaces import address_towards, addresses, interface_of, only_a
 from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
-from lockstep.launch.reach import Doors, listen, reachable
+from lockstep.launch.reach import Doors, listen, proof, reachable
 from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.wire import (
     HEARTBEAT_SECONDS,
@@ -72,7 +73,7 @@ class NodeJob:
         host: This host's name in the plan.
         environment: On top of this process's own.
         folder: Where the workers start.
-        secret: Known to the job alone.
+        secret: Known to the job alone; empty where nodes are started by hand and were given none.
         heartbeat: Whether silence means that the launcher is lost; a pipe on one machine tells without.
         stdout: A descriptor that workers write to directly, or -1.
         interfaces: The only ones to use, if any.
@@ -89,7 +90,7 @@ class NodeJob:
     environment: dict[str, str]
     folder: str
     bind: str
-    secret: str
+    secret: str = field(repr=False)
     heartbeat: bool
     stdout: int
     interfaces: list[str]
@@ -234,7 +235,8 @@ class Node:
         order = {
             **{name: getattr(job, name) for name in HANDED_ON},
             "streams": streams,
-            "run_id": job.secret,
+            "run_id": proof(job.secret or token_hex(), "run").hex()[:16],  # workers get it: not the secret itself
+            "secret": job.secret,
             "address": address,
             "port": port,
             "parent": os.getpid(),

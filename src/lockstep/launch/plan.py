@@ -18,6 +18,8 @@ PLACE = (
     *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
+# By which nodes that are started by hand know each other, if it is the same on all; other jobs have one of their own.
+SECRET = "LOCKSTEP_JOB_SECRET"
 # What belongs to a host or a session there, and would be wrong on another host.
 OF_THE_HOST = (
     *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
@@ -123,6 +125,8 @@ def plan_job(
     for host in hosts:
         if host.slots < 1:
             raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {host.slots}")
+        if host.name.startswith("-") or not host.name.isprintable() or " " in host.name:  # ssh would take it for a flag
+            raise ConfigError(f"{host.name!r} is no name of a host; mend the list of hosts")
     if all(host.name.lower() in here for host in hosts):
         hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
     _check_once([host.name for host in hosts], here)
@@ -193,13 +197,13 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int] = ()) -> d
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
     """What of the launcher's environment its workers get.
 
-    Exported shell functions and OLDPWD are the launching shell's own affair; PLACE describes the launcher where it is
-    itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because other hosts have other devices, is
-    handed on here: this host is the one for which the user has set it.
+    Exported shell functions and OLDPWD are the launching shell's own affair, and SECRET is the launcher's; PLACE
+    describes the launcher where it is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because
+    other hosts have other devices, is handed on here: this host is the one for which the user has set it.
 
     Args:
         elsewhere: For workers on another host, to which this host's own matters mean nothing.
     """
-    dropped = {"OLDPWD", "HOROVOD_ELASTIC", *PLACE, *(OF_THE_HOST if elsewhere else ())}
+    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, *PLACE, *(OF_THE_HOST if elsewhere else ())}
     prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

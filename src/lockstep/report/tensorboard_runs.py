@@ -104,6 +104,8 @@ def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
             for tag in events.Tags()["scalars"]
         }
         for tag in events.Tags()["tensors"]:  # scalars of TensorFlow 2
+            if any(dim.size != 1 for e in events.Tensors(tag) for dim in e.tensor_proto.tensor_shape.dim):
+                continue  # no scalars; a small file may claim any shape, which would be filled
             values = [(e.step, e.wall_time, tensor_util.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
             if values and all(value.size == 1 and value.dtype.kind in "fiu" for _, _, value in values):
                 tags[tag] = [(step, time, float(value)) for step, time, value in values]

@@ -49,7 +49,7 @@ def _input(said: Mapping[str, Any]) -> InputSpec:
         if type(value) is not int or not 1 <= value <= most:
             raise ValueError(f"its input has {name} {str(value)[:40]}")
     figures = (*spec.mean, *spec.std, spec.crop_ratio)
-    if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
+    if not all(type(figure) in (int, float) and abs(figure) < math.inf for figure in figures):
         raise ValueError("its mean, std or crop_ratio is no number")
     if not len(spec.mean) == len(spec.std) == spec.channels or not all(spec.std) or not 0 < spec.crop_ratio <= 1:
         raise ValueError("its mean, std or crop_ratio cannot be")

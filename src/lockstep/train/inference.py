@@ -60,7 +60,7 @@ def load_network(path: Path, arch: str | None = None) -> Network:
     weights, said = load_model(path)
     try:
         about = About.read(said)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
     classes, spec = about.classes, about.input
     arch = agree_on_arch(path, about.arch, arch)

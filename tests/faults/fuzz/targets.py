@@ -44,6 +44,7 @@ class Target:
         seed: A valid input.
         as_json: Whether values within it are changed, too.
         memory_bytes: By which the process may grow.
+        seconds: For one input, on a busy machine.
     """
 
     seed: bytes
@@ -51,6 +52,7 @@ class Target:
     allowed: tuple[type[BaseException], ...] = ()
     as_json: bool = False
     memory_bytes: int = GIB
+    seconds: float = 5.0
 
     def input(self, number: int) -> bytes:
         """The hostile input of this number."""
@@ -215,6 +217,7 @@ def exported_file(folder: Path) -> Target:
     from lockstep.train import checkpoint
     from lockstep.train.inference import load_network
 
+    registry.torchvision_names()  # names that are unknown have it imported
     path = folder / "m.safetensors"
     checkpoint.export(path, dict(registry.build("digits-net", 2, 1, 8).state_dict()), ABOUT)
     return Target(path.read_bytes(), _of_file(path, load_network), (errors.CheckpointError,))
@@ -224,8 +227,10 @@ def exported_file(folder: Path) -> Target:
 def exported_about(folder: Path) -> Target:
     from safetensors.torch import save_file
 
+    from lockstep.models import registry
     from lockstep.train.inference import load_network
 
+    registry.torchvision_names()
     path = folder / "a.safetensors"
 
     def read(data: bytes) -> object:
@@ -298,9 +303,8 @@ def _of_image(form: str, **options: Any) -> Make:
                 with suppress(errors.CorruptImageError):
                     use()
 
-        return Target(
-            _image(form, **options), _of_file(folder / "i.jpg", read), (errors.DataError,), memory_bytes=2 * GIB
-        )
+        put = _of_file(folder / "i.jpg", read)
+        return Target(_image(form, **options), put, (errors.DataError,), memory_bytes=2 * GIB, seconds=30)
 
     make.__name__ = f"image_{form.lower()}{''.join(f'_{name}' for name in options)}"
     return target(make)

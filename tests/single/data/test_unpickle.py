@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from lockstep.data.unpickle import read_arrays
@@ -100,3 +102,24 @@ def test_a_missing_file_and_another_kind_of_content_are_named(tmp_path: Path) ->
     (tmp_path / "list").write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(DataError, match="list, not a dictionary"):
         read_arrays(tmp_path / "list")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02}r\xff\xff\xff\x7fX\x01\x00\x00\x00a" + b"j\x01\x00\x00\x00s.",
+        pickle.dumps({"data": np.zeros(0)}, 2).replace(b"K\x00\x85", b"J\xff\xff\xff\x3f\x85", 1),
+        b"\x80\x04\x8e" + (1 << 34).to_bytes(8, "little") + b"x.",
+    ],
+    ids=["a large number in the memo", "a large array", "a long text"],
+)
+def test_a_small_file_takes_little_memory(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "batch").write_bytes(data)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = psutil.Process().memory_info().data
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (256 << 20), hard))
+    try:
+        with pytest.raises(DataError, match=r"cannot be read \((?!MemoryError)"):
+            read_arrays(tmp_path / "batch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

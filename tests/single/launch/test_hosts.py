@@ -49,3 +49,9 @@ def test_the_slots_of_this_machine_add_up_and_another_machine_is_refused() -> No
     assert slots_here(parse_hosts(f"localhost:2,127.0.0.1:1,{socket.gethostname()}:3"), names) == 6
     with pytest.raises(ConfigError, match=r"node7 is not this machine"):
         slots_here(parse_hosts("localhost:2,node7:4"), names)
+
+
+def test_a_number_of_slots_that_no_host_has_is_refused() -> None:
+    for read, text in ((parse_hosts, "a:" + "9" * 5000), (parse_hostfile, "a slots=" + "9" * 5000)):
+        with pytest.raises(ConfigError):
+            read(text)

@@ -133,3 +133,22 @@ def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
     assert run is None
     assert "no whole event" in warnings[0]
     assert "no scalars such as Top1/val" in warnings[-1]
+
+
+def test_a_tensor_that_claims_a_size_is_passed_over(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1 << 40)])
+    bomb = TensorProto(dtype="DT_FLOAT", tensor_shape=shape, float_val=[1.0])
+    writer = EventFileWriter(str(tmp_path))
+    writer.add_event(
+        Event(step=1, wall_time=1.0, summary=Summary(value=[Summary.Value(tag="loss/train", tensor=bomb)]))
+    )
+    writer.close()
+    warnings: list[str] = []
+    assert read_tensorboard(tmp_path, warnings.append) is None
+    assert "no scalars such as" in warnings[0]
