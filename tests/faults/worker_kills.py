@@ -65,6 +65,7 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
     """Train a job without and with kills, and compare."""
     outcome, started = Outcome(), time.monotonic()
     calm, struck = folder / "calm", folder / "struck"
+    folder.mkdir(exist_ok=True)
     with (folder / "calm.log").open("wb") as log:
         subprocess.run(command(words, calm, epochs), stdout=log, stderr=log, check=True)
     with (folder / "struck.log").open("wb") as log:

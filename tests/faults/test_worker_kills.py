@@ -1,0 +1,67 @@
+"""Workers that are killed cost seconds and nothing else; `worker_kills.py --kills 100` is the long form."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from worker_kills import JOBS, disturb, records, starts_of, wait_for
+
+NET = """\
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, num_classes))
+"""
+
+
+def test_two_kills_change_nothing_of_the_result(tmp_path: Path) -> None:
+    outcome = disturb(JOBS["ddp"], tmp_path, epochs=12, kills=2, chance=random.Random(3))
+    assert outcome.breaches == []
+    assert outcome.kills == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills_change_nothing_of_the_result(tmp_path: Path) -> None:
+    for name, words in JOBS.items():
+        outcome = disturb(words, tmp_path / name, epochs=30, kills=25, chance=random.Random(0))
+        assert outcome.breaches == []
+
+
+def _train(folder: Path, run: Path, *words: str) -> list[str]:
+    (folder / "net.py").write_text(NET)
+    train = ["env", f"PYTHONPATH={folder}", "OMP_NUM_THREADS=1", sys.executable, "-m", "lockstep", "train", "digits"]
+    train += ["-a", "net:build", "-b", "20", "--epochs", "40", "--precision", "fp64", "--checkpoint-epochs", "0"]
+    return [*train, "-p", "8", "--io-every", "0", "--track", "--run-dir", str(run), "-np", "3", *words]
+
+
+def test_three_workers_two_and_three_again_take_the_same_steps(tmp_path: Path) -> None:
+    calm, changed, hosts = tmp_path / "calm", tmp_path / "changed", tmp_path / "hosts"
+    hosts.write_text("localhost:3")
+    elastic = ["--min-np", "2", "--host-discovery-script", f"cat {hosts}"]
+    with subprocess.Popen(_train(tmp_path, changed, *elastic), stderr=subprocess.PIPE, text=True) as job:
+        for slots, starts in ((2, 1), (3, 2)):
+            wait_for(lambda starts=starts: len(starts_of(changed)) == starts or job.poll() is not None)
+            hosts.write_text(f"localhost:{slots}")
+        said = job.communicate(timeout=200)[1]
+    assert job.returncode == 0, said
+    regrouped = [line.partition(", with ")[2] for line in said.splitlines() if "regrouped" in line]
+    assert regrouped == ["2 workers", "3 workers"]
+        "2 workers",
+        "3 workers",
+    ]
+    subprocess.run(_train(tmp_path, calm), capture_output=True, timeout=120, check=True)
+    steps = [[each["step"] for each in records(run) if each["kind"] == "step"] for run in (changed, calm)]
+    assert steps[0] == sorted({*steps[0]})  # each once, with one more where it stopped
+    assert {*steps[0]} >= {*steps[1]}
+    losses = [[each["loss"] for each in records(run) if each["kind"] == "epoch"] for run in (changed, calm)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    weights, expected = (load_file(run / "model.safetensors") for run in (changed, calm))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-9)
