@@ -10,13 +10,16 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from lockstep import __version__
 from lockstep.cli.horovod_flags import parse_flags
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.launch.horovod_plan import ElasticPlan, HorovodPlan, plan_horovod
-from lockstep.launch.hosts import names_of_this_machine
+from lockstep.launch.horovod_plan import ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
+from lockstep.launch.hosts import Host, names_of_this_machine
+from lockstep.launch.plan import JobPlan
 from lockstep.world import usable_cores
 
 FAILED = 1
@@ -35,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.check_build:
             print(_build())
             return 0
-        plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names_of_this_machine())
+        names, hosts = names_of_this_machine(), _discovered(vars(flags))
+        plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names, hosts)
         if not shutil.which(flags.command[0]):
             raise ConfigError(f"{flags.command[0]} is no program that can be run; scripts need `python` before them")
         return _run(plan, flags.verbose)
@@ -48,16 +52,46 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
     for warning in plan.warnings:
         print(f"horovodrun: {warning}", file=sys.stderr)
     if verbose:
-        job = plan.job.job if isinstance(plan.job, ElasticPlan) else plan.job
+        job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         print("\n".join(f"horovodrun: {line}" for line in lines), flush=True)
     if isinstance(plan.job, ElasticPlan):
         from lockstep.launch.elastic import run_elastic
 
         return run_elastic(plan.job, plan.output)
+    if isinstance(plan.job, HostsPlan):
+        return _run_on_hosts(plan.job, plan)
     from lockstep.launch.job import run_job
 
     return run_job(plan.job, plan.output, failure_code=FAILED)
+
+
+def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
+    """An elastic job over several hosts. Its workers regroup at a commit, where hosts come back or are added."""
+    from lockstep.launch.restart import elastic_job, run_elastic_job
+
+    restarting = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_regroup=True)
+
+    def plan_on(hosts: Sequence[Host]) -> JobPlan:
+        now = restarting.plan_on(hosts)
+        return replace(now, environment={**now.environment, **job.variables})
+
+    restarting = replace(restarting, plan_on=plan_on, slots_per_host=job.slots_per_host, failure_code=FAILED)
+    return run_elastic_job(restarting, plan.output)
+
+
+def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:
+    """The hosts that the discovery script names first.
+
+    Raises:
+        ConfigError: It fails.
+    """
+    script = flags.get("host_discovery_script")
+    if not script:
+        return ()
+    from lockstep.launch.discovery import discover
+
+    return discover(script, flags.get("slots_per_host"))
 
 
 def _build() -> str:
