@@ -286,9 +286,11 @@ def _on_several(
     environment: Mapping[str, str],
 ) -> HostsPlan:
     minimum, _, maximum = _bounds(given)
-    script = given.get("host_discovery_script", "")
+    script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
+    if limit < 0:
+        raise ConfigError(f"--reset-limit is a number of restarts, 0 or more; got {limit}")
     restarts = RestartOptions(
-        max_restarts=given.get("reset_limit", RESTARTS),
+        max_restarts=limit,
         min_np=minimum,
         max_np=maximum or (WORKERS if script else slots_of(parse_hosts(where.hosts or ""))),
         host_discovery_script=script,
