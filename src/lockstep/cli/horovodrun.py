@@ -70,14 +70,14 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
     """An elastic job over several hosts. Its workers regroup at a commit, where hosts come back or are added."""
     from lockstep.launch.restart import elastic_job, run_elastic_job
 
-    restarting = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_regroup=True)
+    plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_regroup=True)
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
-        now = restarting.plan_on(hosts)
+        now = plain.plan_on(hosts)
         return replace(now, environment={**now.environment, **job.variables})
 
-    restarting = replace(restarting, plan_on=plan_on, slots_per_host=job.slots_per_host, failure_code=FAILED)
-    return run_elastic_job(restarting, plan.output)
+    own = replace(plain, plan_on=plan_on, slots_per_host=job.slots_per_host, failure_code=FAILED)
+    return run_elastic_job(own, plan.output)
 
 
 def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:

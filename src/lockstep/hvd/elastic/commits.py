@@ -84,6 +84,7 @@ class HostCommits(Commits):
     def __init__(self, folder: Path, run: int, place: Place) -> None:
         self._folder = folder
         self._run = run
+        self._rank = place.rank
         self._writes = place.local_rank == 0
         self._number = NONE
         self._looks_back = place.restart > 0
@@ -117,7 +118,8 @@ class HostCommits(Commits):
             content = broadcast_(content, holder)
             state.set_saved(_unpacked(content))
             state.restore()
-            log.warning("back to commit %d, which worker %d has found on its host", newest, holder)
+            say = log.warning if self._rank == 0 else log.info
+            say("back to commit %d, which worker %d has found on its host", newest, holder)
         self._looks_back = False
         self._number = max(allgather_object(max(self._number, newest)))
         return bool(newest != NONE)
