@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,12 @@ from typing import Any
 from lockstep import __version__
 from lockstep.cli.horovod_flags import parse_flags
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.launch.horovod_plan import ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
-from lockstep.launch.hosts import Host, names_of_this_machine
+from lockstep.launch.discovery import POLL_SECONDS, discover
+from lockstep.launch.display import say
+from lockstep.launch.horovod_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
+from lockstep.launch.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan import JobPlan
+from lockstep.launch.signals import on_stopping
 from lockstep.world import usable_cores
 
 FAILED = 1
@@ -38,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.check_build:
             print(_build())
             return 0
-        names, hosts = names_of_this_machine(), _discovered(vars(flags))
+        names = names_of_this_machine()
+        hosts = _discovered(vars(flags), names)
         plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names, hosts)
         if not shutil.which(flags.command[0]):
             raise ConfigError(f"{flags.command[0]} is no program that can be run; scripts need `python` before them")
@@ -80,8 +85,8 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
     return run_elastic_job(own, plan.output)
 
 
-def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:
-    """The hosts that the discovery script names first.
+def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Host]:
+    """The hosts that the discovery script names first; over several hosts, when it names as many as the job needs.
 
     Raises:
         ConfigError: It fails.
@@ -89,9 +94,16 @@ def _discovered(flags: Mapping[str, Any]) -> Sequence[Host]:
     script = flags.get("host_discovery_script")
     if not script:
         return ()
-    from lockstep.launch.discovery import discover
-
-    return discover(script, flags.get("slots_per_host"))
+    on_stopping(lambda number, frame: sys.exit(128 + number))
+    hosts = discover(script, flags.get("slots_per_host"))
+    needed = flags.get("num_proc") or flags.get("min_np") or 1
+    deadline = time.monotonic() + (flags.get("elastic_timeout") or ELASTIC_SECONDS)
+    if slots_of(hosts) < needed and not are_here(hosts, names):
+        say(f"lockstep: there are {slots_of(hosts)} slots, the job begins with {needed}; waiting for hosts")
+    while slots_of(hosts) < needed and not are_here(hosts, names) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        hosts = discover(script, flags.get("slots_per_host"))
+    return hosts
 
 
 def _build() -> str:

@@ -23,6 +23,7 @@ from lockstep.launch.plan import JobPlan, plan_local
 from lockstep.launch.restart_options import RestartOptions
 
 RESTARTS = 100  # without --reset-limit: a script that fails whenever it is started must come to an end
+ELASTIC_SECONDS = 600.0  # to wait for enough slots
 WORKERS = 1000  # without --max-np, where a script may name any number of hosts
 
 VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -320,7 +321,7 @@ def _check_slots(slots: int, initial: int) -> None:
 def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
     """How long a job waits for enough slots, in seconds."""
     try:
-        return float(given.get("elastic_timeout") or environment.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
+        return float(given.get("elastic_timeout") or environment.get("HOROVOD_ELASTIC_TIMEOUT") or ELASTIC_SECONDS)
     except ValueError:
         raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={environment['HOROVOD_ELASTIC_TIMEOUT']} is no number") from None
 
