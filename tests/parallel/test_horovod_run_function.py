@@ -69,6 +69,7 @@ def test_a_job_that_cannot_be_started_says_why() -> None:
     [
         ({"hosts": "a:1", "hostfile": "f"}, "hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi"),
+        ({"hosts": "node7:1", "min_num_proc": 1}, "cannot travel to other hosts"),
     ],
 )
 def test_arguments_that_exclude_each_other(arguments: dict[str, Any], message: str) -> None:

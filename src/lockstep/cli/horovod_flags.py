@@ -105,7 +105,7 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
     add("--slots-per-host", type=int, metavar="N", help="slots of a discovered host without a number")
     add("--host-discovery-script", metavar="FILE", help="prints lines `host:slots`; asked every second")
     add("--elastic-timeout", type=int, metavar="S", help="seconds to wait for enough workers (600)")
-    add("--reset-limit", type=int, metavar="N", help="end the job when workers would have to meet anew more often")
+    add("--reset-limit", type=int, metavar="N", help="let workers meet anew N times at most (100 over several hosts)")
     add(
         "--blacklist-cooldown-range",
         type=float,

@@ -10,13 +10,20 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from lockstep import __version__
 from lockstep.cli.horovod_flags import parse_flags
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.launch.horovod_plan import ElasticPlan, HorovodPlan, plan_horovod
-from lockstep.launch.hosts import names_of_this_machine
+from lockstep.launch.discovery import POLL_SECONDS, discover
+from lockstep.launch.display import say
+from lockstep.launch.horovod_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
+from lockstep.launch.hosts import Host, are_here, names_of_this_machine, slots_of
+from lockstep.launch.plan import JobPlan
+from lockstep.launch.signals import on_stopping
 from lockstep.world import usable_cores
 
 FAILED = 1
@@ -35,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.check_build:
             print(_build())
             return 0
-        plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names_of_this_machine())
+        names = names_of_this_machine()
+        hosts = _discovered(vars(flags), names)
+        plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names, hosts)
         if not shutil.which(flags.command[0]):
             raise ConfigError(f"{flags.command[0]} is no program that can be run; scripts need `python` before them")
         return _run(plan, flags.verbose)
@@ -48,16 +57,53 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
     for warning in plan.warnings:
         print(f"horovodrun: {warning}", file=sys.stderr)
     if verbose:
-        job = plan.job.job if isinstance(plan.job, ElasticPlan) else plan.job
+        job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         print("\n".join(f"horovodrun: {line}" for line in lines), flush=True)
     if isinstance(plan.job, ElasticPlan):
         from lockstep.launch.elastic import run_elastic
 
         return run_elastic(plan.job, plan.output)
+    if isinstance(plan.job, HostsPlan):
+        return _run_on_hosts(plan.job, plan)
     from lockstep.launch.job import run_job
 
     return run_job(plan.job, plan.output, failure_code=FAILED)
+
+
+def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
+    """An elastic job over several hosts. Its workers regroup at a commit, where hosts come back or are added."""
+    from lockstep.launch.restart import elastic_job, run_elastic_job
+
+    plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_regroup=True)
+
+    def plan_on(hosts: Sequence[Host]) -> JobPlan:
+        now = plain.plan_on(hosts)
+        return replace(now, environment={**now.environment, **job.variables})
+
+    own = replace(plain, plan_on=plan_on, slots_per_host=job.slots_per_host, failure_code=FAILED)
+    return run_elastic_job(own, plan.output)
+
+
+def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Host]:
+    """The hosts that the discovery script names first; over several hosts, when it names as many as the job needs.
+
+    Raises:
+        ConfigError: It fails.
+    """
+    script = flags.get("host_discovery_script")
+    if not script:
+        return ()
+    on_stopping(lambda number, frame: sys.exit(128 + number))
+    hosts = discover(script, flags.get("slots_per_host"))
+    needed = flags.get("num_proc") or flags.get("min_np") or 1
+    deadline = time.monotonic() + (flags.get("elastic_timeout") or ELASTIC_SECONDS)
+    if slots_of(hosts) < needed and not are_here(hosts, names):
+        say(f"lockstep: there are {slots_of(hosts)} slots, the job begins with {needed}; waiting for hosts")
+    while slots_of(hosts) < needed and not are_here(hosts, names) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        hosts = discover(script, flags.get("slots_per_host"))
+    return hosts
 
 
 def _build() -> str:

@@ -56,19 +56,28 @@ class Discovery:
                 self._warned = True
 
     def _ask(self) -> tuple[Host, ...]:
-        command, pipe = tether.command(["sh", "-c", self._script]), subprocess.PIPE
-        with subprocess.Popen(
-            command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=SCRIPT_SECONDS)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with what the script has started
-                raise ConfigError(f"{FLAG} {self._script} took longer than {SCRIPT_SECONDS:g} s") from None
-        if process.returncode:
-            said = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
-            raise ConfigError(f"{FLAG} {self._script} ended with exit code {process.returncode}{said}")
-        hosts = parse_discovered(out, self._slots_per_host)
+        hosts = discover(self._script, self._slots_per_host)
         self._check(hosts)
         return hosts
+
+
+def discover(script: str, slots_per_host: int | None) -> tuple[Host, ...]:
+    """The hosts that the script prints now.
+
+    Raises:
+        ConfigError: It fails, or prints what names no host.
+    """
+    command, pipe = tether.command(["sh", "-c", script]), subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=SCRIPT_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what the script has started
+            raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s") from None
+    if process.returncode:
+        said = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
+        raise ConfigError(f"{FLAG} {script} ended with exit code {process.returncode}{said}")
+    return parse_discovered(out, slots_per_host)

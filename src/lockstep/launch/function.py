@@ -19,7 +19,9 @@ from typing import IO, Any, TextIO
 
 import cloudpickle
 
+from lockstep.errors import ConfigError
 from lockstep.launch import function_worker, tether
+from lockstep.launch.hosts import are_here, names_of_this_machine, parse_hosts, read_hostfile
 
 END_SECONDS = 20  # more than the launcher needs to end its workers
 
@@ -62,7 +64,7 @@ def run(
         The results, by rank.
 
     Raises:
-        ValueError: Arguments exclude each other.
+        ValueError: Arguments exclude each other, or workers of an elastic job were to run on other hosts.
         RuntimeError: A worker failed, or the job could not be started. The message holds the rank and the traceback of
             the worker that failed first.
     """
@@ -78,6 +80,9 @@ def run(
         raise ValueError("hosts and hostfile both name the hosts; leave one out")
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other; leave use_mpi out")
+    elastic = any(each is not None for each in (min_np, min_num_proc, max_np, max_num_proc))
+    if elastic and _names_others(hosts, hostfile):
+        raise ValueError("the function cannot travel to other hosts; start a script there by `horovodrun --min-np`")
     flags = {
         "--num-proc": num_proc if np is None else np,
         "--min-np": min_num_proc if min_np is None else min_np,
@@ -107,6 +112,15 @@ def run(
         launcher = [sys.executable, "-m", "lockstep.cli.horovodrun", *_words(flags), "--", *worker]
         code, complaint = _launch(launcher)
         return _results(folder, code, complaint)
+
+
+def _names_others(hosts: str | None, hostfile: str | None) -> bool:
+    """Whether another machine is among the hosts; where they cannot be read, the launcher will say so."""
+    try:
+        named = read_hostfile(Path(hostfile)) if hostfile is not None else parse_hosts(hosts) if hosts else ()
+    except ConfigError:
+        return False
+    return not are_here(named, names_of_this_machine())
 
 
 def _deprecated(old: str, new: str) -> None:

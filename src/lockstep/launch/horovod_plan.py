@@ -1,4 +1,7 @@
-"""What `horovodrun`'s flags mean: the job, its workers' variables and output, and what has no effect. Pure.
+"""What `horovodrun`'s flags mean: the job, its workers' variables and output, and what has no effect.
+
+Pure, but for files it is told to read. An elastic job on this machine alone keeps the processes of its survivors
+(`lockstep.launch.elastic`); over several hosts all workers are started anew (`lockstep.launch.restart`).
 
 Flags and variables as Horovod 0.28 names them. A flag is looked up by its long name with underscores; None or a missing
 name means that it was not given.
@@ -14,9 +17,14 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
-from lockstep.launch.hosts import Host, parse_hosts, read_hostfile, slots_here
-from lockstep.launch.options import LaunchOptions, plan_from
+from lockstep.launch.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
+from lockstep.launch.options import LaunchOptions, on_hosts, plan_from
 from lockstep.launch.plan import JobPlan, plan_local
+from lockstep.launch.restart_options import RestartOptions
+
+RESTARTS = 100  # without --reset-limit: a script that fails whenever it is started must come to an end
+ELASTIC_SECONDS = 600.0  # to wait for enough slots
+WORKERS = 1000  # without --max-np, where a script may name any number of hosts
 
 VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "start_timeout": ("HOROVOD_START_TIMEOUT", str),
@@ -78,6 +86,7 @@ NO_EFFECT = {
     "log_without_timestamp": "the engine's messages carry no time",
     "thread_affinity": "the engine's thread is not pinned; `taskset` or `numactl` pins workers",
 }
+ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a lost host is used again once it can be reached"}
 ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 REFUSED = {
     "mpi": f"{_MPI}. Leave --mpi out, or start the workers with `mpirun -np N python script.py`, which is understood",
@@ -112,10 +121,29 @@ class ElasticPlan:
 
 
 @dataclass(frozen=True)
+class HostsPlan:
+    """An elastic job over several hosts: all its workers are started anew on the hosts that are there.
+
+    Args:
+        job: The first start.
+        where: The hosts, and how they are reached.
+        restarts: How often the workers are started, and how many of them.
+        variables: Those of the flags, for every worker of any start.
+        slots_per_host: For a script's hosts without a number.
+    """
+
+    job: JobPlan
+    where: LaunchOptions
+    restarts: RestartOptions
+    variables: Mapping[str, str]
+    slots_per_host: int | None
+
+
+@dataclass(frozen=True)
 class HorovodPlan:
     """All that `horovodrun` does: start `job`, show its output by `output`, after saying `warnings`."""
 
-    job: JobPlan | ElasticPlan
+    job: JobPlan | ElasticPlan | HostsPlan
     output: OutputPlan
     warnings: tuple[str, ...]
 
@@ -126,6 +154,7 @@ def plan_horovod(
     cores: int,
     environment: Mapping[str, str],
     names: Collection[str],
+    discovered: Sequence[Host] = (),
 ) -> HorovodPlan:
     """Plan the job that the flags ask for.
 
@@ -133,6 +162,7 @@ def plan_horovod(
         cores: Usable cores, shared out among the workers.
         environment: The launcher's own.
         names: What this machine is called.
+        discovered: The hosts that the discovery script names first, where there is one.
 
     Raises:
         ConfigError: A flag is wrong, missing, or asks for what Lockstep does not do.
@@ -144,18 +174,26 @@ def plan_horovod(
     if not command:
         raise ConfigError("there is no command to run; put it after the flags: horovodrun -np 2 python train.py")
     elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
-    slots = slots_here(_hosts(given), names) if elastic and ("hosts" in given or "hostfile" in given) else None
-    if elastic:
+    hosts = (_hosts(given) or discovered) if elastic else ()
+    several = not are_here(hosts, names)
+    slots = slots_here(hosts, names) if hosts and not several and "host_discovery_script" not in given else None
+    if elastic and not several:
         job = plan_local(_most_workers(given, slots), command, cores, environment)
     else:
-        job = _plan(given, command, cores, environment, frozenset(names))
-    job = replace(job, environment={**job.environment, **_variables(flags, environment)})
+        where = on_hosts(_where(given), hosts) if several else _where(given)
+        workers = _first_workers(given, hosts) if several else given.get("num_proc")
+        job = _plan(where, workers, command, cores, environment, frozenset(names))
+    variables = _variables(flags, environment)
+    job = replace(job, environment={**job.environment, **variables})
     reasons = NO_EFFECT if elastic else NO_EFFECT | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
     reasons = reasons | FOR_OTHER_HOSTS if job.is_local else reasons
+    reasons = reasons | ON_SEVERAL_HOSTS if several else reasons
     useless = [name for name in given if name in reasons]
     warnings = tuple(f"{flag(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
     folder = Path(given["output_filename"]) if "output_filename" in given else None
     output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
+    if several:
+        return HorovodPlan(_on_several(given, job, where, variables, environment), output, warnings)
     return HorovodPlan(_elastic(given, job, slots, environment) if elastic else job, output, warnings)
 
 
@@ -176,27 +214,31 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
     return ()
 
 
-def _plan(
-    given: Mapping[str, Any],
-    command: Sequence[str],
-    cores: int,
-    environment: Mapping[str, str],
-    here: frozenset[str],
-) -> JobPlan:
-    """A job whose workers stay; on other hosts they are started by SSH."""
-    workers: int | None = given.get("num_proc")
-    if workers is None:
-        raise ConfigError("-np says how many workers to start; add it, for example -np 2")
+def _where(given: Mapping[str, Any]) -> LaunchOptions:
+    """Where the workers run, and how they are started there."""
     words = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
     words += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
-    options = LaunchOptions(
+    return LaunchOptions(
         hosts=given.get("hosts"),
         hostfile=Path(given["hostfile"]) if "hostfile" in given else None,
         ssh_option=" ".join(words),
         interface=given.get("network_interfaces", given.get("network_interface", "")),
         start_timeout=given.get("start_timeout"),
     )
-    return plan_from(options, workers, command, environment, cores, lambda: 0, here)
+
+
+def _plan(
+    where: LaunchOptions,
+    workers: int | None,
+    command: Sequence[str],
+    cores: int,
+    environment: Mapping[str, str],
+    here: frozenset[str],
+) -> JobPlan:
+    """A job of so many workers; on other hosts they are started by SSH."""
+    if workers is None:
+        raise ConfigError("-np says how many workers to start; add it, for example -np 2")
+    return plan_from(where, workers, command, environment, cores, lambda: 0, here)
 
 
 def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:
@@ -206,26 +248,15 @@ def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:
 
 
 def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environment: Mapping[str, str]) -> ElasticPlan:
-    minimum = given.get("min_np", given.get("num_proc"))
-    if minimum is None:
-        raise ConfigError("--min-np says with how few workers an elastic job goes on; add it, for example --min-np 1")
-    initial, maximum = given.get("num_proc", minimum), given.get("max_np")
+    minimum, initial, maximum = _bounds(given)
     script = given.get("host_discovery_script", "")
     if not script and slots is None:
         slots = initial
-    if not 1 <= minimum <= initial <= (maximum or initial):
-        raise ConfigError(
-            f"--min-np {minimum}, -np {initial} and --max-np {maximum} must not be less than 1 and must not fall"
-        )
-    if not script and slots is not None and slots < initial:
-        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
+    if not script and slots is not None:
+        _check_slots(slots, initial)
     least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))
     if not 0 <= least <= most:
         raise ConfigError(f"--blacklist-cooldown-range takes seconds, the lesser first; got {least:g} {most:g}")
-    try:
-        timeout = float(given.get("elastic_timeout") or environment.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
-    except ValueError:
-        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={environment['HOROVOD_ELASTIC_TIMEOUT']} is no number") from None
     return ElasticPlan(
         job,
         slots or 0,
@@ -234,10 +265,65 @@ def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environm
         maximum,
         script,
         given.get("slots_per_host"),
-        timeout,
+        _timeout(given, environment),
         given.get("reset_limit"),
         (least, most),
     )
+
+
+def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:
+    """How many workers a job over several hosts begins with: one a slot, as Horovod's."""
+    _, initial, maximum = _bounds(given)
+    slots = slots_of(hosts)
+    _check_slots(slots, initial)
+    return min(slots, maximum or slots)
+
+
+def _on_several(
+    given: Mapping[str, Any],
+    job: JobPlan,
+    where: LaunchOptions,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> HostsPlan:
+    minimum, _, maximum = _bounds(given)
+    script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
+    if limit < 0:
+        raise ConfigError(f"--reset-limit is a number of restarts, 0 or more; got {limit}")
+    restarts = RestartOptions(
+        max_restarts=limit,
+        min_np=minimum,
+        max_np=maximum or (WORKERS if script else slots_of(parse_hosts(where.hosts or ""))),
+        host_discovery_script=script,
+        elastic_timeout=_timeout(given, environment),
+    )
+    return HostsPlan(job, where, restarts, variables, given.get("slots_per_host"))
+
+
+def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
+    """The fewest workers of an elastic job, those it needs to begin with, and the most."""
+    minimum = given.get("min_np", given.get("num_proc"))
+    if minimum is None:
+        raise ConfigError("--min-np says with how few workers an elastic job goes on; add it, for example --min-np 1")
+    initial, maximum = given.get("num_proc", minimum), given.get("max_np")
+    if not 1 <= minimum <= initial <= (maximum or initial):
+        raise ConfigError(
+            f"--min-np {minimum}, -np {initial} and --max-np {maximum} must not be less than 1 and must not fall"
+        )
+    return minimum, initial, maximum
+
+
+def _check_slots(slots: int, initial: int) -> None:
+    if slots < initial:
+        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
+
+
+def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
+    """How long a job waits for enough slots, in seconds."""
+    try:
+        return float(given.get("elastic_timeout") or environment.get("HOROVOD_ELASTIC_TIMEOUT") or ELASTIC_SECONDS)
+    except ValueError:
+        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={environment['HOROVOD_ELASTIC_TIMEOUT']} is no number") from None
 
 
 def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:

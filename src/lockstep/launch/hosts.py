@@ -104,10 +104,15 @@ def slots_here(hosts: Sequence[Host], names: Collection[str]) -> int:
     others = [host.name for host in hosts if host.name.lower() not in names]
     if others:
         raise ConfigError(
-            f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job has its workers on one "
-            f"machine; leave out --min-np, --max-np and --host-discovery-script for several"
+            f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job that begins on one "
+            f"machine stays there; name another host from the beginning"
         )
     return slots_of(hosts)
+
+
+def are_here(hosts: Sequence[Host], names: Collection[str]) -> bool:
+    """Whether this machine, by any of its `names`, is the only host, or none is named."""
+    return all(host.name.lower() in names for host in hosts)
 
 
 def names_of_this_machine() -> frozenset[str]:

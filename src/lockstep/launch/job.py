@@ -58,8 +58,7 @@ def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, 
         job.tell(outcome)
     finally:
         display.close()
-    failed = outcome.culprit is not None and failure_code is not None
-    return failure_code if failed and failure_code is not None else outcome.code
+    return outcome.exit_code(failure_code)
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,10 @@ class Outcome:
     request: signal.Signals | None = None
     away: tuple[str, ...] = ()
     said: str = ""
+
+    def exit_code(self, failure_code: int | None) -> int:
+        """The job's exit code, where that of a failed worker may be a fixed one."""
+        return self.code if self.culprit is None or failure_code is None else failure_code
 
     @property
     def may_go_on(self) -> bool:

@@ -43,6 +43,8 @@ class ElasticJob:
         plan_on: The plan for other hosts.
         can_regroup: The workers stop after a step with a checkpoint when they get SIGUSR1, so that their number can
             change without a failure.
+        slots_per_host: For a discovery script's hosts without a number.
+        failure_code: The exit code when a worker has failed; None: the worker's own.
     """
 
     plan: JobPlan
@@ -50,6 +52,8 @@ class ElasticJob:
     plan_on: Callable[[Sequence[Host]], JobPlan]
     options: RestartOptions
     can_regroup: bool
+    slots_per_host: int | None = None
+    failure_code: int | None = None
 
 
 def elastic_job(
@@ -97,7 +101,7 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
     """
     display = Display(replace(output, workers=max(output.workers, job.options.max_np or 0)))
     script = job.options.host_discovery_script
-    discovery = Discovery(script, None, lambda hosts: None) if script else None
+    discovery = Discovery(script, job.slots_per_host, lambda hosts: None) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
         return asyncio.run(_Starts(job, hosts, display, direct_stdout).run())
@@ -141,14 +145,14 @@ class _Starts:
                 attempt.tell(outcome)
             if not self._goes_on(outcome):
                 self._say_why_not(outcome)
-                return outcome.code
+                return outcome.exit_code(self._job.failure_code)
             if not self._is_regrouped(outcome):
                 self._restarts += 1
             self._starts += 1
             self._note_away(outcome)
             hosts = await self._gather(attempt)
             if not hosts:
-                return 128 + attempt.request if attempt.request else outcome.code
+                return 128 + attempt.request if attempt.request else outcome.exit_code(self._job.failure_code)
             plan = self._job.plan_on(hosts)
             self._announce(plan)
 

@@ -119,3 +119,16 @@ def test_the_build_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[X] PyTorch" in shown
     assert "[ ] TensorFlow" in shown
     assert shown.count("[X] Gloo") == 2
+
+
+def test_a_job_over_hosts_waits_until_the_script_names_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.cli.horovodrun.on_stopping", lambda handler: ())  # pytest's stay
+    script = tmp_path / "hosts.sh"
+    script.write_text(f"echo there:1; [ -e {tmp_path}/asked ] && echo elsewhere:2; touch {tmp_path}/asked")
+    flags = ["--host-discovery-script", f"sh {script}", "--reset-limit", "-1", "--min-np", "3", sys.executable]
+    assert main(flags) == 2  # not before the hosts are there is the wrong limit found
+    said = capsys.readouterr().err
+    assert "there are 1 slots, the job begins with 3; waiting for hosts" in said
+    assert "--reset-limit is a number of restarts" in said

@@ -10,7 +10,17 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
-from lockstep.launch.horovod_plan import NO_EFFECT, VARIABLES, ElasticPlan, HorovodPlan, plan_horovod
+from lockstep.launch.horovod_plan import (
+    NO_EFFECT,
+    RESTARTS,
+    VARIABLES,
+    WORKERS,
+    ElasticPlan,
+    HorovodPlan,
+    HostsPlan,
+    plan_horovod,
+)
+from lockstep.launch.hosts import Host
 from lockstep.launch.plan import JobPlan, plan_local
 
 COMMAND = ["python", "train.py", "-x"]
@@ -109,13 +119,39 @@ def test_an_elastic_job_has_bounds() -> None:
     assert (job.slots_per_host, job.timeout_seconds) == (2, 9)
 
 
+def test_an_elastic_job_that_names_another_host_is_started_anew_as_a_whole() -> None:
+    plan = _plan(min_np=1, hosts="there:2,here:2", ssh_port=2222, blacklist_cooldown_range=[1.0, 5.0])
+    job = plan.job
+    assert isinstance(job, HostsPlan)
+    assert [(node.host, node.workers) for node in job.job.nodes] == [("there", 2), ("here", 2)]
+    assert (job.restarts.max_restarts, job.restarts.min_np, job.restarts.max_np) == (RESTARTS, 1, 4)
+    assert job.variables["PYTHONUNBUFFERED"] == job.job.environment["PYTHONUNBUFFERED"] == "1"
+    assert [warning.partition(" has")[0] for warning in plan.warnings] == ["--blacklist-cooldown-range"]
+    few = _plan(num_proc=2, max_np=3, hosts="there:2,here:2", reset_limit=5, elastic_timeout=9).job
+    assert isinstance(few, HostsPlan)
+    assert [node.workers for node in few.job.nodes] == [2, 1]
+    assert (few.restarts.max_restarts, few.restarts.min_np, few.restarts.max_np) == (5, 2, 3)
+    assert few.restarts.elastic_timeout == 9
+
+
+@pytest.mark.parametrize(("name", "kind"), [("there", HostsPlan), ("here", ElasticPlan)])
+def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) -> None:
+    flags = {"min_np": 2, "host_discovery_script": "./discover.sh", "slots_per_host": 2}
+    job = plan_horovod(flags, COMMAND, 8, {}, NAMES, [Host(name, 2)]).job
+    assert isinstance(job, kind)
+    if isinstance(job, HostsPlan):
+        assert (job.job.workers, job.restarts.max_np, job.slots_per_host) == (2, WORKERS, 2)
+        assert job.restarts.host_discovery_script == "./discover.sh"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({}, "-np says how many"),
         ({"num_proc": 0}, "-np is a number of workers"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
-        ({"min_np": 2, "hosts": "there:2"}, "there is not this machine .*elastic"),
+        ({"num_proc": 3, "min_np": 2, "hosts": "there:2"}, "-np 3, but the hosts have 2 slots"),
+        ({"min_np": 2, "hosts": "there:2", "reset_limit": -1}, "--reset-limit is a number of restarts"),
         ({"num_proc": 2, "hosts": "localhost:2", "hostfile": "f"}, "--hosts and --hostfile both"),
         ({"num_proc": 2, "hostfile": "/no/such"}, "--hostfile /no/such: No such file"),
         ({"num_proc": 2, "mpi": True}, "--mpi: .*mpirun -np N python"),

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from lockstep.hvd.elastic.commits import Commits, stop
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 
 
@@ -16,6 +17,8 @@ class State:
         bcast_object: Gives every worker rank 0's object.
         get_rank: Gives this worker's rank.
     """
+
+    _commits = Commits()  # for subclasses that do not call __init__, too
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -37,12 +40,14 @@ class State:
             callback()
 
     def commit(self) -> None:
-        """Save the state, then see whether the hosts have changed.
+        """Save the state, also in the host's memory where the workers can be started anew; then look for other hosts.
 
         Raises:
-            HostsUpdatedInterrupt: They have; on every worker.
+            HostsUpdatedInterrupt: The hosts have changed; on every worker.
+            SystemExit: They have, and all workers are started anew.
         """
         self.save()
+        self._commits.keep(self)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -50,13 +55,35 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: They have; on every worker.
+            SystemExit: They have, and all workers are started anew, with the state as it is now.
         """
         from lockstep.elastic_rendezvous import REMOVED, host_changes  # of the launcher; not before an elastic job asks
 
         news = host_changes(self._changes_seen) if self._get_rank() == 0 else None
-        self._changes_seen, changes = self._bcast_object(news)
+        must_stop = self._commits.must_stop()
+        self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
+        if must_stop:
+            self.save()
+            self._commits.keep(self)
+            stop()
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+
+    def keep_in(self, commits: Commits) -> None:
+        """Keep commits there from now on."""
+        self._commits = commits
+
+    def get_saved(self) -> Any:
+        """The copy that was saved, for workers that are started anew: anything that cloudpickle takes.
+
+        Raises:
+            NotImplementedError: The class does not say; its state is lost with all workers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+
+    def set_saved(self, saved: Any) -> None:
+        """Take over such a copy, for `restore`."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
 
     def save(self) -> None:
         """Keep a copy of the state in memory."""
@@ -91,6 +118,12 @@ class ObjectState(State):
 
     def restore(self) -> None:
         self._set_attributes(copy.deepcopy(self._saved_state))
+
+    def get_saved(self) -> Any:
+        return self._saved_state
+
+    def set_saved(self, saved: Any) -> None:
+        self._saved_state = saved
 
     def sync(self) -> None:
         if self._saved_state:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from lockstep.hvd.basics import init, is_initialized, shutdown
 from lockstep.hvd.elastic.base import State
+from lockstep.hvd.elastic.commits import open_commits
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstep.hvd.functions import allgather_object
 
 Training = TypeVar("Training", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
+_runs = itertools.count()  # of elastic functions, in the same order in every worker
 
 
 def run(func: Training) -> Training:
@@ -24,6 +27,9 @@ def run(func: Training) -> Training:
     state goes back to the last commit; where hosts were added or removed (HostsUpdatedInterrupt, from `commit` or
     `check_host_updates`), it stays as it is. Then Horovod is initialised anew and all starts over. Other exceptions
     of the function are the caller's.
+
+    Where the launcher starts all workers anew after a failure (`lockstep run --max-restarts`, `horovodrun --min-np`
+    over several hosts), the state begins with the last commit that any host has kept, as after a loss in place.
     """
     return run_fn(func, _reset)
 
@@ -34,10 +40,13 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         workers_changed, must_sync = False, True
+        commits = open_commits(next(_runs))
+        state.keep_in(commits)
         while True:
             try:
                 if workers_changed:
                     reset()
+                if commits.bring_back(state) or workers_changed:
                     state.on_reset()
                 if _any_worker(must_sync):
                     state.sync()

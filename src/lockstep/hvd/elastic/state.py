@@ -47,6 +47,18 @@ class StateHandler:
         """Give the value rank 0's state; it is saved when all values have theirs."""
         raise NotImplementedError
 
+    def get_saved(self) -> Any:
+        """The saved state, for workers that are started anew: anything that cloudpickle takes.
+
+        Raises:
+            NotImplementedError: The class does not say; commits then are not kept beyond the workers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+
+    def set_saved(self, saved: Any) -> None:
+        """Take over such a state, for `restore`."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+
     def set_value(self, value: Any) -> None:
         """Handle another value from now on, and save it."""
         self.value = value
@@ -70,6 +82,12 @@ class StateDictHandler(StateHandler):
     def restore(self) -> None:
         self.value.load_state_dict(self._saved)
         self.save()  # an optimizer now works on the saved tensors themselves
+
+    def get_saved(self) -> Any:
+        return self._saved
+
+    def set_saved(self, saved: Any) -> None:
+        self._saved = saved
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
@@ -147,6 +165,15 @@ class TorchState(ObjectState):
         super().restore()
         for handler in self._handlers.values():
             handler.restore()
+
+    def get_saved(self) -> Any:
+        handled = {name: handler.get_saved() for name, handler in self._handlers.items()}
+        return {"objects": super().get_saved(), "handled": handled}
+
+    def set_saved(self, saved: Any) -> None:
+        super().set_saved(saved["objects"])
+        for name, handler in self._handlers.items():
+            handler.set_saved(saved["handled"][name])
 
     def sync(self) -> None:
         # Nothing is saved before all is synchronised: a worker lost midway must not leave a mixture to restore.
