@@ -11,6 +11,8 @@ class LockstepError(Exception):
     """Base of all errors whose message is meant for the user. Exit code 1."""
 
     exit_code = 1
+    retryable = False
+    """Whether the job may do better when its workers are started anew."""
 
 
 def first_line(error: BaseException) -> str:
@@ -37,6 +39,7 @@ class WorldError(LockstepError):
     """The worker's place in the job is unknown or contradictory, or the job cannot be connected. Exit code 3."""
 
     exit_code = 3
+    retryable = True
 
 
 class DataError(LockstepError):
@@ -65,6 +68,7 @@ class ReplicasDifferError(LockstepError):
     """The workers' weights are not equal any more, so that they no longer train one model. Exit code 7."""
 
     exit_code = 7
+    retryable = True  # all snapshots and checkpoints are of equal replicas
 
 
 class StoppedError(LockstepError):

@@ -51,8 +51,8 @@ def test_three_workers_two_and_three_again_take_the_same_steps(tmp_path: Path) -
             hosts.write_text(f"localhost:{slots}")
         said = job.communicate(timeout=200)[1]
     assert job.returncode == 0, said
-    regrouped = [line.partition(", with ")[2] for line in said.splitlines() if "regrouped" in line]
-    assert regrouped == ["2 workers", "3 workers"]
+    resized = [line.partition(", with ")[2] for line in said.splitlines() if "resized" in line]
+    assert resized == ["2 workers", "3 workers"]
     subprocess.run(_train(tmp_path, calm), capture_output=True, timeout=120, check=True)
     steps = [[each["step"] for each in records(run) if each["kind"] == "step"] for run in (changed, calm)]
     assert steps[0] == sorted({*steps[0]})  # each once, with one more where it stopped

@@ -75,7 +75,7 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
     """An elastic job over several hosts. Its workers regroup at a commit, where hosts come back or are added."""
     from lockstep.launch.restart import elastic_job, run_elastic_job
 
-    plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_regroup=True)
+    plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_resize=True)
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         now = plain.plan_on(hosts)

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from lockstep.launch.display import OutputPlan
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
+from lockstep.launch.restart import first_hosts
 from lockstep.launch.restart_options import RestartOptions
 from lockstep.world import usable_cores
 
@@ -48,6 +49,7 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError("there is no command to run; put it after the flags: lockstep run -np 2 -- python train.py")
     if not shutil.which(command[0]) and options.where.launcher in ("auto", "local"):
         raise ConfigError(f"{command[0]} is no program that can be run; scripts need `python` before them")
+    options = replace(options, where=first_hosts(options.where, options.restarts))
     plan = plan_from(
         options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()
     )

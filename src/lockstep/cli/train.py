@@ -38,10 +38,7 @@ def main(words: Sequence[str]) -> int:
     work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     backend = config.parallel.dist_backend
-    elastic = None
-    if command.restarts.is_elastic and not config.run.evaluate:
-        words_of_now = partial(_time_left, config.run.time_limit, time.monotonic())
-        elastic = Elastic(command.restarts, partial(_words_of_restarts, config), words_of_now, can_regroup=True)
+    elastic = _elastic(command)
     return run_workers("train", words, command.workers, config.device, work, check, command.where, backend, elastic)
 
 
@@ -54,22 +51,48 @@ def _time_left(time_limit: str | None, since: float) -> list[str]:
     return ["--time-limit", f"{minutes}:{seconds:02}"]
 
 
-def _words_of_restarts(config: TrainConfig, workers: int) -> list[str]:
-    """What workers must be told that are started more than once: always the same run folder and global batch."""
-    words, resume = [], config.run.resume
-    if config.run.run_dir is None and (resume is None or Path(resume).is_file()):
-        words += ["--run-dir", str(new_run_path(config))]
-    if config.global_batch_size is None and config.batch_workers is None:
-        words += ["--batch-workers", str(workers)]
-    return words
-
-
 def _tell(notes: Sequence[str], by_hand: bool) -> None:
     """Print what older scripts' words mean here, once: not in the workers that this command starts itself."""
     place = Place.from_environment()
     if place.launcher == "none" or (place.rank == 0 and not by_hand):
         for note in notes:
             print(f"lockstep train: note: {note}", file=sys.stderr)
+
+
+def _elastic(command: TrainCommand) -> Elastic | None:
+    """How the workers are started more than once, if they are.
+
+    Raises:
+        ConfigError: There is nothing to go on with.
+    """
+    run = command.job.run
+    if not command.restarts.is_elastic:
+        return None
+    if run.evaluate:
+        raise ConfigError("--max-restarts and its like are for training, but --evaluate is given; leave one out")
+    words_of_now = partial(_time_left, run.time_limit, time.monotonic())
+    return Elastic(command.restarts, partial(_words_of_restarts, command.job), words_of_now, can_resize=True)
+
+
+def _words_of_restarts(config: TrainConfig, workers: int) -> list[str]:
+    """What workers must be told that are started more than once: always the same run folder and global batch."""
+    words = [] if config.run.run_dir else ["--run-dir", str(_run_path(config))]
+    if config.global_batch_size is None and config.batch_workers is None:
+        words += ["--batch-workers", str(workers)]
+    return words
+
+
+def _run_path(config: TrainConfig) -> Path:
+    """The run folder that the first workers would choose."""
+    resume, found = config.run.resume, None
+    if resume is not None and config.run.start_epoch is None and not Path(resume).is_file():
+        from lockstep.train.run_folder import newest_run_path, run_of
+
+        found = newest_run_path(config) if resume == "auto" else run_of(Path(resume))
+    if found is None:
+        found = new_run_path(config)
+        found.mkdir(parents=True)
+    return found
 
 
 def _train(config: TrainConfig, world: World) -> None:

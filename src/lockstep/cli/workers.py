@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, WorldError, tells_of_lost_peer
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, tells_of_lost_peer
 from lockstep.launch.allocation import find_allocation
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
+from lockstep.launch.restart import first_hosts
 from lockstep.launch.restart_options import RestartOptions
-from lockstep.place import TORCHRUN, Place
+from lockstep.place import Place
 from lockstep.untrusted import printable
 from lockstep.world import World, connect, disconnect, usable_cores
 
@@ -34,13 +35,13 @@ class Elastic:
     Args:
         words: What they are told besides, by the number of workers at first.
         words_of_now: What they are told besides in any further start.
-        can_regroup: They stop after a step with a checkpoint when they get SIGUSR1.
+        can_resize: They stop after a step with a checkpoint when they get SIGUSR1.
     """
 
     options: RestartOptions
     words: Callable[[int], list[str]]
     words_of_now: Callable[[], list[str]]
-    can_regroup: bool
+    can_resize: bool
 
 
 def run_workers(
@@ -73,6 +74,8 @@ def run_workers(
             _check_elastic(place)
             workers = None  # there may be more or fewer now
         return _work(place, device, backend, work, workers, place.local_size if where.is_by_hand else place.size)
+    if elastic:
+        where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
     again = [where.python or sys.executable, "-m", "lockstep", command, *words]
@@ -82,6 +85,7 @@ def run_workers(
         check(plan.workers)
     if elastic:
         elastic.options.check(plan.workers)
+        check(elastic.options.max_np or plan.workers)
         plan = replace(plan, command=(*plan.command, *elastic.words(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
         return _work(place, device, backend, work, workers, 1)
@@ -95,10 +99,10 @@ def _one_a_gpu(device: str) -> int:
 
 
 def _check_elastic(place: Place) -> None:
-    if place.launcher != TORCHRUN.name:
+    if place.snapshots is None:
         raise ConfigError(
-            f"--max-restarts and its like are for the workers that Lockstep starts, but {place.launcher} has started "
-            f"this one; leave them out, or start the job by `lockstep train` alone"
+            f"--max-restarts and its like are for who starts the workers, but {place.launcher} has started this one: "
+            f"give them to `lockstep run`, or start the job by `lockstep train` alone"
         )
 
 
@@ -116,7 +120,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)
-    job = elastic_job(plan, where, elastic.options, gpus, elastic.can_regroup, elastic.words_of_now)
+    job = elastic_job(plan, where, elastic.options, gpus, elastic.can_resize, elastic.words_of_now)
     return run_elastic_job(job, output, direct_stdout)
 
 
@@ -173,7 +177,7 @@ def _fail(place: Place, error: Exception) -> int:
         logger.error(trace)
     text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
     if error_file := _error_file():
-        final = isinstance(error, LockstepError) and not isinstance(error, WorldError)
+        final = isinstance(error, LockstepError) and not error.retryable
         _write_error_file(error_file, f"worker {place.rank}: {text}", lost_peer, code, final)
     else:
         print(f"lockstep: {text}", file=sys.stderr)

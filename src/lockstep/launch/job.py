@@ -128,18 +128,19 @@ class Job:
         self._catch()
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
+        away: tuple[str, ...] = ()
         ended: list[dict[str, Any]] = []
         try:
             try:
                 if await self._unless_given_up(self._start()):
                     ended = await self._follow()
             except StartError as error:
-                trouble = error
+                trouble, away = error, self._not_started()
             finally:
                 given_up = self._give_up.is_set()
                 show_due.cancel()
                 await self._end(0.0 if given_up else END_SECONDS)
-            outcome = self._judge(ended, given_up, trouble)
+            outcome = self._judge(ended, given_up, trouble, away)
             if goes_on(outcome):
                 for remote in self._remotes:
                     remote.send({"do": "keep"})
@@ -231,13 +232,16 @@ class Job:
         seconds = f"within {self._plan.start_timeout:g} s"
         if hand := self._plan.by_hand:
             return f"the other nodes did not come to {hand.address}:{hand.port} {seconds}; have they been started?"
+        return (
+            f"{', '.join(self._late_hosts())} did not start {seconds}; is the network or the file system slow there? "
+            f"Give it more by --start-timeout"
+        )
+
+    def _late_hosts(self) -> list[str]:
         late: list[str] = []
         for stage, remotes in (("here", self._remotes), ("reached", self._remotes[1:]), ("started", self._remotes)):
             late = late or [each.node.host for each in remotes if not each.answer(stage).done()]
-        return (
-            f"{', '.join(late)} did not start {seconds}; is the network or the file system slow there? Give it more "
-            f"by --start-timeout"
-        )
+        return late
 
     async def _start_on_several(self, doors: dict[str, int]) -> None:
         """Have the other hosts try the first one's doors, and start all at one that is open to everyone."""
@@ -279,6 +283,7 @@ class Job:
             patience=plan.start_timeout,
             loopback=plan.is_local,
             snapshots=plan.snapshots,
+            newcomer=remote.node.host in plan.newcomers,
             restart=plan.restart,
             max_restarts=plan.max_restarts,
         )
@@ -319,10 +324,12 @@ class Job:
         if ends:
             await asyncio.wait(ends, timeout=seconds + FORCED_SECONDS)
 
-    def _judge(self, ended: Sequence[dict[str, Any]], given_up: bool, trouble: StartError | None) -> Outcome:
+    def _judge(
+        self, ended: Sequence[dict[str, Any]], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
+    ) -> Outcome:
         """How the job has ended, by what its hosts have told."""
         if trouble:
-            return Outcome(trouble.exit_code, trouble=trouble, request=self.request, away=self._not_started())
+            return Outcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
         # Nothing has ended where the job was given up before it had started.
         pairs = list(zip(self._remotes, ended, strict=False))
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
@@ -336,8 +343,9 @@ class Job:
         return Outcome(culprit.exit_code, culprit, request=self.request, away=away)
 
     def _not_started(self) -> tuple[str, ...]:
-        """The hosts that have not started their workers because of their own trouble, not of others'."""
-        return tuple(remote.node.host for remote in self._remotes if remote.is_in_trouble)
+        """The hosts that keep the others from starting: those in trouble or, where none is, those that are late."""
+        troubled = tuple(remote.node.host for remote in self._remotes if remote.is_in_trouble)
+        return troubled or tuple(self._late_hosts())
 
     def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
         """Where all failures known are consequences: also the workers that had failed but not ended yet."""

@@ -79,6 +79,7 @@ class NodeJob:
         interfaces: The only ones to use, if any.
         by_hand: Address and port of the meeting point, where the nodes are started by hand.
         snapshots: The folder in memory that outlives the workers, "" where there is none.
+        newcomer: This host was not there at the start before, and what it holds in memory is of no use.
     """
 
     node: int
@@ -98,6 +99,7 @@ class NodeJob:
     patience: float
     loopback: bool
     snapshots: str
+    newcomer: bool
     restart: int
     max_restarts: int
     protocol: int = PROTOCOL
@@ -137,12 +139,15 @@ class Node:
         first = await self._message(None)
         if first is None:
             return NOBODY_SPOKE
+        if "forget" in first:
+            SnapshotMemory.remove_abandoned(Path(first["forget"]))
+            return 0
         if first.get("protocol") != PROTOCOL:
             await self._send({"is": "error", "text": f"has Lockstep {__version__}, which is not the launcher's"})
             return 1
         self._job = NodeJob(**first)
         if self._job.snapshots:
-            self._memory = SnapshotMemory(Path(self._job.snapshots))
+            self._memory = SnapshotMemory(Path(self._job.snapshots), self._job.newcomer)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signal_workers, number)

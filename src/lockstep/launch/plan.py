@@ -64,6 +64,7 @@ class JobPlan:
         start_timeout: Seconds within which all workers must have been started.
         stop_timeout: Seconds that workers have after a request to stop, until they are ended.
         snapshots: The folder in each host's memory that outlives the workers, "" where there is none.
+        newcomers: The hosts that were not there at the start before, whose memory holds nothing of use.
         restart: How often the workers have been started anew before, of `max_restarts` times.
     """
 
@@ -77,6 +78,7 @@ class JobPlan:
     stop_timeout: float = 30.0
     by_hand: ByHand | None = None
     snapshots: str = ""
+    newcomers: tuple[str, ...] = ()
     restart: int = 0
     max_restarts: int = 0
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from lockstep.errors import ConfigError
-from lockstep.launch.discovery import Discovery
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.launch.discovery import FLAG, Discovery, discover
 from lockstep.launch.display import Display, OutputPlan, say
-from lockstep.launch.hosts import Host, first_slots, names_of_this_machine, slots_of
+from lockstep.launch.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.job import STOPPED, Job, Outcome
+from lockstep.launch.membership import FIRST_PROBE_SECONDS, PROBE_SECONDS, Membership
 from lockstep.launch.options import LaunchOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart_options import RestartOptions
 from lockstep.launch.snapshot_memory import new_path
-from lockstep.launch.wire import NOBODY_SPOKE
 from lockstep.world import usable_cores
 
 LOOK_SECONDS = 1.0
-KNOCK_EVERY_SECONDS = 15.0  # at a host that was lost
-KNOCK_SECONDS = 5.0
 SETTLED_SECONDS = 5.0  # between the workers' start and a change of their number
+# How workers end that are asked to stop: after a checkpoint; without room for one, as the snapshots are in memory; or
+# by the signal itself, to which they do not listen yet.
+RESIZED = (STOPPED, CheckpointError.exit_code, -signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ElasticJob:
         plan: The first start.
         hosts: All that the job may have, in the order of ranks, with all their slots.
         plan_on: The plan for other hosts.
-        can_regroup: The workers stop after a step with a checkpoint when they get SIGUSR1, so that their number can
+        can_resize: The workers stop after a step with a checkpoint when they get SIGUSR1, so that their number can
             change without a failure.
         slots_per_host: For a discovery script's hosts without a number.
         failure_code: The exit code when a worker has failed; None: the worker's own.
@@ -51,7 +51,7 @@ class ElasticJob:
     hosts: Sequence[Host]
     plan_on: Callable[[Sequence[Host]], JobPlan]
     options: RestartOptions
-    can_regroup: bool
+    can_resize: bool
     slots_per_host: int | None = None
     failure_code: int | None = None
 
@@ -61,7 +61,7 @@ def elastic_job(
     where: LaunchOptions,
     options: RestartOptions,
     gpus: Callable[[], int],
-    can_regroup: bool = False,
+    can_resize: bool = False,
     words_of_now: Callable[[], list[str]] = list,
 ) -> ElasticJob:
     """The job that begins with a plan, which follows from what the user says of where it runs.
@@ -84,13 +84,22 @@ def elastic_job(
         command = [*plan.command, *words_of_now()]
         return plan_from(elsewhere, slots_of(hosts), command, environment, cores, gpus, here)
 
-    return ElasticJob(plan, offered_hosts(where, environment, gpus, plan), plan_on, options, can_regroup)
+    return ElasticJob(plan, offered_hosts(where, environment, gpus, plan), plan_on, options, can_resize)
 
 
-def choose(hosts: Sequence[Host], away: Collection[str], most: int) -> tuple[Host, ...]:
-    """The slots to use: those of the hosts that are there, in their order, up to `most`."""
-    there = [host for host in hosts if host.slots and host.name not in away]
-    return first_slots(there, min(most, slots_of(there))) if there else ()
+def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
+    """Where the job begins: on the hosts that its discovery script prints, if nothing else names them.
+
+    Raises:
+        ConfigError: The script fails, or prints no slot.
+    """
+    script = options.host_discovery_script
+    if not script or where.names_hosts:
+        return where
+    hosts = [host for host in discover(script, None) if host.slots]
+    if not hosts:
+        raise ConfigError(f"{FLAG} {script} prints no slot; a line is host:slots, such as localhost:2")
+    return on_hosts(where, hosts)
 
 
 def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = False) -> int:
@@ -104,14 +113,22 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
     discovery = Discovery(script, job.slots_per_host, lambda hosts: None) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
-        return asyncio.run(_Starts(job, hosts, display, direct_stdout).run())
+        return asyncio.run(_Attempts(job, hosts, display, direct_stdout).run())
     finally:
         display.close()
         if discovery:
             discovery.stop()
 
 
-class _Starts:
+@dataclass(frozen=True)
+class _Verdict:
+    """What follows from the end of an attempt: its workers were to be others (`resized`), or all are started anew."""
+
+    resized: bool = False
+    goes_on: bool = False
+
+
+class _Attempts:
     """The starts of a job's workers, one after the other."""
 
     def __init__(
@@ -119,153 +136,125 @@ class _Starts:
     ) -> None:
         self._job = job
         self._options = job.options
-        self._hosts = hosts
         self._display = display
         self._direct_stdout = direct_stdout
         self._least = job.options.min_np or job.plan.workers
-        self._most = job.options.max_np or job.plan.workers
-        self._restarts = 0
-        self._starts = 0
+        self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers)
         self._snapshots = str(new_path())
-        self._regrouping = False
-        self._lost: dict[str, float] = {}  # hosts, and when to knock there
-        self._refused: set[str] = set()  # hosts that cannot take part, as they are
+        self._keeping: set[str] = set()  # hosts that have been told to keep their snapshots
+        self._number = 0
+        self._restarts = 0
+        self._resizing = False
+        self._verdict = _Verdict()
 
     async def run(self) -> int:
-        plan = self._job.plan
-        while True:
-            self._regrouping = False
-            attempt = Job(self._numbered(plan), self._display, self._direct_stdout)
-            watch = asyncio.create_task(self._watch(attempt, plan))
-            try:
-                outcome = await attempt.run(self._goes_on)
-            finally:
-                watch.cancel()
-            if not self._is_regrouped(outcome):
-                attempt.tell(outcome)
-            if not self._goes_on(outcome):
-                self._say_why_not(outcome)
-                return outcome.exit_code(self._job.failure_code)
-            if not self._is_regrouped(outcome):
-                self._restarts += 1
-            self._starts += 1
-            self._note_away(outcome)
-            hosts = await self._gather(attempt)
-            if not hosts:
-                return 128 + attempt.request if attempt.request else outcome.exit_code(self._job.failure_code)
-            plan = self._job.plan_on(hosts)
-            self._announce(plan)
+        plan, before = self._job.plan, list[str]()
+        try:
+            while True:
+                self._resizing, self._verdict = False, _Verdict()
+                hosts = [node.host for node in plan.nodes]
+                newcomers = tuple(host for host in hosts if host not in before)
+                attempt = Job(self._numbered(plan, newcomers), self._display, self._direct_stdout)
+                watch = asyncio.create_task(self._watch(attempt, plan))
+                try:
+                    outcome = await attempt.run(partial(self._judge, watch))
+                finally:
+                    watch.cancel()
+                self._keeping -= {*hosts}  # what is not kept, its own node process has removed
+                if not self._verdict.resized:
+                    attempt.tell(outcome)
+                if not self._verdict.goes_on:
+                    self._say_why_not(outcome)
+                    return outcome.exit_code(self._job.failure_code)
+                self._keeping |= {*hosts}
+                self._restarts += not self._verdict.resized
+                self._number += 1
+                elsewhere = {node.host for node in plan.nodes if not node.is_here}
+                self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
+                following = await self._wait_for_slots(attempt, hosts)
+                if following is None:
+                    return self._given_up(attempt, outcome)
+                plan, before = following, hosts
+                self._announce(plan)
+        finally:
+            if self._keeping:
+                await self._membership.clear_memory(self._keeping, self._snapshots)
 
-    def _numbered(self, plan: JobPlan) -> JobPlan:
+    def _numbered(self, plan: JobPlan, newcomers: tuple[str, ...]) -> JobPlan:
         most = self._options.max_restarts
-        return replace(plan, snapshots=self._snapshots, restart=self._starts, max_restarts=most)
+        return replace(plan, snapshots=self._snapshots, newcomers=newcomers, restart=self._number, max_restarts=most)
 
-    def _goes_on(self, outcome: Outcome) -> bool:
-        """Whether the workers are to be started anew."""
-        if self._is_regrouped(outcome):
-            return True
-        if outcome.request or self._restarts >= self._options.max_restarts:
-            return False
-        return outcome.may_go_on or (outcome.trouble is not None and self._starts > 0)
-
-    def _is_regrouped(self, outcome: Outcome) -> bool:
-        """Whether the workers have stopped because their number is to change."""
-        by_us = self._regrouping and outcome.request is None
+    def _judge(self, watch: asyncio.Task[None], outcome: Outcome) -> bool:
+        """Decide, once, whether the workers are to be started anew."""
+        watch.cancel()  # the hosts do not matter any more to this attempt
         code = outcome.culprit.code if outcome.culprit else outcome.code
-        return by_us and code in (STOPPED, -signal.SIGUSR1)  # which ends a worker that does not listen yet
+        resized = self._resizing and outcome.request is None and code in RESIZED
+        retryable = outcome.may_go_on or (outcome.trouble is not None and self._number > 0)
+        left = self._restarts < self._options.max_restarts
+        self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
+        return self._verdict.goes_on
 
     def _say_why_not(self, outcome: Outcome) -> None:
-        most = self._options.max_restarts
+        if outcome.request or not (outcome.culprit or outcome.trouble):
+            return
         if outcome.culprit and outcome.culprit.final:
             say("lockstep: the workers are not started anew: the same would come again")
-        elif outcome.culprit and most and not outcome.request:
-            say(f"lockstep: the workers are not started anew once more: --max-restarts {most}")
+        elif self._restarts or not self._options.max_restarts:
+            say(f"lockstep: the workers are not started anew once more: --max-restarts {self._options.max_restarts}")
+
+    def _given_up(self, attempt: Job, outcome: Outcome) -> int:
+        """The exit code where there is no further start."""
+        if not attempt.request:
+            return outcome.exit_code(self._job.failure_code)
+        if not self._job.can_resize:
+            return 128 + attempt.request
+        say(f"lockstep: stopped by {attempt.request.name}; `--resume auto` goes on from the newest checkpoint")
+        return STOPPED
 
     def _announce(self, plan: JobPlan) -> None:
         where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"
         workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
-        count = f"restart {self._restarts} of {self._options.max_restarts}" if self._restarts else "regrouped"
+        count = "resized" if self._verdict.resized else f"restart {self._restarts} of {self._options.max_restarts}"
         say(f"lockstep: {count}, with {workers}{where}")
 
-    def _note_away(self, outcome: Outcome) -> None:
-        for host in outcome.away:
-            if outcome.trouble:
-                self._refused.add(host)
-            else:
-                self._lost[host] = 0.0
-
-    def _away(self) -> set[str]:
-        return {*self._lost, *self._refused}
-
-    async def _gather(self, attempt: Job) -> tuple[Host, ...]:
-        """The slots for the next start, when there are enough; none if there are not in time, or the job is stopped."""
+    async def _wait_for_slots(self, attempt: Job, present: Sequence[str]) -> JobPlan | None:
+        """The plan for the next start, when there are slots enough; None if there are not in time, or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
-        told = False
-        while not attempt.request:
-            await self._knock()
-            hosts = choose(self._hosts(), self._away(), self._most)
-            if slots_of(hosts) >= self._least:
-                return hosts
+        seconds, told = FIRST_PROBE_SECONDS, False
+        while True:
+            await self._membership.probe(seconds)
+            seconds = PROBE_SECONDS
+            if attempt.request:
+                return None
+            hosts = self._membership.slots(present)
+            if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
+                return plan
             left = f"{slots_of(hosts)} slots are left, the job needs {self._least} (--min-np)"
             if time.monotonic() > deadline:
                 say(f"lockstep: {left}; none came back in --elastic-timeout {self._options.elastic_timeout:g} s")
-                return ()
+                return None
             if not told:
                 say(f"lockstep: {left}; waiting for hosts")
                 told = True
             await asyncio.sleep(LOOK_SECONDS)
-        return ()
 
     async def _watch(self, attempt: Job, plan: JobPlan) -> None:
-        """While the workers run: have them stop and regroup when the hosts are others."""
-        now = [(node.host, node.workers) for node in plan.nodes]
-        since = None
-        while self._job.can_regroup:
+        """While the workers run: have them stop and go on with others when the slots are others."""
+        present, since = [node.host for node in plan.nodes], None
+        while self._job.can_resize:
             await asyncio.sleep(LOOK_SECONDS)
             since = since or (time.monotonic() if attempt.has_started else None)
-            await self._knock()
-            hosts = choose(self._hosts(), self._away(), self._most)
-            then = [(host.name, host.slots) for host in hosts]
-            settled = since is not None and time.monotonic() - since > SETTLED_SECONDS
-            if settled and then != now and slots_of(hosts) >= self._least and not self._is_same(plan, hosts):
-                self._regrouping = True
-                say(f"lockstep: there are {slots_of(hosts)} slots now; the workers stop after a step and regroup")
+            await self._membership.probe()
+            hosts = self._membership.slots(present)
+            if since is None or time.monotonic() - since < SETTLED_SECONDS or slots_of(hosts) < self._least:
+                continue
+            if (other := self._membership.plan(hosts)) and _workers(other) != _workers(plan):
+                self._resizing = True
+                say(f"lockstep: there are {slots_of(hosts)} slots now; the workers stop after a step and go on there")
                 attempt.ask_to_stop()
                 return
 
-    def _is_same(self, plan: JobPlan, hosts: Sequence[Host]) -> bool:
-        """Whether those hosts would have the same workers: this machine has several names."""
-        other = self._job.plan_on(hosts)
-        return [(node.start, node.workers) for node in other.nodes] == [
-            (node.start, node.workers) for node in plan.nodes
-        ]
 
-    async def _knock(self) -> None:
-        """Find out which of the lost hosts are back."""
-        due = [host for host, when in self._lost.items() if when <= time.monotonic()]
-        slots = {host.name: host for host in self._hosts()}
-        back = await asyncio.gather(*(self._is_back(slots[host]) for host in due if host in slots))
-        for host, is_back in zip([host for host in due if host in slots], back, strict=True):
-            self._lost[host] = time.monotonic() + KNOCK_EVERY_SECONDS
-            if is_back:
-                del self._lost[host]
-
-    async def _is_back(self, host: Host) -> bool:
-        """Whether Lockstep can be started there: its node process ends at once when nobody speaks to it."""
-        start = self._job.plan_on([host]).nodes[0].start
-        process = await asyncio.create_subprocess_exec(
-            *start,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert process.stdin
-        process.stdin.close()
-        try:
-            return await asyncio.wait_for(process.wait(), KNOCK_SECONDS) == NOBODY_SPOKE
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            return False
+def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:
+    """Where a plan has how many workers, whatever name a machine is called by."""
+    return [(node.start, node.workers) for node in plan.nodes]

@@ -33,6 +33,9 @@ class RestartOptions:
                 raise ConfigError(f"{flag} is a number of workers, 1 or more; got {value}")
         if self.min_np and self.max_np and self.min_np > self.max_np:
             raise ConfigError(f"--min-np {self.min_np} is more than --max-np {self.max_np}")
+        changes = self.max_restarts or self.max_np or self.host_discovery_script
+        if self.min_np and not changes:
+            raise ConfigError(f"--min-np {self.min_np} says how few workers may go on: add --max-restarts N")
         if self.elastic_timeout <= 0:
             raise ConfigError(f"--elastic-timeout is a number of seconds above 0; got {self.elastic_timeout:g}")
 

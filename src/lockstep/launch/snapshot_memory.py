@@ -17,7 +17,7 @@ from pathlib import Path
 
 PREFIX = "lockstep-snapshots-"
 OWNER_FILE = "owner"  # the pid of the node process that answers for it
-ABANDONED_SECONDS = 900.0  # longer than a job waits for hosts between two starts of its workers
+ABANDONED_SECONDS = 6 * 3600.0  # longer than a job waits for hosts between two starts of its workers
 
 
 def new_path() -> Path:
@@ -31,11 +31,16 @@ class SnapshotMemory:
     """This process answers for the folder from now on; it may be there from before the workers were started anew.
 
     Where it cannot be made, the workers say so when they want to write to it.
+
+    Args:
+        anew: What is there already is older than the job's state.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, anew: bool = False) -> None:
         self._path = path
         _sweep(path.parent)
+        if anew:
+            _remove(path)
         with suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
             if _is_own(path):
@@ -43,7 +48,7 @@ class SnapshotMemory:
 
     def remove(self) -> None:
         """Remove the folder, unless another process answers for it now: the host was lost and is back."""
-        if _owner(self._path) in (os.getpid(), None):
+        if _owner(self._path) == os.getpid():
             _remove(self._path)
 
     @staticmethod

@@ -26,8 +26,11 @@ def plan_batches(config: TrainConfig, workers: int) -> Batching:
         batch = config.batch_size or DEFAULT_BATCH
         meant = config.batch_workers or workers
         total = batch * meant * passes
-        now = "" if meant == workers else f", shared by {workers}"
-        return Batching(total, passes, f"{batch} per worker × {_count(meant, 'worker')}{each}{now}")
+        reason = f"{batch} per worker × {_count(meant, 'worker')}{each}"
+        if meant != workers:
+            passes = max(1, -(-passes * meant // workers))  # so that no pass is larger than it was
+            reason += f", shared by {workers}" + (f" in {passes} passes" if passes > 1 else "")
+        return Batching(total, passes, reason)
     total = config.global_batch_size
     each_pass = f"{total / workers / passes:g} per worker × {_count(workers, 'worker')}{each}"
     return Batching(total, passes, f"as given; {each_pass}")

@@ -82,7 +82,8 @@ class PatientFile:
         """Make a removed file again."""
         if os.fstat(self._descriptor).st_nlink:
             return
-        held = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        replaced = self.path.exists()  # by another process, which has what it wants to keep
+        held = b"" if replaced else os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         again = self._open()
         self._kept[:0] = held

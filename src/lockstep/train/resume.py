@@ -77,6 +77,11 @@ def find_start(config: TrainConfig, world: World) -> Start:
     Raises:
         CheckpointError: There is none, the one that was named is damaged, or all are.
     """
+    memory = world.place.snapshots
+    if memory is not None and config.run.run_dir is None:
+        raise ConfigError(
+            "workers that are started anew (--max-restarts) find their run by its folder: add --run-dir DIR"
+        )
     found: Path | None = None
     again, notes = False, list[str]()
     if world.is_main and world.place.restart:
@@ -87,7 +92,6 @@ def find_start(config: TrainConfig, world: World) -> Start:
     path, again = world.from_main([str(found) if found else None, again])
     state = Path(path) if path else None
     start = Start(state, again, verified=world.is_main, notes=tuple(notes))
-    memory = world.place.snapshots
     if memory is None or not world.place.restart:
         return start
     snapshot = bring_newest(memory, world, after=checkpoint.step_of(state) if state and again else NONE)
@@ -98,12 +102,12 @@ def find_start(config: TrainConfig, world: World) -> Start:
 
 def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that this job has written itself, before its workers were started anew."""
-    run, resume = config.run.run_dir, config.run.resume
-    if run is None and resume == "auto":
-        run = newest_run_path(config)
-    elif run is None and resume is not None and not is_old(Path(resume)):
-        run = checkpoint.run_folder_of(checkpoint.locate(Path(resume)))
-    found, problems = checkpoint.newest_sound(run / "checkpoints") if run else (None, [])
+    if config.run.run_dir is None:
+        return None, []
+    try:
+        found, problems = checkpoint.newest_sound(config.run.run_dir / "checkpoints")
+    except CheckpointError as error:  # a snapshot may do
+        return None, [str(error)]
     return found, [f"{problem}; going on from {found}" for problem in problems]
 
 

@@ -101,6 +101,15 @@ def _tell_terminal(line: str) -> None:
         print(f"lockstep: {line}", file=sys.stderr)
 
 
+def run_of(path: Path) -> Path:
+    """The run that a checkpoint belongs to, or that a run folder is.
+
+    Raises:
+        CheckpointError: There is no checkpoint.
+    """
+    return checkpoint.run_folder_of(checkpoint.locate(path))
+
+
 def start_log(path: Path, rank: int) -> logging.Handler:
     """Send this worker's log, and Python's warnings, to a file of its own; an earlier run's file gets no more."""
     for earlier in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -65,8 +65,7 @@ def snapshot_interval(config: TrainConfig, world: World) -> int:
 def bring_newest(folder: Path, world: World, after: int) -> Path | None:
     """The newest sound snapshot that any host keeps, if it is of a later step than `after`: on every host now.
 
-    Raises:
-        OSError: A host has no room for it.
+    None, too, where a host has no room for it.
     """
     newest = _newest_sound(folder) if world.place.local_rank == 0 else None
     step = checkpoint.step_of(newest) if newest else NONE
@@ -77,8 +76,9 @@ def bring_newest(folder: Path, world: World, after: int) -> Path | None:
         return None
     holder = steps.index(latest)
     name: str = world.gather(newest.name if newest else "")[holder]
-    if any(local_rank == 0 and step != latest for local_rank, step in told):
-        _copy(folder / name, holder, world, takes=world.place.local_rank == 0 and step != latest)
+    takes = world.place.local_rank == 0 and step != latest
+    if any(world.gather(takes)) and not _copy(folder / name, holder, world, takes):
+        return None
     return folder / name
 
 
@@ -89,27 +89,40 @@ def _newest_sound(folder: Path) -> Path | None:
         return None
 
 
-def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> None:
-    """Give the holder's snapshot to the workers that take it."""
+def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
+    """Give the holder's snapshot to the workers that take it; whether all have it whole, the same on all."""
     files = {path.name: path.stat().st_size for path in snapshot.iterdir()} if world.rank == holder else {}
     files = world.gather(files)[holder]
     partial = snapshot.with_name(PARTIAL + snapshot.name)
-    if takes:
+    if not all(world.gather(not takes or _make_room(partial, sum(files.values())))):
+        return False
+    problem = ""
+    for name, size in sorted(files.items()):
+        with ExitStack() as stack:
+            source = stack.enter_context((snapshot / name).open("rb")) if world.rank == holder else None
+            target = stack.enter_context((partial / name).open("wb")) if takes else None
+            for start in range(0, size, CHUNK_BYTES):
+                chunk = np.empty(min(CHUNK_BYTES, size - start), dtype=np.uint8)
+                if source:
+                    source.readinto(chunk)
+                world.broadcast_(chunk, holder)
+                if target and not problem:
+                    try:
+                        target.write(chunk.data)
+                        target.flush()
+                    except OSError as error:  # the others go on sending
+                        problem = str(error)
+    if takes and not problem:
+        shutil.rmtree(snapshot, ignore_errors=True)
+        partial.rename(snapshot)
+    return not any(world.gather(problem))
+
+
+def _make_room(partial: Path, size_bytes: int) -> bool:
+    """Whether there is an empty folder now, on a file system with so much room."""
+    try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    for name, size in sorted(files.items()):
-        source = (snapshot / name).open("rb") if world.rank == holder else None
-        target = (partial / name).open("wb") if takes else None
-        for start in range(0, size, CHUNK_BYTES):
-            chunk = np.empty(min(CHUNK_BYTES, size - start), dtype=np.uint8)
-            if source:
-                source.readinto(chunk)
-            world.broadcast_(chunk, holder)
-            if target:
-                target.write(chunk.data)
-        for file in (source, target):
-            if file:
-                file.close()
-    if takes:
-        partial.rename(snapshot)
-    world.barrier()
+        return shutil.disk_usage(partial).free > size_bytes
+    except OSError:
+        return False

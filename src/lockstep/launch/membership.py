@@ -1,0 +1,112 @@
+"""Which hosts an elastic job may have at the moment: those that are offered, without those that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+from lockstep.errors import ConfigError
+from lockstep.launch.display import say
+from lockstep.launch.hosts import Host, first_slots, slots_of
+from lockstep.launch.plan import JobPlan
+from lockstep.launch.wire import NOBODY_SPOKE
+
+PROBE_EVERY_SECONDS = 15.0
+PROBE_SECONDS = 20.0  # for ssh and a Python that comes from a busy file system
+FIRST_PROBE_SECONDS = 3.0  # right after a loss, when the others wait for the answer
+TROUBLE_SECONDS = 60.0  # before a host is asked again that could not start its part
+
+
+def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
+    """The slots to use, up to `most`: of the hosts that are there, first those that the job has at `present`."""
+    there = [host for host in hosts if host.slots and host.name not in lost]
+    rank = {name: number for number, name in enumerate(present)}
+    there.sort(key=lambda host: rank.get(host.name, len(rank)))
+    return first_slots(there, min(most, slots_of(there))) if there else ()
+
+
+class Membership:
+    """The hosts of an elastic job, from moment to moment.
+
+    Args:
+        offered: All that the job may have now, in the order of ranks.
+        plan_on: The plan for some hosts.
+        most: Workers at most.
+    """
+
+    def __init__(
+        self, offered: Callable[[], Sequence[Host]], plan_on: Callable[[Sequence[Host]], JobPlan], most: int
+    ) -> None:
+        self._offered = offered
+        self._plan_on = plan_on
+        self._most = most
+        self._lost: dict[str, float] = {}  # and when to probe them
+        self._said = ""
+
+    def lose(self, hosts: Sequence[str], in_trouble: bool) -> None:
+        """These were lost or, `in_trouble`, could not start their part."""
+        due = time.monotonic() + (TROUBLE_SECONDS if in_trouble else 0.0)
+        self._lost |= dict.fromkeys(hosts, due)
+
+    def slots(self, present: Sequence[str]) -> tuple[Host, ...]:
+        """The slots to use now."""
+        return choose(self._offered(), self._lost, self._most, present)
+
+    def plan(self, hosts: Sequence[Host]) -> JobPlan | None:
+        """The plan for these; None, said once, where they cannot be planned for."""
+        try:
+            plan = self._plan_on(hosts)
+        except ConfigError as error:
+            if str(error) != self._said:
+                say(f"lockstep: {error}; the hosts stay as they were")
+            self._said = str(error)
+            return None
+        return plan
+
+    async def probe(self, seconds: float = PROBE_SECONDS) -> None:
+        """Find out which of the lost hosts are back."""
+        offered = {host.name: host for host in self._offered() if host.slots}
+        due = [offered[name] for name, when in self._lost.items() if when <= time.monotonic() and name in offered]
+        back = await asyncio.gather(*(self._is_back(host, seconds) for host in due))
+        for host, is_back in zip(due, back, strict=True):
+            self._lost[host.name] = time.monotonic() + PROBE_EVERY_SECONDS
+            if is_back:
+                del self._lost[host.name]
+
+    async def clear_memory(self, hosts: Collection[str], path: str) -> None:
+        """Have hosts, as far as they can be reached, remove the job's snapshots."""
+        plans = [plan for host in hosts if (plan := self.plan([Host(host, 1)]))]
+        await asyncio.gather(*(_speak(plan.nodes[0].start, {"forget": path}, PROBE_SECONDS) for plan in plans))
+
+    async def _is_back(self, host: Host, seconds: float) -> bool:
+        """Whether Lockstep can be started there: its node process ends at once when nobody speaks to it."""
+        plan = self.plan([host])
+        return plan is not None and await _speak(plan.nodes[0].start, None, seconds) == NOBODY_SPOKE
+
+
+async def _speak(start: Sequence[str], message: dict[str, str] | None, seconds: float) -> int | None:
+    """Start a host's node process and say one thing, or nothing; its exit code, or None if it does not end in time."""
+    process = await asyncio.create_subprocess_exec(
+        *start,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin
+    with suppress(OSError):
+        process.stdin.write(json.dumps(message).encode() + b"\n" if message else b"")
+        process.stdin.close()
+    try:
+        return await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
