@@ -3,8 +3,9 @@
     horovodrun -np 2 --min-np 1 python examples/horovod/elastic_mnist.py --epochs 20
     horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python examples/horovod/elastic_mnist.py
 
-Kill a worker while it runs: the others go back to the last commit, and a new one takes the place of the lost. Under a
-launcher of fixed workers, such as torchrun, it trains as mnist.py does, whose data and network it takes.
+Kill a worker while it runs: the others go back to the last commit, and a new one takes the place of the lost. Over
+several hosts (-H a:2,b:2 --min-np 2) all start anew from it, on the hosts that are left. Under a launcher of fixed
+workers, such as torchrun, it trains as mnist.py does, whose data and network it takes.
 """
 
 from __future__ import annotations
