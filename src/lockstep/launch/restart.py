@@ -166,7 +166,7 @@ class _Attempts:
                 if not self._verdict.goes_on:
                     self._say_why_not(outcome)
                     return outcome.exit_code(self._job.failure_code)
-                self._keeping |= {*hosts}
+                self._keeping |= {*hosts} - {*outcome.away}
                 self._restarts += not self._verdict.resized
                 self._number += 1
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
