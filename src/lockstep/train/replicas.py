@@ -38,6 +38,9 @@ class ReplicaCheck:
             ReplicasDifferError: As for `check_due`.
         """
 
+    def forget(self) -> None:
+        """Training has gone back: steps that were compared come again."""
+
 
 class FingerprintCheck(ReplicaCheck):
     """Compares the weights by fingerprints, in one collective of 16 bytes a tensor while they are equal."""
@@ -63,6 +66,9 @@ class FingerprintCheck(ReplicaCheck):
             rows = self._world.gather([socket.gethostname(), sums[different].tolist()])
             raise ReplicasDifferError(describe(step, [names[index] for index in different], len(names), rows))
         self._checked = step
+
+    def forget(self) -> None:
+        self._checked = -1
 
 
 def build_replica_check(world: World, weights: nn.Module, every: int) -> ReplicaCheck:
