@@ -72,8 +72,8 @@ def check_same_job(
         _compare(world, config, data, model)
     if unshaped := [name for name, value in (model.state_dict().items() if model else ()) if is_lazy(value)]:
         raise ConfigError(
-            f"the model's {unshaped[0]} has no shape yet, being lazy: pass one batch through the model before training, "
-            f"or give its layers their sizes"
+            f"the model's {unshaped[0]} has no shape yet, being lazy: pass a batch through the model first, or give "
+            f"its layers their sizes"
         )
 
 

@@ -71,7 +71,12 @@ class Hungry(nn.Module):
 
 def _job(model: nn.Module) -> Any:
     return SimpleNamespace(
-        model=model, config=SimpleNamespace(seed=0), progress=Progress(), world=WORLD, precision=Precision()
+        model=model,
+        config=SimpleNamespace(seed=0),
+        progress=Progress(),
+        world=WORLD,
+        precision=Precision(),
+        criterion=None,
     )
 
 
