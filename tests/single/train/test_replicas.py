@@ -75,7 +75,7 @@ def test_the_workers_that_differ_from_the_majority_are_named(workers: list[tuple
         (
             [([1], "AVX2"), ([1], "AVX512"), ([2], "AVX2")],
             "faulty processor",
-        ),  # one that is alike has the other weights
+        ),  # worker 0 is like worker 2
     ],
 )
 def test_unlike_processors_are_named_where_they_may_be_the_cause(
