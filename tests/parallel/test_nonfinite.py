@@ -127,6 +127,16 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
     assert all_finite(tmp_path / "rewind")
 
 
+def test_rewind_in_fp16_leaves_out_the_update_that_has_spoilt_the_weights(tmp_path: Path) -> None:
+    """Step 4 overflows for it, so step 3 was to blame."""
+    settings = {"checkpoint_steps": 2, "on_nan": "rewind", "max_steps": 5, "precision": "O1"}
+    assert run_in_workers(2, _spoil, tmp_path, settings) == ["", ""]
+    said = [line for line in _log(tmp_path).splitlines() if "step-00000002" in line or "left out" in line]
+    ends = ("without the update of step 3", "has spoilt the weights; step left out")
+    assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 2
+    assert all_finite(tmp_path)
+
+
 def _spoil(world: World, path: Path, settings: dict[str, Any]) -> str:
     """Training whose optimizer sets a weight to infinity in step 3."""
     kept = torch.optim.SGD.step

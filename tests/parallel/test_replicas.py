@@ -13,6 +13,7 @@ from torch import nn
 
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.seeding import seed_all
+from lockstep.train.finite_weights import are_finite
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world import World
@@ -73,6 +74,17 @@ def test_a_bit_that_differs_on_one_worker_is_found_on_all(
 def test_nothing_is_said_where_nothing_is_asked_or_wrong(tmp_path: Path, settings: dict[str, Any]) -> None:
     step = 0 if settings["check_replicas"] else 3
     assert run_in_workers(2, _stray, tmp_path, step, {"net": "lively", **settings}) == [("", 0)] * 2
+
+
+def test_all_agree_that_one_workers_weights_are_no_numbers_although_nobody_compares_them() -> None:
+    assert run_in_workers(2, _spoil_alone) == [False, False]
+
+
+def _spoil_alone(world: World) -> bool:
+    net = nn.Linear(2, 2)
+    if world.rank == 1:
+        nn.init.constant_(net.bias, float("nan"))
+    return are_finite(world, net)
 
 
 def test_equal_replicas_stay_equal_with_what_they_share(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from lockstep.records import read_records
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
+from lockstep.train.stopping import build_stopping
 from lockstep.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 3, "lr": 0.05, "lr_scaling": "none", "track": ()}
@@ -193,3 +194,18 @@ def test_every_kind_of_state_survives_a_stop(tmp_path: Path) -> None:
     assert _run(2, tmp_path / "stopped", resume="auto", **extra)[1] == 0
     assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_a_question_without_an_answer_does_not_disturb_the_next() -> None:
+    """As when training goes back in the middle of a step."""
+    assert run_in_workers(2, _ask_twice) == [[True, signal.SIGTERM]] * 2
+
+
+def _ask_twice(world: World) -> list[Any]:
+    stopping = build_stopping(world)
+    with stopping.listening():
+        stopping.ask()
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        stopping.ask()
+        return [stopping.answer(), int(stopping.agreed)]

@@ -106,7 +106,7 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
     if not labels:
         raise DataError(f"none of {len(split):,} images can be decoded, {split.name(0)} among them")
     pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
-    return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64))
+    return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64), split)
 
 
 def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:

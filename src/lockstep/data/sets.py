@@ -35,10 +35,11 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Images held in memory: uint8 [N, C, H, W], labels int64 [N]."""
+    """Images held in memory: uint8 [N, C, H, W], labels int64 [N]; `source`: the files that they were decoded from."""
 
     images: torch.Tensor
     labels: torch.Tensor
+    source: EncodedSplit | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -19,7 +19,9 @@ from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint_format
 from lockstep.train.checkpoint_format import MANIFEST_FILE, MODEL_FILE, PARTIAL, sync
 from lockstep.train.checkpoint_writer import BackgroundWriter
+from lockstep.train.progress import Progress
 from lockstep.train.snapshot import Snapshot, Tensors
+from lockstep.world import World
 
 PREFIX = "step-"
 SPARE_BYTES = 4 << 20  # to be free beside a checkpoint's tensors: its other files, and room for records and logs
@@ -219,6 +221,15 @@ class CheckpointFolder(Checkpoints):
     def _sync(self, folder: Path) -> None:
         if self._durable:
             sync(folder)
+
+
+def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
+    """Drop what lies after the progress that training goes on from. Call it on all workers, `checkpoints` being own.
+
+    Where its best checkpoint is not there, lost with one that is damaged, it forgets that there was one.
+    """
+    if not world.from_main(checkpoints.forget_after(progress.step, progress.best_step)):
+        progress.forget_best()
 
 
 def _name_of(step: int) -> str:

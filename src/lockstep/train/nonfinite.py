@@ -61,7 +61,7 @@ class Guard:
         """
 
     def refuse_weights(self, job: Job, why: str) -> None:
-        """The weights are no numbers any more after the newest step.
+        """The weights are no numbers any more after the newest step, `job.progress.step`.
 
         Raises:
             NonFiniteLossError: Always, on all workers.
@@ -149,12 +149,15 @@ class Skip(Watch):
             raise NonFiniteLossError(
                 f"{_describe(job, findings)}. Leaving out steps does not help; --on-nan rewind goes back. {advice(job)}"
             )
-        _leave_out(job, findings)
+        _leave_out(job, _describe(job, findings))
         return False
 
 
-class Rewind(DeferredWatch):
-    """--on-nan rewind: goes back, and takes the steps since anew without the update of the first bad one."""
+class ScaledRewind(Guard):
+    """--on-nan rewind in fp16: goes back from weights that are no numbers any more, and takes the steps since anew.
+
+    Without the update of the step that has spoilt them: the newest that was taken, since what is left out spoils none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,37 +169,43 @@ class Rewind(DeferredWatch):
             self._buffers.keep(job.model)
 
     def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        step = job.progress.step + 1
-        if step not in self._left_out:
+        if job.progress.step + 1 not in self._left_out:
             return super().allows(job, passes)
-        self._kept.append(torch.ones((), dtype=torch.bool, device=self._norms.device))
         self._buffers.put_back()
-        findings = trace(job, passes)
-        if any(finding.bad_weight for finding in findings) and step - 1 not in self._left_out:
-            self._left_out.remove(step)
-            raise self._back(step - 1, f"the weights are NaN or infinite after step {step - 1}: {_whose(findings)}")
-        _leave_out(job, findings)
+        self._leave_out(job, passes)
         return False
 
-    def _found(self, job: Job, step: int) -> None:
-        raise self._back(step, f"the gradient is NaN or infinite at {_where(job, step)}")
-
     def refuse_weights(self, job: Job, why: str) -> None:
-        raise self._back(job.progress.step, why)
+        raise self._back(job.progress.step - job.progress.skipped_in_a_row, why)
+
+    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
+        _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} has spoilt the weights")
 
     def _back(self, step: int, why: str) -> Exception:
-        self._kept.clear()
         if step in self._left_out:
-            return NonFiniteLossError(f"{why}, although the update of that step was left out")
+            return NonFiniteLossError(f"{why}, although the update of step {step} was left out")
         self._left_out.add(step)
         return RewindError(step, why)
 
 
-class ScaledRewind(Guard):
-    """--on-nan rewind in fp16: for weights that are no numbers any more."""
+class Rewind(ScaledRewind, DeferredWatch):
+    """--on-nan rewind: goes back from bad gradients too, and leaves out the update of the first bad one."""
 
-    def refuse_weights(self, job: Job, why: str) -> None:
-        raise RewindError(job.progress.step, why)
+    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
+        step = job.progress.step + 1
+        self._kept.append(torch.ones((), dtype=torch.bool, device=self._norms.device))
+        findings = trace(job, passes)
+        if any(finding.bad_weight for finding in findings) and step - 1 not in self._left_out:
+            self._left_out.remove(step)
+            raise self._back(step - 1, f"the weights are NaN or infinite after step {step - 1}: {_whose(findings)}")
+        _leave_out(job, _describe(job, findings))
+
+    def _found(self, job: Job, step: int) -> None:
+        raise self._back(step, f"the gradient is NaN or infinite at {_where(job, step)}")
+
+    def _back(self, step: int, why: str) -> Exception:
+        self._kept.clear()
+        return super()._back(step, why)
 
 
 def build_guard(config: NumericsConfig, precision: Precision, device_type: str) -> Guard:
@@ -208,7 +217,7 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
     return Skip() if config.on_nan == "skip" else Rewind()
 
 
-def _leave_out(job: Job, findings: Sequence[Finding]) -> None:
+def _leave_out(job: Job, why: str) -> None:
     """Count and say that the step which is being taken changes nothing.
 
     Raises:
@@ -216,11 +225,9 @@ def _leave_out(job: Job, findings: Sequence[Finding]) -> None:
     """
     progress = job.progress
     progress.leave_out()
-    say(job, [f"{_describe(job, findings)}; step left out"])
+    say(job, [f"{why}; step left out"])
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
-        raise NonFiniteLossError(
-            f"{_describe(job, findings)}, as in {progress.skipped_in_a_row} steps in a row. {advice(job)}"
-        )
+        raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {advice(job)}")
 
 
 def _describe(job: Job, findings: Sequence[Finding]) -> str:
@@ -237,9 +244,10 @@ def _where(job: Job, step: int) -> str:
 
 def _whose(findings: Sequence[Finding]) -> str:
     bad = [
-        f"worker {rank} on {finding.host} has it first in {finding.what}"
+        f"worker {rank} on {finding.host} "
+        + (f"has it first in {finding.what}" if finding.what else "had no memory to look where")
         for rank, finding in enumerate(findings)
-        if finding.what
+        if finding.what or not finding.looked
     ]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
     return ", ".join([*bad[:4], *more]) or "each worker's own numbers are finite, their sum is not"

@@ -1,6 +1,7 @@
 """Where a worker's numbers first become infinite or NaN: its part of a step, run once more with hooks.
 
-Nothing is changed by it: neither weights, gradients, batch norm's statistics nor what the next step draws.
+Nothing is changed by it: neither weights, batch norm's statistics nor what the next step draws. But gradients are
+dropped first, to make room.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import nn
 
 from lockstep.data.readers import Batch
 from lockstep.data.sets import EncodedSplit
+from lockstep.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
 from lockstep.train.losses import losses_of
 
@@ -22,29 +24,46 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """Of one worker: `what` is its first bad number ("" where all are good), `loss` the sum of its samples' losses."""
+    """Of one worker: `what` is its first bad number, `loss` the sum of its samples' losses.
+
+    `what` is "" where all are good; or nothing was found because there was no memory to look (then not `looked`).
+    """
 
     what: str
     loss: str
     bad_weight: bool
     host: str
+    looked: bool = True
 
 
 class Buffers:
     """A module's buffers as they were at some moment."""
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._memory: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
 
     def keep(self, module: nn.Module) -> None:
-        """Remember them; memory is taken once."""
-        if not self._pairs:
-            self._pairs = [(buffer, torch.empty_like(buffer)) for buffer in module.buffers()]
-        self._copy([(kept, buffer) for buffer, kept in self._pairs])
+        """Remember them, of each submodule; memory is taken once while their forms stay the same."""
+        self._entries = [
+            (part, name, buffer, self._room(part, name, buffer))
+            for part in module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+        self._copy([(kept, buffer) for *_, buffer, kept in self._entries])
 
     def put_back(self) -> None:
-        """Make them what they were."""
-        self._copy(self._pairs)
+        """Make them what they were, also where a module has bound another tensor to the name."""
+        for part, name, buffer, _ in self._entries:
+            part._buffers[name] = buffer
+        self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
+
+    def _room(self, part: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:
+        kept = self._memory.get((part, name))
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (buffer.shape, buffer.dtype, buffer.device):
+            kept = self._memory[part, name] = torch.empty_like(buffer)
+        return kept
 
     @staticmethod
     def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -55,19 +74,38 @@ class Buffers:
 
 def trace(job: Job, passes: Sequence[Batch]) -> list[Finding]:
     """What each worker finds, by rank. Call it on all workers, with the step's passes and its weights still there."""
+    for parameter in job.model.parameters():
+        parameter.grad = None
     buffers = Buffers()
     buffers.keep(job.model)
     seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # as the step was, for dropout
+    weights = [f"the weight {name}" for name, tensor in job.model.named_parameters() if _is_bad(tensor)]
+    looked = True
     try:
-        what, loss, bad_weight = _run(job, passes)
+        what, loss = _run(job, passes, weights)
+    except RuntimeError as error:
+        if not _is_lack_of_memory(error) or _works_together(job.model):
+            raise
+        what, loss, looked = next(iter(weights), ""), 0.0, False
     finally:
         buffers.put_back()
-    return [Finding(*row) for row in job.world.gather([what, str(loss), bad_weight, socket.gethostname()])]
+    return [Finding(*row) for row in job.world.gather([what, str(loss), bool(weights), socket.gethostname(), looked])]
 
 
-def _run(job: Job, passes: Sequence[Batch]) -> tuple[str, float, bool]:
-    """All of the step's arithmetic, whatever is found on the way: with --sync-bn the others take part in it."""
-    weights = [f"the weight {name}" for name, tensor in job.model.named_parameters() if _is_bad(tensor)]
+def _is_lack_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # on a GPU, a CPU
+
+
+def _works_together(model: nn.Module) -> bool:
+    """Whether the others wait for this worker within a pass."""
+    return any(isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm) for module in model.modules())
+
+
+def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
+    """All of the step's arithmetic, whatever is found on the way: with --sync-bn the others take part in it.
+
+    `weights` are the bad ones.
+    """
     inputs, outputs, losses_found, total = [], [], [], 0.0
     named = [(name, parameter) for name, parameter in job.model.named_parameters() if parameter.requires_grad]
     bad_gradients: set[str] = set()
@@ -99,7 +137,7 @@ def _run(job: Job, passes: Sequence[Batch]) -> tuple[str, float, bool]:
             hook.remove()
     met = [f"the gradient of {name}" for name, _ in reversed(named) if name in bad_gradients]  # as backward meets them
     found = [*weights, *(f"the input, {sample}" for sample in inputs), *outputs, *losses_found, *met]
-    return next(iter(found), ""), total, bool(weights)
+    return next(iter(found), ""), total
 
 
 def _is_bad(tensor: Any) -> bool:

@@ -52,6 +52,10 @@ class Progress:
         self.skipped_in_a_row += 1
         self.overflowed.append(self.step + 1)
 
+    def forget_best(self) -> None:
+        """The checkpoint of the best evaluation is not there: the next one is the best."""
+        self.best_top1, self.best_step = -1.0, 0
+
     def become(self, other: Progress) -> None:
         """Go back to where another stands, in place."""
         self.__dict__.update(other.__dict__)

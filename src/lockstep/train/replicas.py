@@ -18,6 +18,9 @@ from lockstep.errors import ReplicasDifferError
 from lockstep.global_batch_norm import GlobalBatchNorm
 from lockstep.world import World
 
+Worker = tuple[str, list[int], str]
+"""Its host, its fingerprints, and its processor."""
+
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -37,6 +40,9 @@ class ReplicaCheck:
         Raises:
             ReplicasDifferError: As for `check_due`.
         """
+
+    def forget(self) -> None:
+        """Training has gone back: steps that were compared come again."""
 
 
 class FingerprintCheck(ReplicaCheck):
@@ -60,9 +66,12 @@ class FingerprintCheck(ReplicaCheck):
         largest, inverted = self._world.max_(torch.cat([sums, ~sums])).chunk(2)
         different = (largest != ~inverted).nonzero().flatten().tolist()  # the one wait for the device
         if different:
-            rows = self._world.gather([socket.gethostname(), sums[different].tolist()])
+            rows = self._world.gather([socket.gethostname(), sums[different].tolist(), processor(sums.device)])
             raise ReplicasDifferError(describe(step, [names[index] for index in different], len(names), rows))
         self._checked = step
+
+    def forget(self) -> None:
+        self._checked = -1
 
 
 def build_replica_check(world: World, weights: nn.Module, every: int) -> ReplicaCheck:
@@ -98,14 +107,28 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_WHOLE_NUMBERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
-def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[tuple[str, list[int]]]) -> str:
+def processor(device: torch.device) -> str:
+    """What computes on a device, as far as it decides how sums are rounded."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"a CPU with {torch.backends.cpu.get_cpu_capability()}"
+
+
+def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[Worker]) -> str:
     """What to say of replicas that differ.
 
     Args:
         names: The tensors that differ, in the model's order.
         tensors: How many were compared.
-        workers: By rank: the host, and the fingerprints of these tensors.
+        workers: By rank: the host, the fingerprints of these tensors, and the processor.
     """
+    unlike = _unlike(workers)
+    if unlike:
+        return (
+            f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, "
+            f"first in {names[0]}. {unlike}, and unlike processors may round differently: train on hosts that are "
+            f"alike, or add --check-replicas 0"
+        )
     return (
         f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, first in "
         f"{names[0]}. Likely causes: code that changes weights on one worker (if rank == 0: ...), weights that a "
@@ -114,17 +137,32 @@ def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[tu
     )
 
 
-def _who(workers: Sequence[tuple[str, list[int]]]) -> str:
+def _unlike(workers: Sequence[Worker]) -> str:
+    """Of workers with other weights than most: one whose processor none of those has, and one of those; or nothing."""
+    usual = _usual(workers)[0]
+    kinds = {kind: rank for rank, (_, values, kind) in reversed([*enumerate(workers)]) if tuple(values) == usual}
+    for rank, (_, values, kind) in enumerate(workers):
+        if tuple(values) != usual and kind not in kinds:
+            other, first = next(iter(kinds.items()))
+            return f"Worker {rank} computes on {kind}, worker {first} on {other}"
+    return ""
+
+
+def _usual(workers: Sequence[Worker]) -> tuple[tuple[int, ...], int]:
+    """The commonest fingerprints, and how many workers have them."""
+    return Counter(tuple(values) for _, values, _ in workers).most_common(1)[0]
+
+
+def _who(workers: Sequence[Worker]) -> str:
     """The workers that differ from more than half of all, or all of them where no majority agrees."""
-    counts = Counter(tuple(values) for _, values in workers)
-    usual, count = counts.most_common(1)[0]
+    usual, count = _usual(workers)
     if 2 * count <= len(workers):
         return f"{_named(workers, range(len(workers)))} differ from each other"
-    odd = [rank for rank, (_, values) in enumerate(workers) if tuple(values) != usual]
+    odd = [rank for rank, (_, values, _) in enumerate(workers) if tuple(values) != usual]
     return f"{_named(workers, odd)} differ{'s' * (len(odd) == 1)} from the other {count}"
 
 
-def _named(workers: Sequence[tuple[str, list[int]]], ranks: Sequence[int]) -> str:
+def _named(workers: Sequence[Worker], ranks: Sequence[int]) -> str:
     named = [f"{rank} on {workers[rank][0]}" for rank in ranks[:8]]
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"worker{'s' * (len(ranks) > 1)} {', '.join(named)}{more}"

@@ -11,6 +11,7 @@ from lockstep.data.progressive import side_at
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train import checkpoint
+from lockstep.train.finite_weights import are_finite
 from lockstep.train.metrics import Totals
 from lockstep.train.run_folder import logger
 
@@ -81,9 +82,13 @@ def report_overflow(job: Job) -> None:
     """Say that the step which is being taken was skipped, because a gradient was infinite or not a number.
 
     Raises:
-        NonFiniteLossError: So many were skipped in a row that no loss scale will help; raised on all workers.
+        NonFiniteLossError: No loss scale will help: so many were skipped in a row, or the weights are no numbers any
+            more; raised on all workers.
+        RewindError: The weights are none, and training may go back; likewise.
     """
     progress, scale = job.progress, job.precision.loss_scale
+    if not are_finite(job.world, job.model):
+        job.guard.refuse_weights(job, f"the weights are NaN or infinite before step {progress.step + 1}")
     progress.leave_out()
     job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale now {scale:g}")
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:

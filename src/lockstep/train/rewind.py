@@ -47,11 +47,12 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.model.zero_grad()
     progress = restore(Start(path), job.identity, job.weights, job.average, job.optimizer, job.strategy, job.precision)
     job.meter.forget()
+    job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
-    job.progress.become(progress)
-    job.checkpoints.forget_after(progress.step, progress.best_step)
+    checkpoint.go_back(job.checkpoints, progress, job.world)
     job.snapshots.forget_after(progress.step, NONE)
+    job.progress.become(progress)
     job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
     say(
         job,

@@ -13,13 +13,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 import lockstep
 from lockstep.config import TrainConfig
@@ -45,11 +47,13 @@ _OWN = (
     "run.keep",
     "run.io_every",
     "run.track",
+    "run.time_limit",
 )
 _REMEDIES = {
     "software": "install the same on both",
     "configuration": "start all workers with the same flags and the same recipe",
     "code": "give all workers the same files",
+    "decoders": "install the same on both",
     "data": "give all workers the same data set",
     "model": "build the same model on every worker",
 }
@@ -62,10 +66,18 @@ def check_same_job(
     """Compare what all workers have, as far as it is there. Call it on every worker.
 
     Raises:
-        ConfigError: A worker has something else; raised on all workers.
+        ConfigError: A worker has something else, or the model has parameters without a shape; raised on all workers.
     """
-    if world.size == 1:
-        return
+    if world.size > 1:
+        _compare(world, config, data, model)
+    if unshaped := [name for name, value in (model.state_dict().items() if model else ()) if is_lazy(value)]:
+        raise ConfigError(
+            f"the model's {unshaped[0]} has no shape yet, being lazy: pass a batch through the model first, or give "
+            f"its layers their sizes"
+        )
+
+
+def _compare(world: World, config: TrainConfig, data: ImageData | None, model: nn.Module | None) -> None:
     own = describe_job(config, data, model)
     digest = hashlib.sha256(json.dumps(own).encode()).hexdigest()
     if len(set(map(str, world.gather(digest)))) == 1:
@@ -79,9 +91,10 @@ def describe_job(config: TrainConfig, data: ImageData | None = None, model: nn.M
     parts: dict[str, Mapping[str, Any]] = {"software": _software(), "configuration": _configuration(config)}
     if data is not None:
         parts["code"] = _code(config)
+        parts["decoders"] = _decoders(data)
         parts["data"] = _data(data)
     if model is not None:
-        parts["model"] = {name: f"of shape {list(tensor.shape)}" for name, tensor in model.state_dict().items()}
+        parts["model"] = {name: _form(value) for name, value in model.state_dict().items()}
     return parts
 
 
@@ -116,9 +129,38 @@ def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[i
 
 
 def _software() -> dict[str, str]:
-    releases = {name: version(name).partition("+")[0] for name in ("torch", "torchvision", "numpy")}  # not +cpu, +cu128
+    releases = {"torch": _release("torch"), **{name: _series(_release(name)) for name in ("torchvision", "numpy")}}
     python = "{}.{}".format(*sys.version_info)
     return {"Lockstep": lockstep.__version__, **releases, "Python": python, "Lockstep's source": _own_source()}
+
+
+def _release(name: str) -> str:
+    """A package's version without its build (+cpu, +cu128); "none" where it has no metadata."""
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError:
+        return "none"
+
+
+def _series(release: str) -> str:
+    """A release without the number of its patch."""
+    return ".".join(release.split(".")[:2])
+
+
+def _decoders(data: ImageData) -> dict[str, str]:
+    """What makes pixels of files, if it does: other releases round differently."""
+    splits = (data.train, data.val)
+    of_files = any(
+        isinstance(split.source if isinstance(split, MemorySplit) else split, EncodedSplit) for split in splits
+    )
+    return {name: _series(_release(name)) for name in ("Pillow", "simplejpeg")} if of_files else {}
+
+
+def _form(value: Any) -> str:
+    """A state's shape, or its type where it is no tensor."""
+    if is_lazy(value) or not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__}"
+    return f"of shape {list(value.shape)}"
 
 
 @cache
@@ -164,7 +206,7 @@ def _data(data: ImageData) -> dict[str, Any]:
         "number of training samples": len(data.train),
         "number of validation samples": len(data.val),
         "classes": list(data.classes),
-        "input": [list(part) if isinstance(part, tuple) else part for part in astuple(data.input)],
+        "input": [_rounded(part) for part in astuple(data.input)],
     }
     for role, split in (("training", data.train), ("validation", data.val)):
         facts |= {f"digest of {role} {what}": value for what, value in _content(split).items()}
@@ -172,8 +214,16 @@ def _data(data: ImageData) -> dict[str, Any]:
     return facts
 
 
+def _rounded(part: Any) -> Any:
+    """Numbers that come of pixels to 6 places: a sum's last bits are its library's."""
+    return [round(number, 6) for number in part] if isinstance(part, tuple) else part
+
+
 def _content(split: Split) -> dict[str, str]:
     """Digests that tell one split from another without reading it all."""
+    if isinstance(split, MemorySplit) and split.source is not None:
+        shape = f"of shape {list(split.images.shape)}"  # not the pixels, which are the decoder's
+        return {**_content(split.source), "labels": _digest(split.labels.cpu().numpy()), "images": shape}
     if isinstance(split, MemorySplit):
         ends = split.images[[0, -1]]
         return {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from lockstep.errors import CheckpointError
+from lockstep.train.finite_weights import are_finite
 from lockstep.train.setup import Job
 from lockstep.train.snapshot import Snapshot, copy_state
 
@@ -29,13 +30,15 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
     """On all workers: what gives, on rank 0, a snapshot of the state as it is; taken once, however often it is called.
 
     Raises:
-        NonFiniteLossError: The weights are not numbers any more; raised on all workers, being equal.
+        ReplicasDifferError: The workers' weights are not equal; raised on all workers.
+        NonFiniteLossError: A worker's weights are not numbers any more; likewise.
+        RewindError: Instead, where training may go back.
     """
-    if not all(bool(parameter.isfinite().all()) for parameter in job.weights.parameters()):
+    job.replicas.check(job.progress.step)  # first: a NaN on one worker alone is its fault, and not the training's
+    if not are_finite(job.world, job.weights):
         job.guard.refuse_weights(
             job, f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written"
         )
-    job.replicas.check(job.progress.step)
     job.strategy.gather_state(job.optimizer)
     return cache(partial(take_snapshot, job))
 

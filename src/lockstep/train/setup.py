@@ -26,7 +26,7 @@ from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train.batching import Batching, plan_batches
 from lockstep.train.calibration import calibrate
-from lockstep.train.checkpoint import Checkpoints
+from lockstep.train.checkpoint import Checkpoints, go_back
 from lockstep.train.data_wait import DataWait, describe_loading
 from lockstep.train.ema import NoAverage, build_average
 from lockstep.train.loader_tuning import LoaderProcesses, choose_processes, usual_processes
@@ -199,9 +199,8 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         progress, start = begun, Start()
     folder, checkpoints = open_folder(config, world, start)
     if start.run is not None and start.run != folder.path.resolve():
-        progress.best_top1, progress.best_step = -1.0, 0  # the best of the other folder stays there
-    if not world.from_main(checkpoints.forget_after(progress.step, progress.best_step)):
-        progress.best_top1, progress.best_step = -1.0, 0  # it was lost with a checkpoint that is damaged
+        progress.forget_best()  # the best of the other folder stays there
+    go_back(checkpoints, progress, world)
     return Job(
         config=config,
         world=world,

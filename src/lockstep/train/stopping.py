@@ -79,7 +79,7 @@ class Stopping:
         self._noted = self._noted or number
 
     def ask(self) -> None:
-        """Begin to agree; every `ask` is followed by one `answer`."""
+        """Begin to agree; `answer` ends it. What no `answer` has followed, training having gone back, is forgotten."""
         if self._deadline.is_near():
             self._noted = self._noted or TIME_LIMIT
 
@@ -110,14 +110,20 @@ class StoppingTogether(Stopping):
 
     def ask(self) -> None:
         super().ask()
+        self._wait()  # before the ballot is another
         self._ballot.fill_(self._noted)
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, async_op=True)
 
     def answer(self) -> bool:
-        self._work.wait()
+        self._wait()
         self._deadline.end_round()
         self.agreed = int(self._ballot)
         return bool(self.agreed)
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
 
 
 def build_stopping(world: World) -> Stopping:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from lockstep.train.replicas import describe, equal_tensors, fingerprints
+from lockstep.train.replicas import FingerprintCheck, describe, equal_tensors, fingerprints
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
 
@@ -58,7 +60,43 @@ def test_buffers_count_only_where_all_workers_share_them() -> None:
     ],
 )
 def test_the_workers_that_differ_from_the_majority_are_named(workers: list[tuple[str, list[int]]], words: str) -> None:
-    said = describe(40, ["fc.weight"], 9, workers)
+    said = describe(40, ["fc.weight"], 9, [(host, values, "a CPU with AVX2") for host, values in workers])
+    assert "faulty processor" in said
     assert words in said
     assert said.startswith("the replicas are not equal after step 40: ")
     assert "first in fc.weight" in said
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        ([([1], "AVX2"), ([1], "AVX2"), ([2], "AVX512")], "Worker 2 computes on AVX512, worker 0 on AVX2, and unlike"),
+        ([([1], "AVX512"), ([2], "AVX2")], "Worker 1 computes on AVX2, worker 0 on AVX512, and unlike"),
+        (
+            [([1], "AVX2"), ([1], "AVX512"), ([2], "AVX2")],
+            "faulty processor",
+        ),  # worker 0 is like worker 2
+    ],
+)
+def test_unlike_processors_are_named_where_they_may_be_the_cause(
+    workers: list[tuple[list[int], str]], words: str
+) -> None:
+    assert words in describe(40, ["fc.weight"], 9, [("a", values, kind) for values, kind in workers])
+
+
+def test_a_step_that_comes_again_is_compared_again() -> None:
+    compared: list[torch.Tensor] = []
+
+    class Alone:
+        def max_(self, numbers: torch.Tensor) -> torch.Tensor:
+            compared.append(numbers)
+            return numbers
+
+    world: Any = Alone()
+    check = FingerprintCheck(world, nn.Linear(2, 2), every=1)
+    check.check(100)
+    check.check(100)
+    assert len(compared) == 1
+    check.forget()
+    check.check(100)
+    assert len(compared) == 2

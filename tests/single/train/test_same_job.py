@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from torch.utils.data import TensorDataset
 from lockstep.data import digits
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.users import describe as users_data
+from lockstep.errors import ConfigError
+from lockstep.place import Place
+from lockstep.train import same_job
 from lockstep.train.fit import configure
-from lockstep.train.same_job import describe_job, difference
+from lockstep.train.same_job import check_same_job, describe_job, difference
+from lockstep.world import World
 
 CONFIG = configure(lr=0.1, batch_size=8, progressive_sizes=("0:4", "2:8"))
 DATA = digits.load()
@@ -72,6 +77,7 @@ def test_a_missing_tensor_is_named() -> None:
         {"loader_workers": 3},
         {"run_dir": Path("/scratch/run"), "keep": 9, "track": ()},
         {"resume": "auto"},
+        {"time_limit": "1:00:00"},
     ],
 )
 def test_what_belongs_to_a_worker_is_not_compared(own: dict[str, Any]) -> None:
@@ -107,6 +113,53 @@ def test_a_folder_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None
     first = described("here", b"12")
     assert _said(described("there", b"34"), first) == ""
     assert "training files' names and sizes" in _said(described("elsewhere", b"123"), first)
+
+
+def test_decoded_images_are_known_by_their_files_and_decoders_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "cat" / "1.jpg"
+    path.parent.mkdir()
+    path.write_bytes(b"12")
+    assert isinstance(DATA.train, MemorySplit)
+    images, (mean,) = DATA.train.images, DATA.input.mean
+
+    def described(brighter: int) -> Any:
+        spec = dataclasses.replace(DATA.input, mean=(mean + brighter * 1e-9,))
+        data = dataclasses.replace(_memory(DATA, images=images + brighter, source=FileSplit([path], [0])), input=spec)
+        return describe_job(CONFIG, data, MODEL)
+
+    first = described(0)
+    assert _said(described(1), first) == ""
+    assert list(first)[-3:] == ["decoders", "data", "model"]
+    said = _said({**first, "decoders": {**first["decoders"], "Pillow": "9.1"}}, first)
+    assert "decoders is not worker 0's: Pillow is 9.1, not " in said
+    assert said.endswith("; install the same on both")
+    path.write_bytes(b"123")
+    assert "training files' names and sizes" in _said(described(0), first)
+
+
+def test_patch_releases_and_missing_metadata_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "numpy":
+            raise PackageNotFoundError(name)
+        return "2.11.3+cpu"
+
+    monkeypatch.setattr(same_job, "version", version)
+    software = describe_job(CONFIG)["software"]
+    assert (software["torch"], software["torchvision"], software["numpy"]) == ("2.11.3", "2.11", "none")
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"calls": 1}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_state_that_is_no_tensor_is_described_and_a_lazy_one_is_refused() -> None:
+    assert describe_job(CONFIG, model=Extra(1, 1))["model"]["_extra_state"] == "of type dict"
+    lazy = nn.Sequential(nn.LazyLinear(2))
+    assert "of type" in describe_job(CONFIG, model=lazy)["model"]["0.weight"]
+    with pytest.raises(ConfigError, match=r"the model's 0.weight has no shape yet"):
+        check_same_job(World(Place(), torch.device("cpu")), CONFIG, DATA, lazy)
 
 
 def test_a_users_own_share_of_the_data_is_found() -> None:
