@@ -47,6 +47,7 @@ SNIPPETS = (
         b"{a: " * 2000,
         b"&a [*a, *a]",
         b"\xff\xda" * 200,
+        b"\xff\x01\xff\xd0\xff\xff",
         b"\n",
         b"\0" * 600,
     ),
