@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import tarfile
@@ -124,9 +125,12 @@ def recipe_values(folder: Path) -> Target:
     from lockstep import recipes
 
     seed = json.dumps({**_config(), "for_arch": {"resnet50": {"optim": {"lr": 0.1}}}}).encode()  # JSON is YAML
-    return Target(
-        seed, _of_file(folder / "v.yaml", lambda path: recipes.load(str(path))), (errors.ConfigError,), as_json=True
-    )
+    put = _of_file(folder / "v.yaml", lambda path: recipes.load(str(path)))
+
+    def read(data: bytes) -> object:  # YAML has forms of numbers that JSON lacks
+        return put(re.sub(rb'"(0x[0-9a-f]+|1(?::00)+)"', rb"\1", data))
+
+    return Target(seed, read, (errors.ConfigError,), as_json=True)
 
 
 @target
