@@ -85,9 +85,8 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
                 above[os.path.join(place, each)] = here | {identity}
                 ways[identity] += 1
                 if ways[identity] > MOST_WAYS:
-                    raise DataError(
-                        f"{os.path.join(place, each)} is one of more than {MOST_WAYS} links to the same folder; remove it"
-                    )
+                    link = os.path.join(place, each)
+                    raise DataError(f"{link} is one of more than {MOST_WAYS} links to the same folder; remove it")
 
 
 def _identity(folder: str) -> tuple[int, int]:
