@@ -52,7 +52,8 @@ def _fill(unpickler: Any) -> None:
         raise ValueError("an array has a malformed shape or type")
     if not isinstance(content, (bytes, str)) or math.prod(shape) != len(content):
         raise ValueError("an array has another size than its content")
-    target.__setstate__((version, shape, kind, by_columns, content))
+    array: Any = target
+    array.__setstate__((version, shape, kind, by_columns, content))
 
 
 def _refuse(unpickler: Any) -> None:
