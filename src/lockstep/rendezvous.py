@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import tempfile
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +35,7 @@ PARENTS = (
     *("mpirun.openmpi", "mpirun.mpich", "mpispawn", "palsd", "jsmd", "slurmstepd"),
 )
 POLL_SECONDS = 0.02
+SET_ADDRESS = "set MASTER_ADDR for all workers to an address of rank 0's host that all hosts reach"
 
 _stores: dict[Place, Store] = {}  # rank 0's process serves its store, which must live as long as the process
 
@@ -80,7 +83,12 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
     launch = f"lockstep/{launch_name(place)} of {place.size}"  # known to the right store alone
     if place.rank != 0:
         door = (listening_address(host) or host) if is_here(host) else host
-        store = TCPStore(door, port, is_master=False, timeout=timeout)
+        try:
+            store = TCPStore(door, port, is_master=False, timeout=timeout)
+        except RuntimeError as error:
+            raise TimeoutError(
+                f"{first_line(error)}; {door} means {_meaning(door)} on this host; {SET_ADDRESS}"
+            ) from None
         try:
             store.wait([launch], timeout)
         except RuntimeError:
@@ -93,9 +101,14 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
             f"rank 0 runs on {here}, not on {host}, where {place.launcher}'s variables have the others look for it; "
             f"set MASTER_ADDR={here} for all workers"
         )
+    address = listening_address(host)
     try:
-        store, _ = serve_store(listening_address(host), port)
+        store, _ = serve_store(address, port)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise WorldError(
+                f"{host} means {address} on {here}, which is no address of that host; {SET_ADDRESS}"
+            ) from error
         if error.errno != errno.EADDRINUSE:
             raise
         source = "MASTER_PORT names" if "MASTER_PORT" in os.environ else "the job's number gives"
@@ -103,17 +116,28 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
             f"port {port} of {here}, which {source}, is in use; set MASTER_PORT to a free one for all workers"
         ) from error
     store.set(launch, "")
-    _wait_for_others(store, place, timeout)
+    door = f"; rank 0 listens on {address or 'all addresses'} of {here}, port {port}: {SET_ADDRESS}"
+    _wait_for_others(store, place, timeout, door if address != LOOPBACK else "")
     return store
 
 
-def _wait_for_others(store: Store, place: Place, timeout: timedelta) -> None:
+def _meaning(host: str) -> str:
+    """The addresses that a name has on this host, for messages."""
+    try:
+        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return "no address"
+    return ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
+
+
+def _wait_for_others(store: Store, place: Place, timeout: timedelta, door: str = "") -> None:
+    """Wait until all have come; `door` is what the error says of where they were waited for."""
     others = [f"here/{rank}" for rank in range(1, place.size)]
     try:
         store.wait(others, timeout)
     except RuntimeError:
         missing = [key.rpartition("/")[2] for key in others if not store.check([key])]
-        raise TimeoutError(f"no word from rank {', '.join(missing)}") from None
+        raise TimeoutError(f"no word from rank {', '.join(missing)}{door}") from None
 
 
 def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
@@ -144,9 +168,13 @@ def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
 def _meeting_file() -> Path:
     """A file name that the workers of one launch, and no others, have in common."""
     folder = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise WorldError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise WorldError(
+            f"{folder} is not a folder that you alone can write to: remove it, or set TMPDIR to a folder of your own"
+        )
     parents = psutil.Process().parents()
     launcher = next((parent for parent in parents if parent.name() in PARENTS), parents[0])
     return folder / f"{launcher.pid}-{launcher.create_time():.2f}"

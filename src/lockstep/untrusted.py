@@ -6,12 +6,28 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
 MOST_YAML_NODES = 20_000
 MOST_YAML_DEPTH = 50
+MOST_YAML_INTEGER = 1 << 64
+MOST_YAML_DIGITS = 100  # of such integers, signs and underscores included; 64 bits are the longest
 MOST_YAML_BYTES = 1 << 18  # PyYAML takes a second for that; a configuration has a few thousand
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A plain file, open for reading.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is a pipe or device, whose opening or reading may never end.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("it is no plain file")
+    return file
 
 
 def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -21,13 +37,10 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
         OSError: It cannot be read.
         ValueError: It is larger than `most_bytes`, or a pipe or device, whose reading may never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no plain file")
-        content = file.read(status.st_size + 1) if status.st_size <= most_bytes else b""
-    if max(len(content), status.st_size) > most_bytes:
+    with open_plain(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        content = file.read(size_bytes + 1) if size_bytes <= most_bytes else b""
+    if max(len(content), size_bytes) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")
     return content
 
@@ -53,7 +66,8 @@ def parse_yaml(text: str | bytes) -> Any:
     """The value of a YAML text of plain values. Its aliases count as what they stand for, which can be gigabytes.
 
     Raises:
-        ValueError: It is none, too long, nested too deeply, or asks for anything that is no plain value.
+        ValueError: It is none, too long, nested too deeply, has an integer beyond 64 bits, or asks for what is no plain
+            value.
     """
     import yaml
 
@@ -82,6 +96,14 @@ def parse_yaml(text: str | bytes) -> Any:
                 raise ValueError("it is nested too deeply")
             return bool(super().add_indent(column))
 
+        def construct_yaml_int(self, node: Any) -> int:
+            is_long = len(str(node.value)) > MOST_YAML_DIGITS
+            value = 0 if is_long else int(super().construct_yaml_int(node))
+            if is_long or abs(value) > MOST_YAML_INTEGER:  # Python refuses to write some of them in decimal digits
+                raise ValueError(f"it has an integer of more than 64 bits: {str(node.value)[:20]}...")
+            return value
+
+    Plain.add_constructor("tag:yaml.org,2002:int", Plain.construct_yaml_int)
     sizes: dict[Any, int] = {}
     if len(text) > MOST_YAML_BYTES:
         raise ValueError(f"it has more than {MOST_YAML_BYTES:,} bytes")

@@ -68,6 +68,15 @@ def _workers(job: psutil.Popen) -> list[psutil.Process]:
     return [each for each in job.children(recursive=True) if "RANK" in each.environ()]
 
 
+def test_only_workers_import_from_the_jobs_folder(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "mine.py").write_text("import sys; print('mine', sys.flags.safe_path)")
+    launch = [sys.executable, "-P", "-m", "lockstep"]
+    done = _run("run", "-np", "1", "--", sys.executable, "-c", "import mine", cwd=tmp_path, command=launch)
+    assert done.returncode == 0, done.stderr
+    assert "mine False" in done.stdout
+
+
 def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path) -> None:
     done = _run("train", "-np", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

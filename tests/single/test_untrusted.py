@@ -20,12 +20,18 @@ MERGED = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b
     [
         *(BILLION, MERGED, "a: &a [*a]", "[" * 5000, "a: " + "{a: " * 5000, "x" * (1 << 21), "\x00", b"\xff\xfe\xff"),
         *("!!python/object/apply:os.system ['touch owned']", "2001-99-99", "? {a: 1}\n: 2", "!!int x", "%YAML 9.9\n"),
-        *("!!timestamp x", "1" * 5000, "!!float x", "a: b: c"),
+        *("!!timestamp x", "1" * 5000, "!!float x", "a: b: c", "1" + ":00" * 80_000, "!!int [1]"),
+        *("0x" + "f" * 10_000, "-0x1ffffffffffffffff", "1:00:00:00:00:00:00:00:00:00:00:00:00", "0b" + "1" * 66),
     ],
 )
 def test_yaml_that_is_none_or_has_no_end_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_yaml(text)
+
+
+def test_yaml_integers_of_64_bits_are_read_in_all_forms() -> None:
+    text = f"[0xffff_ffff_ffff_ffff, -{1 << 64}, 1:00:00, 0b{'1' * 64}, 0o17, 017]"
+    assert parse_yaml(text) == [(1 << 64) - 1, -(1 << 64), 3600, (1 << 64) - 1, "0o17", 15]
 
 
 def test_yaml_with_aliases_of_usual_size_is_read() -> None:

@@ -47,7 +47,10 @@ def check_scans(encoded: bytes | memoryview) -> None:
 
 
 def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
-    """Whether a JPEG's header does not show it to have one scan alone, as most have: counting takes time."""
+    """Whether a JPEG's header does not show it to have one scan alone, as most have: counting takes time.
+
+    Decoders pass over bytes that fill up and markers without a length; here they end the look, for few files have them.
+    """
     place, components = 2, -1
     while place + 9 < len(jpeg) and jpeg[place] == 0xFF:
         marker = jpeg[place + 1]
@@ -55,7 +58,10 @@ def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
             return jpeg[place + 4] != components
         if marker in (0xC0, 0xC1):  # sequential
             components = jpeg[place + 9]
-        place += 2 + int.from_bytes(jpeg[place + 2 : place + 4])
+        length = int.from_bytes(jpeg[place + 2 : place + 4])
+        if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD9 or length < 2:
+            return True
+        place += 2 + length
     return True
 
 

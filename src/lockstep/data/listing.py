@@ -6,12 +6,15 @@ Facts: `find_classes` and `make_dataset` in torchvision/datasets/folder.py.
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.data.sets import FileSplit
 from lockstep.errors import DataError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
+MOST_WAYS = 100  # by which links lead to one folder; links to links could make more than could ever be listed
 
 
 def name_of(folder: Path) -> str:
@@ -60,9 +63,32 @@ def _list_files(folder: Path, numbers: dict[str, int]) -> FileSplit:
     labels: list[int] = []
     for name in sorted(numbers):
         before = len(paths)
-        for place, _, files in sorted(os.walk(folder / name, followlinks=True)):
+        for place, files in sorted(_walk(folder / name)):
             paths += [Path(place, file) for file in sorted(files) if file.lower().endswith(IMAGE_EXTENSIONS)]
         if len(paths) == before:
             raise DataError(f"{folder / name} has no images ({' '.join(IMAGE_EXTENSIONS)})")
         labels += [numbers[name]] * (len(paths) - before)
     return FileSplit(paths, labels)
+
+
+def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
+    """A folder and all within it, links followed, each with its files; a link back to where it lies is not."""
+    ways: Counter[tuple[int, int]] = Counter()
+    above = {str(top): frozenset({_identity(str(top))})}
+    for place, inner, files in os.walk(top, followlinks=True):
+        yield place, files
+        here = above.pop(place)
+        entered = [(each, _identity(os.path.join(place, each))) for each in inner]
+        inner[:] = [each for each, identity in entered if identity not in here]
+        for each, identity in entered:
+            if identity not in here:
+                above[os.path.join(place, each)] = here | {identity}
+                ways[identity] += 1
+                if ways[identity] > MOST_WAYS:
+                    link = os.path.join(place, each)
+                    raise DataError(f"{link} is one of more than {MOST_WAYS} links to the same folder; remove it")
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino

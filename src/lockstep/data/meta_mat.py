@@ -33,7 +33,7 @@ def read(meta: bytes) -> dict[int, str]:
         raise DataError(
             "the devkit's meta.mat is read with SciPy, which is not installed: pip install 'lockstep-torch[imagenet]'"
         )
-    command = [sys.executable, "-m", __name__]
+    command = [sys.executable, "-P", "-m", __name__]  # -P: not the folder's own scipy/
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # the memory of more counts as used
     try:
         done = subprocess.run(command, input=meta, capture_output=True, timeout=SECONDS, env=environment, check=False)

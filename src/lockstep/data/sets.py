@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from lockstep.untrusted import read_bytes
+from lockstep.untrusted import open_plain, read_bytes
 
 if TYPE_CHECKING:  # processes that only move files need no torch
     import torch
@@ -112,7 +112,7 @@ class FileSplit(EncodedSplit):
         return read_bytes(self.paths[sample], MOST_IMAGE_BYTES)
 
     def open(self, sample: int) -> BinaryIO:
-        return self.paths[sample].open("rb")
+        return open_plain(self.paths[sample])
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """One node's agent: torchrun's elastic agent over a meeting point whose ranks are fixed beforehand.
 
 It starts this node's workers, watches them and ends all of them when one fails. The node process
-(`lockstep.launch.node`) starts it as `python -m lockstep.launch.agent FD` with the job on its standard input, and reads
-from the descriptor FD what becomes of the workers. SIGQUIT, which the node process sends and which its death brings,
-ends the workers.
+(`lockstep.launch.node`) starts it as `python -P -m lockstep.launch.agent FD` with the job on its standard input, and
+reads from the descriptor FD what becomes of the workers. SIGQUIT, which the node process sends and which its death
+brings, ends the workers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One host's guard of a job: starts the agent there, carries the workers' output, and leaves nothing behind.
 
-The launcher starts it on every host as `python -m lockstep.launch.node`, directly or through ssh and its like, and
+The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh and its like, and
 speaks with it over its standard streams (`lockstep.launch.wire`). When the launcher falls silent, be it killed or cut
 off, the job's processes on this host end. When the agent is killed, its workers die with it, and what they have
 started, which becomes this process's children, is killed here. When this process is killed, the agent ends the workers.
@@ -227,7 +227,7 @@ class Node:
         report, reporting = os.pipe()
         kept = [*writers, reporting, *([listener.fileno()] if listener else [])]
         self._agent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "lockstep.launch.agent", str(reporting)),
+            *(sys.executable, "-P", "-m", "lockstep.launch.agent", str(reporting)),
             stdin=subprocess.PIPE,
             stdout=job.stdout if job.stdout >= 0 else subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -59,6 +59,8 @@ def why_not_started(node: NodePlan, code: int, said: str) -> str:
             if words in said:
                 return f"{node.host} {meaning.format(host=node.host)}"
         return f"{node.host} cannot be reached by SSH: {last}"
+    if "Unknown option: -P" in said.splitlines():
+        return f"{node.host} has a {path} older than 3.11: name another Python by --python"
     if missing := NO_MODULE.search(said):
         remedy = "install lockstep-torch there, or name another Python by --python"
         return f"{node.host} lacks the package {missing[1]} in {path}: {remedy}"

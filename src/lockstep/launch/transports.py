@@ -12,6 +12,7 @@ from typing import Literal
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"
+NODE_WORDS = ("-P", "-m", NODE_MODULE)  # -P: modules in the job's folder are the workers' alone
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Transport:
 def start_words(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
     """The words that start the node process on a host."""
     python = transport.python or sys.executable
-    node = (python, "-m", NODE_MODULE)
+    node = (python, *NODE_WORDS)
     if transport.kind == "local" or (is_here and transport.kind in ("ssh", "pbs", "lsf")):
-        return (sys.executable, "-m", NODE_MODULE)
+        return (sys.executable, *NODE_WORDS)
     if transport.kind in ("ssh", "pbs"):  # a PBS job's hosts let its owner in by SSH; pbsdsh hands on no input
         return (*ssh_words(transport.options), host, f"exec {shlex.join(node)}")
     if transport.kind == "slurm":

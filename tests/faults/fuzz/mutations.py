@@ -23,6 +23,7 @@ HOSTILE_TEXTS = (
         "!!python/object/apply:os.system [touch executed]",
     ),
     *(PICKLE.decode(), "$(touch executed)", "`touch executed`", "%s%n", "node[1-9999999]", "9" * 5000, "NaN"),
+    *("0x" + "f" * 10_000, "1:00:00", "1" + ":00" * 20_000),
 )
 HOSTILE_NUMBERS = (
     *(0, -1, 1, 1 << 31, 1 << 53, 1 << 63, (1 << 64) - 1, 10**400, 1e308, -1e308, 5e-324, 0.1),
@@ -47,6 +48,7 @@ SNIPPETS = (
         b"{a: " * 2000,
         b"&a [*a, *a]",
         b"\xff\xda" * 200,
+        b"\xff\x01\xff\xd0\xff\xff",
         b"\n",
         b"\0" * 600,
     ),

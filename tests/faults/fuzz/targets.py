@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import tarfile
@@ -124,9 +125,12 @@ def recipe_values(folder: Path) -> Target:
     from lockstep import recipes
 
     seed = json.dumps({**_config(), "for_arch": {"resnet50": {"optim": {"lr": 0.1}}}}).encode()  # JSON is YAML
-    return Target(
-        seed, _of_file(folder / "v.yaml", lambda path: recipes.load(str(path))), (errors.ConfigError,), as_json=True
-    )
+    put = _of_file(folder / "v.yaml", lambda path: recipes.load(str(path)))
+
+    def read(data: bytes) -> object:  # YAML has forms of numbers that JSON lacks
+        return put(re.sub(rb'"(0x[0-9a-f]+|1(?::00)+)"', rb"\1", data))
+
+    return Target(seed, read, (errors.ConfigError,), as_json=True)
 
 
 @target
@@ -282,7 +286,7 @@ def cifar_batch(folder: Path) -> Target:
     return Target(seed, _of_file(folder / "batch", lambda path: _join_batches([path])), (errors.DataError,))
 
 
-def _of_image(form: str, **options: Any) -> Make:
+def _of_image(form: str, change: Callable[[bytes], bytes] = bytes, **options: Any) -> Make:
     def make(folder: Path) -> Target:
         from lockstep.data.decode import decode, evaluation_pixels
         from lockstep.data.encode import Encoding
@@ -304,14 +308,23 @@ def _of_image(form: str, **options: Any) -> Make:
                     use()
 
         put = _of_file(folder / "i.jpg", read)
-        return Target(_image(form, **options), put, (errors.DataError,), memory_bytes=2 * GIB, seconds=30)
+        seed = change(_image(form, **options))
+        return Target(seed, put, (errors.DataError,), memory_bytes=2 * GIB, seconds=30)
 
-    make.__name__ = f"image_{form.lower()}{''.join(f'_{name}' for name in options)}"
+    changed = "" if change is bytes else change.__name__
+    make.__name__ = f"image_{form.lower()}{''.join(f'_{name}' for name in options)}{changed}"
     return target(make)
+
+
+def _filled(jpeg: bytes) -> bytes:
+    """With bytes that fill up and a marker without a length, which decoders pass over, and more scans than are read."""
+    *parts, last = jpeg[:-2].replace(b"\xff\xc2", b"\xff\x01\xff\xff\xc2").split(b"\xff\xda")
+    return b"\xff\xda".join([*parts, *[last] * 101]) + b"\xff\xd9"
 
 
 _of_image("JPEG")
 _of_image("JPEG", progressive=True)
+_of_image("JPEG", _filled, progressive=True)
 for _name in ("PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
     _of_image(_name)
 _of_image("TIFF", compression="tiff_lzw")

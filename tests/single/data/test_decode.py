@@ -18,6 +18,7 @@ from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resiz
 
 from lockstep.data import decode as decoding
 from lockstep.data.decode import decode, evaluation_pixels
+from lockstep.data.images import _may_have_many_scans
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CorruptImageError, DataError
 
@@ -245,6 +246,25 @@ def _scans(number: int) -> bytes:
     return b"\xff\xda".join([*parts, *parts[-1:] * (number - len(parts) + 1)]) + b"\xff\xd9"
 
 
+ONE_SCAN = b"\xff\xc0\x00\x0b\x08\x00\x08\x00\x08\x01\x01\x11\x00" + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+
+
+def _disguised(jpeg: bytes) -> bytes:
+    """A JPEG with a byte that fills up before a comment; who takes a length there lands within the comment."""
+    landing = 4 + 0xFEFF
+    return (jpeg[:2] + b"\xff\xff\xfe\xff\xff").ljust(landing, b" ") + ONE_SCAN.ljust(5 + 0xFFFF - landing) + jpeg[2:]
+
+
+@pytest.mark.parametrize("marker", [0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xD9, 0xFF])
+def test_only_a_header_that_all_read_alike_shows_a_single_scan(marker: int) -> None:
+    def header(marker: int, length: int) -> bytes:
+        return b"\xff\xd8\xff" + bytes([marker]) + length.to_bytes(2) + b" " * (length - 2) + ONE_SCAN
+
+    assert not _may_have_many_scans(header(0xE0, 16))
+    assert _may_have_many_scans(header(marker, 16))
+    assert _may_have_many_scans(header(0xE0, 0))
+
+
 def test_images_that_would_run_programs_or_take_minutes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(owned) (w) file closefile\n")
@@ -252,9 +272,10 @@ def test_images_that_would_run_programs_or_take_minutes_are_refused(tmp_path: Pa
         decode(path, 3)
     path.write_bytes(_scans(60))
     assert decode(path, 3).shape == (64, 64, 3)
-    path.write_bytes(_scans(101))
-    with pytest.raises(CorruptImageError, match="more than 100 scans"):
-        decode(path, 3)
+    for many in (_scans(101), _disguised(_scans(101))):
+        path.write_bytes(many)
+        with pytest.raises(CorruptImageError, match="more than 100 scans"):
+            decode(path, 3)
 
 
 def test_what_simplejpeg_refuses_is_for_pillow_to_judge() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchvision.datasets import ImageFolder
 from lockstep.config import DataConfig
 from lockstep.data import folder
 from lockstep.data.folder import IMAGENET_MEAN, IMAGENET_STD
+from lockstep.data.listing import list_images
 from lockstep.data.sets import FileSplit, ImageData, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
@@ -47,6 +49,36 @@ def _spoil(path: Path) -> str:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     return str(path)
+
+
+def test_links_that_lead_in_circles_are_not_followed_and_pipes_not_waited_for(tmp_path: Path) -> None:
+    for place in (tmp_path / split / name for split in ("train", "val") for name in ("a", "b")):
+        (place / "inner").mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(place / "inner" / "1.png")
+        (place / "again").symlink_to("inner")
+        for back in ("x", "y"):
+            (place / back).symlink_to(".")
+            (place / "inner" / back).symlink_to("..")
+    _, train, _ = list_images(tmp_path)
+    found = [str(path.relative_to(tmp_path / "train")) for path in train.paths]
+    assert found == ["a/again/1.png", "a/inner/1.png", "b/again/1.png", "b/inner/1.png"]
+    os.mkfifo(tmp_path / "train" / "a" / "0.jpg")
+    _, train, _ = list_images(tmp_path)
+    assert train.paths[0].name == "0.jpg"
+    with pytest.raises(ValueError, match="no plain file"):
+        train.open(0)
+
+
+def test_links_to_links_without_end_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for number in range(40):
+            place = tmp_path / split / "a" / str(number)
+            place.mkdir(parents=True)
+            for name in ("x", "y"):
+                (place / name).symlink_to(f"../{number + 1}")
+        (tmp_path / split / "a" / "40").mkdir()
+    with pytest.raises(DataError, match="links to the same folder"):
+        list_images(tmp_path)
 
 
 def test_classes_numbers_and_files_are_those_of_torchvisions_image_folder(tmp_path: Path) -> None:

@@ -296,6 +296,14 @@ def test_a_meta_mat_that_scipy_chokes_on_is_one_message(archives: Archives) -> N
         look(*archives)
 
 
+def test_a_module_in_the_current_folder_is_not_imported_to_read_meta_mat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert meta_mat.read(_meta())
+
+
 def test_a_devkit_that_unpacks_without_end_or_crashes_scipy_is_one_message(
     archives: Archives, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ def test_reads_what_this_python_writes(tmp_path: Path, protocol: int) -> None:
 def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(tmp_path: Path, protocol: int, nested: bool) -> None:
     marker = tmp_path / "executed"
     attack: Any = Call(os.system, f"touch {marker}")
-    content = {"data": np.zeros(3), "labels": [attack]} if nested else attack
+    content = {"data": np.zeros(3, np.uint8), "labels": [attack]} if nested else attack
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(content, protocol))
     with pytest.raises(DataError, match=rf"{path} is refused.*system"):
@@ -110,8 +110,18 @@ def test_a_missing_file_and_another_kind_of_content_are_named(tmp_path: Path) ->
         b"\x80\x02}r\xff\xff\xff\x7fX\x01\x00\x00\x00a" + b"j\x01\x00\x00\x00s.",
         pickle.dumps({"data": np.zeros(0)}, 2).replace(b"K\x00\x85", b"J\xff\xff\xff\x3f\x85", 1),
         b"\x80\x04\x8e" + (1 << 34).to_bytes(8, "little") + b"x.",
+        b"\x80\x05\x96" + (1 << 34).to_bytes(8, "little") + b"x.",
+        b"\x80\x02cnumpy\nndarray\nJ\x00\x2d\x31\x01\x85U\x01O\x86R.",
+        b"\x80\x02cnumpy\nndarray\nJ\x00\x2d\x31\x01\x85U\x01O\x86\x81.",
+        *(
+            PYTHON_2.replace(b"K\x01K\x01K\x03\x86", b"K\x01J\xff\xff\xff\x7fK\x03\x86", 1).replace(b"u1", code)
+            for code in (b"u1", b"O8")
+        ),
     ],
-    ids=["a large number in the memo", "a large array", "a long text"],
+    ids=[
+        *("a large number in the memo", "a large array", "a long text", "a long bytearray", "an array called for"),
+        *("an array made", "an array larger than its content", "an array of objects"),
+    ],
 )
 def test_a_small_file_takes_little_memory(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "batch").write_bytes(data)

@@ -94,7 +94,7 @@ def test_a_dry_run_shows_each_worker() -> None:
     assert text.splitlines()[0] == "# 3 workers: 2 on b, 1 on here"
     assert "# node 1 of 2: here" in text
     assert "ssh -T -p 2222 -o BatchMode=yes" in text
-    assert " b 'exec /opt/python -m lockstep.launch.node'" in text
+    assert " b 'exec /opt/python -P -m lockstep.launch.node'" in text
     assert "  export WORLD_SIZE=3" in text
     own = [line.strip() for line in text.splitlines() if line.startswith("  RANK=")]
     assert own == [

@@ -60,7 +60,7 @@ def test_a_local_job(
 ) -> None:
     plan = plan_local(workers, list(COMMAND), cores, environment)
     assert plan.command == COMMAND
-    assert plan.nodes == (NodePlan("localhost", workers, (sys.executable, "-m", NODE_MODULE)),)
+    assert plan.nodes == (NodePlan("localhost", workers, (sys.executable, "-P", "-m", NODE_MODULE)),)
     assert plan.is_local
     assert plan.environment == {**LOOPBACK, **variables}
     assert list(plan.notes) == notes
@@ -80,8 +80,8 @@ def test_a_job_on_several_hosts_keeps_their_order_and_slots() -> None:
     assert plan.notes == ("7 workers: 1 on b, 4 on a, 2 on here",)
     assert plan.nodes[0].start[0] == "ssh"
     assert "-p2222" in plan.nodes[0].start
-    assert plan.nodes[0].start[-2:] == ("b", f"exec /opt/python -m {NODE_MODULE}")
-    assert plan.nodes[2].start == (sys.executable, "-m", NODE_MODULE)
+    assert plan.nodes[0].start[-2:] == ("b", f"exec /opt/python -P -m {NODE_MODULE}")
+    assert plan.nodes[2].start == (sys.executable, "-P", "-m", NODE_MODULE)
     assert "GLOO_SOCKET_IFNAME" not in plan.environment
 
 

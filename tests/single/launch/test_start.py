@@ -28,6 +28,11 @@ NODE = NodePlan("b", 2, start_words(Transport("ssh", "/opt/py/bin/python"), "b",
             "(ModuleNotFoundError: No module named 'lockstep')",
             "b lacks the package lockstep in /opt/py/bin/python",
         ),
+        (
+            2,
+            "Unknown option: -P\nusage: python [option] ...",
+            "b has a /opt/py/bin/python older than 3.11",
+        ),
         (9, "", "b could not start its part: exit code 9"),
     ],
 )
