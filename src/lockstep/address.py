@@ -50,8 +50,8 @@ def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> t
             f"free port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
     said = environment.get("MASTER_PORT")
-    if said is not None and not (said.isdecimal() and 0 < int(said) < 65_536):
-        raise WorldError(f"MASTER_PORT={said!r} is not a port; set it to a free one of {host}, or unset it")
+    if said is not None and not (said.isdecimal() and len(said) < 9 and 0 < int(said) < 65_536):
+        raise WorldError(f"MASTER_PORT={said[:40]!r} is not a port; set it to a free one of {host}, or unset it")
     return host, int(said) if said else derived_port(launch_name(place, environment))
 
 

@@ -59,6 +59,7 @@ def test_rank_0_is_where_the_variables_say(
         ({"SLURM_JOB_NODELIST": "hal["}, r"SLURM_JOB_NODELIST cannot be read"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "x"}, r"MASTER_PORT='x' is not a port"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "65536"}, r"MASTER_PORT='65536' is not a port"),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "9" * 5000}, r"MASTER_PORT='9{40}' is not a port"),
     ],
 )
 def test_what_cannot_be_found_names_the_remedy(
