@@ -165,8 +165,9 @@ ABOUT = {
 
 
 def _checkpoint(folder: Path) -> Path:
-    from lockstep.train.checkpoint import CheckpointFolder, Snapshot
+    from lockstep.train.checkpoint import CheckpointFolder
     from lockstep.train.progress import Progress
+    from lockstep.train.snapshot import Snapshot
 
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
@@ -175,29 +176,31 @@ def _checkpoint(folder: Path) -> Path:
     optimizer.step()
     progress = Progress(step=7, overflowed=[3], skipped_steps=1).to_mapping()
     snapshot = Snapshot(7, dict(net.state_dict()), optimizer.state_dict(), progress, ABOUT, {"--seed": 0})
-    CheckpointFolder(folder / "checkpoints", 3).save(lambda: snapshot)
+    checkpoints = CheckpointFolder(folder / "checkpoints", 3)
+    checkpoints.save(lambda: snapshot)
+    checkpoints.wait()
     return folder / "checkpoints" / "step-00000007"
 
 
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
-    from lockstep.train import checkpoint
+    from lockstep.train import checkpoint_format
     from lockstep.train.ema import NoAverage
     from lockstep.train.precision.base import Precision
-    from lockstep.train.resume import restore
+    from lockstep.train.resume import Start, restore
     from lockstep.train.strategies.base import Strategy
 
     def read(data: bytes) -> object:
         (path / name).write_bytes(data)
-        if name != checkpoint.MANIFEST_FILE:
+        if name != checkpoint_format.MANIFEST_FILE:
             manifest = json.loads(whole)
-            manifest["files"][name] = checkpoint._describe_file(path / name)
-            (path / checkpoint.MANIFEST_FILE).write_text(json.dumps(manifest))
+            manifest["files"][name] = checkpoint_format.describe_file(path / name)
+            (path / checkpoint_format.MANIFEST_FILE).write_text(json.dumps(manifest))
         net = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(net.parameters())
-        return restore(path, {}, net, NoAverage(net), optimizer, Strategy.__new__(Strategy), Precision())
+        return restore(Start(path), {}, net, NoAverage(net), optimizer, Strategy.__new__(Strategy), Precision())
 
-    whole = (path / checkpoint.MANIFEST_FILE).read_text()
+    whole = (path / checkpoint_format.MANIFEST_FILE).read_text()
     return read
 
 
@@ -218,12 +221,12 @@ for _name in ("state.json", "manifest.json", "model.safetensors", "optimizer.saf
 @target
 def exported_file(folder: Path) -> Target:
     from lockstep.models import registry
-    from lockstep.train import checkpoint
+    from lockstep.train import checkpoint_format
     from lockstep.train.inference import load_network
 
     registry.torchvision_names()  # names that are unknown have it imported
     path = folder / "m.safetensors"
-    checkpoint.export(path, dict(registry.build("digits-net", 2, 1, 8).state_dict()), ABOUT)
+    checkpoint_format.export(path, dict(registry.build("digits-net", 2, 1, 8).state_dict()), ABOUT)
     return Target(path.read_bytes(), _of_file(path, load_network), (errors.CheckpointError,))
 
 
