@@ -164,7 +164,7 @@ def test_an_unknown_recipe_names_the_nearest_or_all(tmp_path: Path) -> None:
         recipes.load(str(tmp_path / "latin.yaml"))
 
 
-def test_a_number_that_no_float_holds_is_named(tmp_path: Path) -> None:
+def test_a_number_beyond_all_types_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"optim: {{lr: 1{'0' * 400}}}\n")
-    with pytest.raises(ConfigError, match=r"optim\.lr is 1000"):
+    with pytest.raises(ConfigError, match="an integer of more than 64 bits: 1000"):
         recipes.load(str(tmp_path / "mine.yaml"))
