@@ -71,18 +71,19 @@ def _elastic(command: TrainCommand) -> Elastic | None:
     if run.evaluate:
         raise ConfigError("--max-restarts and its like are for training, but --evaluate is given; leave one out")
     words_of_now = partial(_time_left, run.time_limit, time.monotonic())
-    return Elastic(command.restarts, partial(_words_of_restarts, command.job), words_of_now, can_resize=True)
+    words = partial(_words_of_restarts, command.job, is_dry=command.where.dry_run)
+    return Elastic(command.restarts, words, words_of_now, can_resize=True)
 
 
-def _words_of_restarts(config: TrainConfig, workers: int) -> list[str]:
+def _words_of_restarts(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:
     """What workers must be told that are started more than once: always the same run folder and global batch."""
-    words = [] if config.run.run_dir else ["--run-dir", str(_run_path(config))]
+    words = [] if config.run.run_dir else ["--run-dir", str(_run_path(config, is_dry))]
     if config.global_batch_size is None and config.batch_workers is None:
         words += ["--batch-workers", str(workers)]
     return words
 
 
-def _run_path(config: TrainConfig) -> Path:
+def _run_path(config: TrainConfig, is_dry: bool) -> Path:
     """The run folder that the first workers would choose."""
     resume, found = config.run.resume, None
     if resume is not None and config.run.start_epoch is None and not Path(resume).is_file():
@@ -91,7 +92,8 @@ def _run_path(config: TrainConfig) -> Path:
         found = newest_run_path(config) if resume == "auto" else run_of(Path(resume))
     if found is None:
         found = new_run_path(config)
-        found.mkdir(parents=True)
+        if not is_dry:
+            found.mkdir(parents=True)  # so that no other job takes the name
     return found
 
 
