@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.errors import WorldError
@@ -101,8 +101,8 @@ class Place:
     local_size: int = 1
     node: int = 0
     launcher: str = "none"
-    restart: int = 0
-    snapshots: Path | None = None
+    restart: int = field(default=0, repr=False)
+    snapshots: Path | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
