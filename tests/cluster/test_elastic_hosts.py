@@ -68,7 +68,7 @@ def test_an_elastic_script_goes_on_without_rank_0s_host_and_takes_it_back(bed: B
         assert job.seconds_to_end(10) >= 0
     assert "lost node1" in job.stderr
     assert "restart 1 of 100, with 2 workers: 2 on node2" in job.stderr
-    assert "restart 1 of 100, with 3 workers: 1 on node1, 2 on node2" in job.stderr  # regrouped: no further loss
+    assert "resized, with 3 workers: 2 on node2, 1 on node1" in job.stderr
     assert job.files_left() == []
     told = _steps(tmp_path)
     assert [size for at, (_, size, _) in enumerate(told) if at == 0 or told[at - 1][1] != size] == [3, 2, 3]
