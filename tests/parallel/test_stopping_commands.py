@@ -110,7 +110,7 @@ def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path:
         "from lockstep.cli.workers import _error_file, _write_error_file\n"
         "from lockstep.launch.job_end import age_of, launch_age\n"
         "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the agent was started in between
-        "_write_error_file(_error_file(), 'stopped by the time limit after step 7 of 9', False, 75)\n"
+        "_write_error_file(_error_file(), 'stopped by the time limit after step 7 of 9', False, 75, True)\n"
         "sys.exit(75)\n"
     )
     with _started("run", "-np", "2", "--", sys.executable, "worker.py", cwd=tmp_path) as (job, output):
