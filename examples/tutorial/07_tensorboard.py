@@ -1,0 +1,85 @@
+"""Step 7: TensorBoard with many workers: one of them writes, what it writes is of all.
+
+torchrun --nproc-per-node 2 examples/tutorial/07_tensorboard.py && tensorboard --logdir curves
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from task import build_model, count_right, load_digits
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.tensorboard import SummaryWriter
+
+GLOBAL_BATCH = 64
+RATE = 0.02
+
+
+class NoWriter:
+    """What the other workers have in place of TensorBoard's writer."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def main(epochs: int, resume: Path | None) -> None:
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    model = build_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    start = 0
+    if resume:
+        state = torch.load(resume, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["epochs"]
+    parallel = DistributedDataParallel(model)
+
+    train_set, test_set = load_digits()
+    sampler: DistributedSampler[Any] = DistributedSampler(train_set, drop_last=True)
+    loader = DataLoader(train_set, GLOBAL_BATCH // size, sampler=sampler, drop_last=True)
+    test_share = Subset(test_set, range(rank, len(test_set), size))
+
+    writer = SummaryWriter("curves", purge_step=start + 1) if rank == 0 else NoWriter()
+    for epoch in range(start, epochs):
+        sampler.set_epoch(epoch)
+        losses = torch.zeros(2, device=device)  # their sum, and how many
+        for images, labels in loader:
+            loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses += torch.stack([loss.detach(), torch.ones_like(loss)])
+
+        if rank == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
+            torch.save(state, "checkpoint.pt")
+        figures = torch.cat([losses, count_right(model, test_share, device)])
+        dist.all_reduce(figures)
+        loss_sum, steps, right, count = figures.tolist()
+        writer.add_scalar("Loss/train", loss_sum / steps, epoch + 1)
+        writer.add_scalar("Top1/val", right / count, epoch + 1)
+        if rank == 0:
+            print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {right:.0f} of {count:.0f} right", flush=True)
+    writer.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,87 @@
+"""Step 9: large batches: accumulation, a rate that grows with the batch, a warm-up, and LAMB.
+
+torchrun --nproc-per-node 2 examples/tutorial/09_large_batch.py --batch-size 64 --accumulate 2 --scale-rate
+"""
+
+import argparse
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from task import build_model, count_right, load_digits
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from lockstep.train.lamb import LAMB
+
+BASE_BATCH = 64  # the global batch that this rate was found for
+RATE = 0.02
+
+
+def main(args: argparse.Namespace) -> None:
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    train_set, test_set = load_digits()
+    sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=100 * args.seed, drop_last=True)
+    loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
+    test_share = Subset(test_set, range(rank, len(test_set), size))
+
+    global_batch = args.batch_size * size * args.accumulate
+    rate = args.rate * global_batch / BASE_BATCH if args.scale_rate else args.rate
+    model = build_model(args.seed).to(device)
+    optimizer: torch.optim.Optimizer
+    if args.lamb:
+        optimizer = LAMB(model.parameters(), lr=rate)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    steps_per_epoch = len(loader) // args.accumulate
+    warmup = args.warmup_epochs * steps_per_epoch
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+    if rank == 0:
+        print(f"global batch {global_batch}, {steps_per_epoch} steps an epoch, rate {rate:g}", flush=True)
+
+    parallel = DistributedDataParallel(model)
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        losses = torch.zeros(2, device=device)
+        batches = iter(loader)
+        for _ in range(steps_per_epoch):
+            optimizer.zero_grad()
+            for part in range(args.accumulate):
+                images, labels = next(batches)
+                is_last = part == args.accumulate - 1
+                with nullcontext() if is_last else parallel.no_sync():
+                    loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
+                    (loss / args.accumulate).backward()
+                losses += torch.stack([loss.detach(), torch.ones_like(loss)])
+            optimizer.step()
+            schedule.step()
+
+        figures = torch.cat([losses, count_right(model, test_share, device)])
+        dist.all_reduce(figures)
+        loss_sum, passes, right, count = figures.tolist()
+        if rank == 0 and (epoch + 1) % 5 == 0:
+            print(f"epoch {epoch + 1}: loss {loss_sum / passes:.4f}, {right:.0f} of {count:.0f} right", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32, help="of one worker, in one pass")
+    parser.add_argument("--accumulate", type=int, default=1, help="passes of one step")
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--scale-rate", action="store_true", help=f"by the global batch over {BASE_BATCH}")
+    parser.add_argument("--warmup-epochs", type=int, default=0)
+    parser.add_argument("--lamb", action="store_true", help="LAMB in place of SGD")
+    parser.add_argument("--seed", type=int, default=0)
+    main(parser.parse_args())

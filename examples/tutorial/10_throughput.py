@@ -1,0 +1,66 @@
+"""Step 10: how many images a second, and how much of a step is waiting for the other workers?
+
+torchrun --nproc-per-node 2 examples/tutorial/10_throughput.py [--batch-size 64] [--steps 30]
+
+The figures are of random images: what is measured is computing and the exchange of gradients, not reading.
+"""
+
+import argparse
+import os
+from contextlib import nullcontext
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from task import build_model
+from torch.nn.parallel import DistributedDataParallel
+
+WARMUP_STEPS = 5  # memory is allocated, caches fill, DDP arranges its buckets: none of it is in the figures
+
+
+def main(batch_size: int, steps: int) -> None:
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    size = dist.get_world_size()
+
+    model = build_model().to(device)
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # all steps compute the same
+    images = torch.rand(batch_size, 1, 8, 8, device=device)
+    labels = torch.randint(10, (batch_size,), device=device)
+
+    def step_seconds(exchange: bool) -> float:
+        """One step, with the exchange of gradients or without."""
+        if cuda:
+            torch.cuda.synchronize()  # a GPU works on after the call: wait until it has done
+        begin = perf_counter()
+        optimizer.zero_grad()
+        with nullcontext() if exchange else parallel.no_sync():
+            F.cross_entropy(parallel(images), labels).backward()
+        optimizer.step()
+        if cuda:
+            torch.cuda.synchronize()
+        return perf_counter() - begin
+
+    for _ in range(WARMUP_STEPS):
+        step_seconds(exchange=True)
+    both = [(step_seconds(exchange=True), step_seconds(exchange=False)) for _ in range(steps)]
+    times = torch.tensor([median(times) for times in zip(*both, strict=True)], device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # the slowest worker's time is the job's
+    full, alone = times.tolist()
+    if dist.get_rank() == 0:
+        print(f"{size} workers, global batch {batch_size * size}: {batch_size * size / full:,.0f} images/s")
+        print(f"a step takes {1e3 * full:.1f} ms, without the exchange {1e3 * alone:.1f} ms")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=64, help="of one worker")
+    parser.add_argument("--steps", type=int, default=30)
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,90 @@
+"""Whether our own commands in a block that cannot run here are at least words that they take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from typing import Any
+from unittest.mock import patch
+
+from lockstep import cli
+from lockstep.cli import COMMANDS, horovod_flags
+from lockstep.cli import parse as parsing
+
+OURS = ("lockstep", "horovodrun")
+
+
+class _TakenError(Exception):
+    """The words were read; nothing is to happen."""
+
+
+def ours(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each call of a command of ours in shell text, also one that another command starts: its name and its words."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    for line in joined.splitlines():
+        for part in re.split(r"&&|;|(?<!\|)\|(?!\|)|\$\(|\)", _without_comment(line)):
+            words = _without_redirections(shlex.split(part))
+            for index, word in enumerate(words):
+                if Path(word).name in OURS and (index == 0 or words[index - 1] != "-p"):
+                    rest = words[index + 1 :]
+                    yield Path(word).name, rest
+                    if rest[:1] == ["study"] and "--" in rest:  # which reads these words later
+                        yield "lockstep", ["train", *rest[rest.index("--") + 1 :]]
+
+
+def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
+    """What the command says against its words; None where it takes them. `printed` gives what was printed meanwhile."""
+    try:
+        if name == "horovodrun":
+            horovod_flags.parse_flags(words)
+        else:
+            _call(words)
+    except _TakenError:
+        return None
+    except SystemExit as end:
+        return None if end.code in (0, None) else printed()
+    return None
+
+
+def _call(words: Sequence[str]) -> None:
+    """`lockstep WORDS` up to the point where its words are read."""
+    if not words or words[0] not in COMMANDS:
+        raise SystemExit(cli.main(words))
+    taken = [
+        patch(f"{module.name}.{function}", _taking(getattr(parsing, function)))
+        for module in walk_packages(cli.__path__, "lockstep.cli.")
+        for function in ("parse", "parse_train")
+        if module.name != parsing.__name__ and hasattr(import_module(module.name), function)
+    ]
+    for one in taken:
+        one.start()
+    try:
+        import_module(f"lockstep.cli.{words[0]}").main(words[1:])
+    finally:
+        for one in taken:
+            one.stop()
+
+
+def _taking(function: Any) -> Any:
+    def take(*arguments: Any, **options: Any) -> None:
+        function(*arguments, **options)
+        raise _TakenError
+
+    return take
+
+
+def _without_comment(line: str) -> str:
+    return re.sub(r"(^|\s)#.*$", "", line)
+
+
+def _without_redirections(words: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    for word in words:
+        if re.fullmatch(r"\d?>>?(&\d)?|<|&", word):
+            break
+        kept.append(word)
+    return kept

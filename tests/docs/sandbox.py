@@ -1,0 +1,94 @@
+"""An empty folder in which a page's blocks run as its reader would run them, one after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+from pages import ROOT, Block
+
+LIMIT_SECONDS = 280
+LINKED = ("benchmarks", "compat", "docs", "examples", "tests")
+PROGRAMS = Path(sys.executable).parent
+# Gloo's threads live on where a script of the user's own keeps its models to the end, and may abort Python's exit.
+LATE_ABORT = "terminate called without an active exception"
+
+
+class Sandbox:
+    """The folder, with the repository's folders in it and those data sets that the page needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in LINKED:
+            (folder / name).symlink_to(ROOT / name)
+
+    def provide(self, name: str, shared: Path) -> None:
+        """Put the data set where `lockstep train` looks for it."""
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        if name == "mnist":
+            (data / "MNIST").symlink_to(shared / "MNIST")
+        elif name == "cifar10":
+            with zipfile.ZipFile(shared / "cifar10-jpeg.zip") as archive:
+                archive.extractall(data)
+        else:
+            raise ValueError(f"no data set {name!r} lies beside the project; there are mnist and cifar10")
+
+    def run(self, block: Block) -> str:
+        """Run a block of shell or Python, and return what it printed on both streams.
+
+        Raises:
+            AssertionError: It ended with another code than its mark says, 0 without.
+        """
+        if "setup" in block.marks:
+            self._call(["bash", "-euo", "pipefail", "-c", block.marks["setup"]], 0, f"{block}, setup")
+        if block.language == "sh":
+            command = ["bash", "-euo", "pipefail", "-c", block.text]
+        else:
+            script = self.folder / f"line_{block.line}.py"
+            script.write_text(block.text)
+            command = [sys.executable, str(script)]
+        return self._call(command, int(block.marks.get("exit", "0")), str(block))
+
+    def write(self, block: Block) -> None:
+        """Save the block as the file that it is said to be."""
+        path = self.folder / block.marks["file"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text + "\n")
+
+    def _call(self, command: list[str], code: int, what: str) -> str:
+        returncode, printed = self._attempt(command, what)
+        if returncode == 128 + signal.SIGABRT and LATE_ABORT in printed:
+            returncode, printed = self._attempt(command, what)
+        assert returncode == code, f"{what}: exit code {returncode}, not {code}:\n{printed}"
+        return printed
+
+    def _attempt(self, command: list[str], what: str) -> tuple[int, str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        environment.pop("OMP_NUM_THREADS", None)  # the tests' own
+        environment |= {"PATH": f"{PROGRAMS}{os.pathsep}{environment['PATH']}", "COLUMNS": "100", "TERM": "dumb"}
+        with subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        ) as process:
+            try:
+                printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+                os.killpg(process.pid, signal.SIGKILL)
+                printed, _ = process.communicate()
+                raise AssertionError(f"{what}: not done after {LIMIT_SECONDS} s:\n{printed}") from None
+        return process.returncode, printed

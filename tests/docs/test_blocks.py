@@ -1,0 +1,103 @@
+"""Each code block of the documentation runs, or says why it cannot, and prints what the page says it prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import yaml
+from command_lines import ours, refusal
+from outputs import difference
+from pages import ROOT, Block, blocks, pages
+from sandbox import Sandbox
+
+PAGES = [pytest.param(page, id=str(page.relative_to(ROOT).with_suffix(""))) for page in pages()]
+RUNNING = ("sh", "python")
+UNCHECKED = ("text", "html", "diff")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    _run(page, tmp_path, request, by_hand=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any("run by hand" in b.marks for b in blocks(page.values[0]))]
+)
+def test_the_long_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    _run(page, tmp_path, request, by_hand=True)
+
+
+def _run(page: Path, folder: Path, request: pytest.FixtureRequest, by_hand: bool) -> None:
+    sandbox = Sandbox(folder)
+    printed = None
+    for block in blocks(page):
+        if "output" in block.marks and printed is not None:
+            assert (why := difference(block.text, printed)) is None, f"{block}: {why}\nIt printed:\n{printed}"
+        printed = None
+        if "needs" in block.marks:
+            sandbox.provide(block.marks["needs"], request.getfixturevalue("shared_data"))
+        if "file" in block.marks:
+            sandbox.write(block)
+        elif _is_run(block, by_hand):
+            printed = sandbox.run(block)
+
+
+def _is_run(block: Block, by_hand: bool) -> bool:
+    return (
+        block.language in RUNNING
+        and block.title is None
+        and "not run" not in block.marks
+        and (by_hand or "run by hand" not in block.marks)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_that_cannot_run_here_have_flags_that_exist(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        if block.language == "sh" and not _is_run(block, by_hand=False):
+            for name, words in ours(block.text):
+                why = refusal(name, words, lambda: "".join(capsys.readouterr()))
+                assert why is None, f"{block}: {name} {' '.join(words)}\n{why}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_are_what_they_say(page: Path) -> None:
+    previous = None
+    for block in blocks(page):
+        if block.title is not None:
+            assert _is_in(block.text, (ROOT / block.title).read_text()), (
+                f"{block}: these lines are not in {block.title}"
+            )
+        elif block.language == "yaml":
+            list(yaml.safe_load_all(block.text))
+        elif block.language == "json":
+            json.loads(block.text)
+        else:
+            assert block.language in (*RUNNING, *UNCHECKED), f"{block}: is this text, or sh? It says {block.language!r}"
+        if "output" in block.marks:
+            assert getattr(previous, "language", None) in RUNNING, f"{block}: there is no command before it"
+        previous = block
+
+
+def _is_in(excerpt: str, whole: str) -> bool:
+    """Whether each run of lines between lines of `# ...` stands in the file, in this order, however deep it stands."""
+    lines, position = whole.splitlines(), 0
+    for part in re.split(r"^ *# \.\.\.$", excerpt, flags=re.MULTILINE):
+        wanted = dedent(part.strip("\n")).splitlines()
+        places = range(position, len(lines) - len(wanted) + 1)
+        found = next(
+            (at for at in places if dedent("\n".join(lines[at : at + len(wanted)])).splitlines() == wanted), None
+        )
+        if found is None or not wanted:
+            return False
+        position = found + len(wanted)
+    return True

@@ -1,0 +1,207 @@
+"""The pages of docs/reference say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pages import ROOT
+
+from lockstep import address, errors, hvd, place, train
+from lockstep.cli import main
+from lockstep.launch import plan, tether
+from lockstep.train.trackers import base as trackers
+
+REFERENCE = ROOT / "docs" / "reference"
+LONG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+
+
+def _tool() -> ModuleType:
+    """tools/reference_pages.py, which writes the pages."""
+    spec = importlib.util.spec_from_file_location("reference_pages", ROOT / "tools" / "reference_pages.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reference_pages"] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = _tool()
+
+
+@pytest.mark.parametrize("name", tool.PAGES)
+def test_the_committed_page_is_what_the_source_says(name: str) -> None:
+    committed = (REFERENCE / name).read_text(encoding="utf-8")
+    assert committed == tool.PAGES[name]().rstrip() + "\n", "run: python tools/reference_pages.py"
+
+
+@pytest.mark.parametrize("command", tool.all_commands())
+def test_help_has_the_flags_of_the_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    shown = set(LONG.findall(capsys.readouterr().out))
+    kind = tool.dataclass_of(command)
+    groups = [kind, *tool.with_inner(tool.groups_of(kind))]
+    flags = [flag for group in groups for flag in tool.flags_of(group)]
+    listed = {name for flag in flags if not flag.is_positional for name in flag.names if name.startswith("--")}
+    mentioned = set(LONG.findall(" ".join([kind.__doc__, *(flag.help for flag in flags)])))
+    assert listed <= shown
+    assert shown - {"--help"} <= listed | mentioned
+
+
+# What looks like a variable's name in the source and is none.
+NO_VARIABLES = {
+    *("TCP_KEEPCNT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "SC_CLK_TCK"),  # socket's and sysconf's
+    *("CYCLE_START", "ILSVRC2012_ID", "DATA_DIR"),  # the timeline's, ImageNet's, and a word of a message
+    *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
+}
+VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|^RANK$")
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """A module's strings, without docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+
+
+def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
+    page = (REFERENCE / "environment-variables.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([A-Za-z0-9_]+)`", page))
+    paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "compat").rglob("*.py")]
+    found = {name for path in paths for text in _texts(path) for name in VARIABLE.findall(text)}
+    rows = (place.TORCHRUN, *place.OTHERS)
+    found |= {name for row in rows for names in (*row.fields, row.marks) for name in names}
+    found |= {address.OPEN_MPI_ADDRESS, *(name for names in address.LAUNCHES.values() for name in names)}
+    found |= {*plan.PLACE, *plan.OF_THE_HOST} - {"_"}
+    assert not found - listed - NO_VARIABLES
+    assert len(found) > 100
+
+
+def test_every_exit_code_is_on_the_page_with_its_exception() -> None:
+    page = (REFERENCE / "exit-codes.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"(?m)^\| (\d+) \| (.*)$", page[: page.index("## Jobs of several workers")]))
+    kinds = [
+        each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.LockstepError)
+    ]
+    for kind in kinds:
+        if kind is not errors.LockstepError:
+            assert f"`{kind.__name__}`" in rows[str(kind.exit_code)]
+    assert {int(code) for code in rows} == {0, 127} | {kind.exit_code for kind in kinds}
+    assert tether.NOT_FOUND == 127
+    assert f"{errors.INTERRUPTED}: Ctrl-C" in page
+
+
+def _keys(value: object) -> Iterator[str]:
+    """The names of all fields in a record, but for packages' names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _keys(inner) if key != "packages" else ()
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys(inner)
+
+
+def _words(page: str) -> set[str]:
+    return set(re.findall(r"`([\w.-]+)`", (REFERENCE / page).read_text(encoding="utf-8")))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run that writes every kind of record but `stop`."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    flags = (
+        "--epochs 1 --max-steps 3 --batch-size 400 --log-every 1 --desired-acc 0.001 --io-every 0.05 --ema-decay 0.9"
+    )
+    flags += " --precision O1 --device cpu"
+    assert main(["train", "digits", *flags.split(), "--run-dir", str(folder)]) == 0
+    return folder
+
+
+def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
+    words = _words("run-folder.md")
+    records = [*_records(run / "metrics.jsonl"), *_records(run / "io" / "worker-0.jsonl")]
+    assert {record["kind"] for record in records} == {"run", "step", "epoch", "desired", "io"}
+    assert not {key for record in records for key in _keys(record)} - words
+    assert not set(_keys(json.loads((run / "environment.json").read_text()))) - words
+    written = {path.name for path in run.iterdir()} - {"logs", "io", "tensorboard", "checkpoints"}
+    assert written <= words
+    source = (ROOT / "src" / "lockstep" / "train" / "reporting.py").read_text(encoding="utf-8")
+    rare = {key.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict) for key in node.keys if key}
+    assert {"skipped_steps", "sent_bytes", "side", "reason"} <= rare
+    assert not rare - words
+    scalars = {tag for record in records if record["kind"] != "io" for tag in trackers.scalars(record)}
+    tags = set(re.findall(r"`([\w/]+)`", (REFERENCE / "run-folder.md").read_text(encoding="utf-8")))
+    assert not scalars - tags
+
+
+def test_a_checkpoint_has_the_files_and_fields_of_the_page(run: Path) -> None:
+    words = _words("checkpoint.md")
+    folder = run / "checkpoints" / "best"
+    assert {path.name for path in folder.iterdir()} <= words
+    state = json.loads((folder / "state.json").read_text())
+    assert not state.keys() - words
+    assert not {*_keys(state["progress"]), *_keys(state["about"]), *state["precision"], *state["optimizer"]} - words
+    text = (REFERENCE / "checkpoint.md").read_text(encoding="utf-8")
+    flags = {name for name in state["job"] if name.startswith("--")}
+    assert all(f"`{flag}`" in text for flag in flags)
+    assert not {*_keys(json.loads((folder / "manifest.json").read_text()))} - words - {*_names(folder)}
+
+
+def _names(folder: Path) -> Iterator[str]:
+    return (path.name for path in folder.iterdir())
+
+
+def test_studies_records_have_the_fields_of_the_page(tmp_path: Path) -> None:
+    words = _words("study-records.md")
+    studies = ROOT / "examples" / "studies"
+    out = tmp_path / "predict.jsonl"
+    assert main(["study", "predict", str(studies / "two-cpu-workers" / "scaling.jsonl"), "--out", str(out)]) == 0
+    loading = tmp_path / "loading.jsonl"
+    flags = "-j 0 --repeats 1 --seconds 0.01"
+    assert main(["study", "loading", "digits", *flags.split(), "--out", str(loading)]) == 0
+    records = [record for path in (*studies.rglob("*.jsonl"), out, loading) for record in _records(path)]
+    assert {record["kind"] for record in records} == {"scaling", "batch", "collectives", "loading", "predict"}
+    assert not {key for record in records for key in _keys(record)} - words
+
+
+API = "\n".join(path.read_text(encoding="utf-8") for path in sorted((REFERENCE / "api").glob("*.md")))
+DOCUMENTED = re.findall(r"(?m)^::: ([\w.]+)$", API)
+PUBLIC = [(module, name) for module in (hvd, hvd.elastic, train) for name in module.__all__]
+
+
+def _object(path: str) -> object:
+    """What a dotted path means, where a function may have its module's name."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_what_the_api_pages_show_is_there_and_has_a_docstring(path: str) -> None:
+    own = _object(path).__doc__
+    assert own
+    assert not own.startswith(f"{path.rpartition('.')[2]}(")  # what a dataclass without one gets
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value))
+def test_every_public_name_is_on_an_api_page(module: ModuleType, name: str) -> None:
+    thing = getattr(module, name)
+    shown = any(_object(path) is thing for path in DOCUMENTED)
+    assert shown or f"`{module.__name__.removeprefix('lockstep.')}.{name}`" in API
