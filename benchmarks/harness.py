@@ -2,8 +2,8 @@
 
 In a round each contestant has one turn, so that whatever else the machine does meets all of them; ratios to the first
 contestant are taken within rounds. The first round warms up and does not count. A turn is timed by the wall clock and
-by the CPU time of this process and its ended children, which is steadier where others use the core too. Every turn is
-appended to records/FILE.jsonl, with the machine and the versions.
+by the CPU time of this process and all that it started, which is steadier where others use the core too. Every turn is
+appended to records/FILE.jsonl, with the machine and the versions; `lockstep report` draws them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import random
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from math import comb
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Literal, NamedTuple
@@ -43,15 +45,25 @@ class Unit(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What the median ratio of a contestant to the first has to be, by one of the clocks."""
+    """What the median ratio of a contestant to the first has to be, by one of the clocks.
+
+    Args:
+        reaches: What its 95 % interval has to reach besides.
+    """
 
     kind: Literal["at most", "at least"]
     ratio: float
     clock: Literal["wall", "cpu"] = "wall"
+    reaches: float | None = None
 
-    def verdict(self, ratio: float) -> str:
-        met = ratio <= self.ratio if self.kind == "at most" else ratio >= self.ratio
-        return f"{self.kind} {self.ratio:g} by {self.clock}: {'met' if met else 'MISSED'}"
+    def verdict(self, median: float, interval: Sequence[float], by: str = "") -> str:
+        reach = self.ratio if self.reaches is None else self.reaches
+        if self.kind == "at most":
+            met = median <= self.ratio and interval[0] <= reach
+        else:
+            met = median >= self.ratio and interval[1] >= reach
+        besides = "" if self.reaches is None else f", its interval reaching {self.reaches:.2f}"
+        return f"{self.kind} {self.ratio:.4g}{by}{besides}: {'met' if met else 'MISSED'}"
 
 
 def pin() -> None:
@@ -78,13 +90,15 @@ def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar],
     base = next(iter(turns.values()))[1:]
     rows = {contestant: _summarise(taken[1:], base, unit) for contestant, taken in turns.items()}
     print(f"\n{name}: {unit.label}, median (quartiles) of {rounds} rounds")
-    print(f"  {'':24}{'wall':34}{'ratio':32}ratio by CPU time")
+    width = max(22, *map(len, rows)) + 2
+    print(f"  {'':{width}}{'wall':34}{'ratio':32}ratio by CPU time")
     for contestant, row in rows.items():
         if bar := bars.get(contestant):
-            row["bar"] = bar.verdict(row[f"{bar.clock}_ratio"][1])
+            median, interval = row[f"{bar.clock}_ratio"][1], row[f"{bar.clock}_interval"]
+            row["bar"] = bar.verdict(median, interval, f" by {bar.clock}")
         cells = f"{_show(row['wall']):34}{_show(row['wall_ratio']):32}{_show(row['cpu_ratio']):32}"
-        print(f"  {contestant:24}{cells}{row.get('bar', '')}".rstrip())
-    append_record({"name": name, "unit": unit.label, "contestants": rows})
+        print(f"  {contestant:{width}}{cells}{row.get('bar', '')}".rstrip())
+    append_record({"kind": "comparison", "name": name, "unit": unit.label, "contestants": rows})
 
 
 def _take(work: Work) -> Turn:
@@ -94,18 +108,39 @@ def _take(work: Work) -> Turn:
 
 
 def _cpu_seconds() -> float:
+    """Of this process, of what it started, to the hundredth, and of what has ended among them."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
+    return seconds
 
 
 def _summarise(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[str, Any]:
-    """The turns, and the quartiles of the figures and of the ratios to `base`, by both clocks."""
+    """The turns; the quartiles of the figures and of the ratios to `base`, and the ratios' interval, by both clocks."""
     row: dict[str, Any] = {"turns": turns}
     for clock in ("wall", "cpu"):
         figures = [unit.of(turn, clock) for turn in turns]
+        ratios = [a / unit.of(b, clock) for a, b in zip(figures, base, strict=True)]
         row[clock] = quantiles(figures)
-        row[f"{clock}_ratio"] = quantiles(a / unit.of(b, clock) for a, b in zip(figures, base, strict=True))
+        row[f"{clock}_ratio"] = quantiles(ratios)
+        row[f"{clock}_interval"] = median_interval(ratios)
     return row
+
+
+def median_interval(values: Sequence[float]) -> list[float]:
+    """Where the median lies with at least 95 % confidence, whatever the distribution; with few values, their range.
+
+    Between the k-th value from below and from above, as the number of values under the median is binomial.
+    """
+    ordered, count = sorted(values), len(values)
+    outside = 0.0  # the chance that the median lies below the k-th value
+    for k in range(count // 2):
+        outside += comb(count, k) / 2**count
+        if 2 * outside > 0.05:
+            return [ordered[max(k - 1, 0)], ordered[-max(k, 1)]]
+    return [ordered[0], ordered[-1]]
 
 
 def _show(spread: Sequence[float]) -> str:

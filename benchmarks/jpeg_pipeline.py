@@ -1,10 +1,11 @@
-"""How many photographs a second does Lockstep make ready, against torchvision's ImageFolder in a DataLoader?
+"""How many photographs a second does Lockstep make ready, against torchvision's ImageFolder, timm and WebDataset?
 
     python benchmarks/jpeg_pipeline.py FOLDER          # FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg
 
-Both have two loader processes and the same two cores, and give float32 batches of 32 normalised images of 224 x 224,
+All have two loader processes and the same two cores, and give float32 batches of 32 normalised images of 224 x 224,
 cropped at random from 8 % of the area on, resized and flipped. The packed set holds the same images with a short side
-of 256 at most. Bars: the folder at least 1.6 times, the packed set at least 3 times torchvision's rate. And what an
+of 256 at most; WebDataset reads the folder's files from four tar files. timm and WebDataset run in environments of
+their own. Bars: the folder at least 1.6 times, the packed set at least 3 times torchvision's rate. And what an
 epoch of each reads when nothing is cached: bytes and requests of the disk, which others' are among, and the process's
 system calls that read, and page faults that wait for the disk, as the packed set is read through memory maps.
 """
@@ -21,6 +22,8 @@ from pathlib import Path
 
 import psutil
 import torch
+from contestants import contestants
+from environments import python_with
 from harness import Bar, Unit, Work, append_record, compare
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -112,7 +115,13 @@ def main(folder: Path) -> None:
         places = dict.fromkeys(CONTESTANTS, folder) | {"Lockstep, packed": packed}
         works = {name: all_images(make(places[name])) for name, make in CONTESTANTS.items()}
         bars = {"Lockstep": Bar("at least", 1.6), "Lockstep, packed": Bar("at least", 3)}
-        compare("jpeg_pipeline", works, bars, Unit("images/s", per_second=True), rounds=9)
+        words = [str(folder.resolve()), str(BATCH), str(PROCESSES), str(PASSES)]
+        peers = {
+            "timm": [python_with("timm"), "timm_pipeline.py", *words],
+            "WebDataset": [python_with("webdataset"), "webdataset_pipeline.py", *words],
+        }
+        with contestants(peers, workers=2) as turns:  # one thread each
+            compare("jpeg_pipeline", works | turns, bars, Unit("images/s", per_second=True), rounds=9)
 
 
 if __name__ == "__main__":

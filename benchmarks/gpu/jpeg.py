@@ -1,6 +1,6 @@
 """How many photographs a second reach one GPU, normalised, by where they are decoded?
 
-    python benchmarks/gpu_jpeg.py FOLDER [--processes 8]      # FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg
+    python benchmarks/gpu jpeg FOLDER      # FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg
 
 torchvision's ImageFolder in a DataLoader with pinned memory, Lockstep with its loader processes decoding, and Lockstep
 with the GPU decoding (nvJPEG, `--decode gpu`); all have the same number of processes and give batches of 64 images of
@@ -12,19 +12,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-from harness import Unit, Work, compare
+from harness import Unit, Work
 from jpeg_pipeline import torchvision_dataset
 from torch.utils.data import DataLoader, RandomSampler
 
+from gpu import recording
+from gpu.device import DEVICE, ON_GPU, size, synchronize
 from lockstep.config import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.readers import Placement
 from lockstep.data.sharding import Sharding
 
-BATCH, IMAGES = 64, 64 * 60
-GPU = torch.device("cuda")
+BATCH = size(64, 8)
+IMAGES = size(60, 2) * BATCH
 
 
 def torchvision_work(folder: Path, processes: int) -> Work:
@@ -32,12 +33,12 @@ def torchvision_work(folder: Path, processes: int) -> Work:
     sampler = RandomSampler(dataset, replacement=True, num_samples=IMAGES)
     kept = processes > 0
     batches = DataLoader(
-        dataset, BATCH, sampler=sampler, num_workers=processes, persistent_workers=kept, pin_memory=True
+        dataset, BATCH, sampler=sampler, num_workers=processes, persistent_workers=kept, pin_memory=ON_GPU
     )
 
     def work() -> int:
-        count = sum(len(images.to(GPU, non_blocking=True)) for images, _ in batches)
-        torch.cuda.synchronize()
+        count = sum(len(images.to(DEVICE, non_blocking=True)) for images, _ in batches)
+        synchronize()
         return count
 
     return work
@@ -46,13 +47,13 @@ def torchvision_work(folder: Path, processes: int) -> Work:
 def lockstep_work(folder: Path, processes: int, on_device: bool) -> Work:
     data = catalog.load(DataConfig(dataset=str(folder)))
     augment = AugmentConfig(flip=True)
-    reader = reader_for(data.train, data.input, Placement(GPU), augment, processes=processes, on_device=on_device)
-    loader = TrainLoader(reader, Sharding(len(data.train), BATCH, drop_last=True), GPU)
+    reader = reader_for(data.train, data.input, Placement(DEVICE), augment, processes=processes, on_device=on_device)
+    loader = TrainLoader(reader, Sharding(len(data.train), BATCH, drop_last=True), DEVICE)
 
     def work() -> int:
         passes = range(-(-IMAGES // len(data.train)))
         count = sum(len(batch.images) for epoch in passes for batch in loader.epoch(epoch))
-        torch.cuda.synchronize()
+        synchronize()
         return count
 
     return work
@@ -61,16 +62,16 @@ def lockstep_work(folder: Path, processes: int, on_device: bool) -> Work:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=size(8, 0))
+    parser.add_argument("--seconds", type=float)
     asked = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("gpu_jpeg: there is no GPU here")
     works = {
         "torchvision": torchvision_work(asked.folder, asked.processes),
         "Lockstep": lockstep_work(asked.folder, asked.processes, on_device=False),
-        "Lockstep, --decode gpu": lockstep_work(asked.folder, asked.processes, on_device=True),
     }
-    compare("gpu_jpeg", works, {}, Unit("images/s", per_second=True), rounds=7)
+    if ON_GPU:
+        works["Lockstep, --decode gpu"] = lockstep_work(asked.folder, asked.processes, on_device=True)
+    recording.compare("jpeg", works, {}, Unit("images/s", per_second=True), rounds=size(7, 2))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Contestants that are programs of their own: each is started once, in its own environment, and then takes turns.
+
+A program calls `peers/turns.py`'s `take_turns`; between its turns it waits on a socket and uses no core.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from harness import Work
+
+from lockstep.world import usable_cores
+
+HERE = Path(__file__).parent
+START_SECONDS = 180.0
+ADDRESS = "LOCKSTEP_BENCHMARK_SOCKET"
+
+
+@contextmanager
+def contestants(commands: Mapping[str, Sequence[str]], workers: int = 1) -> Iterator[dict[str, Work]]:
+    """Start the programs, one after the other, and end them with the context.
+
+    Args:
+        workers: Of each program; the cores are shared among them.
+
+    Raises:
+        RuntimeError: A program ended or said nothing; its output comes before.
+    """
+    threads = max(1, usable_cores() // workers)
+    with ExitStack() as started:
+        works: dict[str, Work] = {}
+        for name, command in commands.items():
+            print(f"starting {name}", file=sys.stderr, flush=True)
+            program = _Program(name, command, threads, started.enter_context(tempfile.TemporaryFile()))
+            started.callback(program.end)
+            works[name] = program.turn
+        yield works
+
+
+class _Program:
+    def __init__(self, name: str, command: Sequence[str], threads: int, output: IO[bytes]) -> None:
+        self._name, self._output = name, output
+        self._link: socket.socket | None = None  # until it has connected
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/turns")
+            listener.listen()
+            environment = os.environ | {ADDRESS: f"{folder}/turns", "OMP_NUM_THREADS": str(threads)}
+            self._process = subprocess.Popen(
+                command, cwd=HERE / "peers", env=environment, stdout=self._output, stderr=subprocess.STDOUT
+            )
+            try:
+                self._link = self._accept(listener)
+            except OSError:
+                self._fail()
+
+    def _accept(self, listener: socket.socket) -> socket.socket:
+        listener.settimeout(0.5)
+        for _ in range(int(START_SECONDS / 0.5)):
+            try:
+                link, _ = listener.accept()
+                link.settimeout(None)
+                return link
+            except TimeoutError:
+                if self._process.poll() is not None:
+                    break
+        raise TimeoutError
+
+    def turn(self) -> int:
+        """Ask for a turn and wait for its end."""
+        assert self._link is not None
+        answer = b""
+        try:
+            self._link.sendall(b"!")
+            while not answer.endswith(b"\n"):
+                if not (part := self._link.recv(64)):
+                    self._fail()
+                answer += part
+        except OSError:
+            self._fail()
+        return int(answer)
+
+    def _fail(self) -> None:
+        self.end()
+        self._output.seek(0)
+        print(self._output.read().decode(errors="replace"), file=sys.stderr)
+        raise RuntimeError(f"{self._name} ended, or did not start, with the output above")
+
+    def end(self) -> None:
+        """Hang up, which ends the program, and wait for it."""
+        if self._link is not None:
+            self._link.close()
+        elif self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

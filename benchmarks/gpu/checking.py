@@ -1,0 +1,62 @@
+"""Runs the checks of a module and says how each came out.
+
+A check is a function `check_WHAT()` that raises AssertionError, or `Skip` where it cannot be done here. In a job of
+several workers each calls the same checks in the same order; the first that fails ends its worker, and so the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.place import Place
+
+RESULTS = "LOCKSTEP_GPU_SUITE_RESULTS"  # names the file that results are appended to
+
+
+class Skip(Exception):
+    """The check cannot be done here; the message says why."""
+
+
+def run_checks(names: Mapping[str, Any]) -> int:
+    """Run all checks among a module's names, in their order there; the exit code.
+
+    Rank 0 tells of them; of those that failed, whoever saw it.
+    """
+    place = Place.from_environment()
+    failed = 0
+    for name, check in names.items():
+        if not name.startswith("check_") or not callable(check):
+            continue
+        start = time.monotonic()
+        status, why = _outcome(check)
+        failed += status == "failed"
+        if place.rank == 0 or status == "failed":
+            tell(name.removeprefix("check_"), status, why, time.monotonic() - start)
+        if status == "failed" and place.size > 1:
+            os._exit(1)  # the others may wait for this worker for ever
+    return 1 if failed else 0
+
+
+def _outcome(check: Any) -> tuple[str, str]:
+    try:
+        check()
+    except Skip as reason:
+        return "skipped", str(reason)
+    except Exception as error:
+        traceback.print_exc()
+        return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
+    return "passed", ""
+
+
+def tell(name: str, status: str, why: str, seconds: float) -> None:
+    """Print how a check came out, and append it to the results."""
+    name = f"{os.environ.get('LOCKSTEP_GPU_SUITE_JOB', '')}{name}"
+    print(f"  {status:8}{name} ({seconds:.1f} s){': ' if why else ''}{why}", flush=True)
+    if path := os.environ.get(RESULTS):
+        with open(path, "a") as file:
+            file.write(json.dumps({"check": name, "status": status, "why": why, "seconds": round(seconds, 2)}) + "\n")

@@ -1,0 +1,262 @@
+"""Checks in one process: NCCL driven directly, prefetching, precisions, resuming, clocks."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import ReduceOp
+
+from gpu.checking import Skip, run_checks
+from gpu.device import DEVICE, ON_GPU, size, synchronize
+from gpu.jobs import noise, one_worker
+from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
+from lockstep import hvd
+from lockstep.config import AugmentConfig
+from lockstep.data.loaders import TrainLoader, reader_for
+from lockstep.data.mixing import Mixing
+from lockstep.data.readers import Batch, Placement
+from lockstep.data.sets import ImageData, InputSpec, Split
+from lockstep.data.sharding import Sharding
+from lockstep.data.users import describe
+from lockstep.place import Place
+from lockstep.study.phases import PhaseClock
+from lockstep.train.fit import configure
+from lockstep.train.loop import take_step
+from lockstep.train.setup import build_job
+from lockstep.world import World
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
+
+
+def _only_on_gpu() -> None:
+    if not ON_GPU:
+        raise Skip("needs a GPU")
+
+
+def check_the_device_is_there() -> None:
+    tensor = torch.arange(1000, device=DEVICE)
+    assert int(tensor.sum()) == 499_500
+    if ON_GPU:
+        print(f"  {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
+
+
+def check_nccl_in_a_group_of_one() -> None:
+    _only_on_gpu()
+    from lockstep.hvd.groups import nccl_group
+    from lockstep.hvd.transfers import NcclTransfers
+    from lockstep.store import serve_store
+
+    store, _ = serve_store()
+    group = nccl_group(store, 0, 1)
+    transfers = NcclTransfers(group, 0, 1)
+    stream = torch.cuda.Stream(DEVICE)
+    stream.wait_stream(torch.cuda.current_stream(DEVICE))
+    with torch.cuda.stream(stream):
+        for dtype in DTYPES:
+            values = [torch.arange(count, device=DEVICE).remainder(100).to(dtype) for count in (1, 0, 1000, 1 << 20)]
+            for operation in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
+                given = [value.clone() for value in values]
+                transfers.all_reduce(given, operation)
+                assert all(map(torch.equal, given, values)), (dtype, operation)
+            for value in values:
+                given_one = value.clone()
+                transfers.broadcast(given_one, 0)
+                received = torch.empty_like(value)
+                transfers.all_to_all([received], [value])
+                assert torch.equal(given_one, value), dtype
+                assert torch.equal(received, value), dtype
+    stream.synchronize()
+    group.shutdown()
+    del store
+
+
+def check_hvd_alone_leaves_tensors_as_they_are() -> None:
+    hvd.init()
+    for dtype in DTYPES[:-1]:  # Horovod's all-reduce takes no bytes
+        tensor = torch.arange(10, device=DEVICE).to(dtype)
+        for result in (hvd.allreduce(tensor, op=hvd.Sum), hvd.allgather(tensor), hvd.broadcast(tensor, 0)):
+            assert torch.equal(result, tensor), dtype
+            assert result.device == tensor.device
+    model = nn.Linear(5, 3, device=DEVICE)
+    twin = nn.Linear(5, 3, device=DEVICE)
+    twin.load_state_dict(model.state_dict())
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    images = torch.randn(7, 5, device=DEVICE)
+    for network, optimizer in ((model, wrapped), (twin, plain)):
+        network(images).square().sum().backward()
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    hvd.shutdown()
+
+
+class Digits(torch.utils.data.Dataset[Any]):
+    """A user's data set: floating images that tell their number."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 16, 16), float(index)) + torch.arange(256.0).view(1, 16, 16) / 256, index % 10
+
+
+def _batches(
+    split: Split, spec: InputSpec, device: torch.device, augment: AugmentConfig, processes: int
+) -> Iterator[Batch]:
+    placement = Placement(device, torch.float32, torch.channels_last)
+    reader = reader_for(split, spec, placement, augment, seed=3, processes=processes)
+    loader = TrainLoader(reader, Sharding(len(split), 32, seed=3), device, Mixing(augment, 3))
+    for epoch in range(2):
+        yield from loader.epoch(epoch)
+    reader.close()
+
+
+def _compare_batches(data: ImageData, augment: AugmentConfig, processes: int) -> None:
+    """Each batch of the device is the CPU's, also looked at late, and written to, while the next is made."""
+    late: list[torch.Tensor] = []
+    labels: list[torch.Tensor] = []
+    matrix = torch.randn(size(4096, 64), size(4096, 64), device=DEVICE)
+    for batch in _batches(data.train, data.input, DEVICE, augment, processes):
+        for _ in range(size(8, 1)):  # keeps the device busy for some milliseconds before it comes to the batch
+            matrix = torch.tanh(matrix @ matrix)
+        late.append(batch.images.clone())
+        labels.append(batch.labels.clone())
+        batch.images.fill_(-1)
+        del batch
+    expected = list(_batches(data.train, data.input, torch.device("cpu"), augment, 0))
+    assert len(expected) == len(late)
+    for number, (images, label, there) in enumerate(zip(late, labels, expected, strict=True)):
+        assert torch.equal(label.cpu(), there.labels), f"labels of batch {number}"
+        # Where images are mixed, the devices may round a blend differently in the last bit.
+        difference = float((images.cpu() - there.images).abs().max())
+        assert difference <= (1e-5 if augment.mixup else 0.0), f"batch {number} is off by {difference}"
+        assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def check_prefetched_batches_from_memory_are_the_cpus() -> None:
+    data = noise(512, 32)
+    _compare_batches(data, AugmentConfig(shift=4, flip=True, cutout=8), 0)
+
+
+def check_prefetched_mixed_batches_are_the_cpus() -> None:
+    _compare_batches(noise(256, 32), AugmentConfig(mixup=0.2, cutmix=1.0), 0)
+
+
+def check_prefetched_batches_from_loader_processes_are_the_cpus() -> None:
+    data = describe("numbers", Digits(), Digits())
+    _compare_batches(data, AugmentConfig(), 2)
+
+
+def check_every_precision_learns() -> None:
+    for precision in ("fp32", "fp64", "bf16", "O0", "O1", "O2", "O3") if ON_GPU else ("bf16", "O2"):
+        with tempfile.TemporaryDirectory() as folder:
+            result = train_digits(one_worker(), "lively", Path(folder), precision=precision, epochs=size(4, 2))
+            first, *_, last = step_losses(Path(folder))
+        assert result.top1 > size(80, 60) / 100, (precision, result.top1)
+        assert last < 0.7 * first, (precision, first, last)
+
+
+def check_an_overflow_skips_the_step_and_halves_the_scale() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        config = configure(**digits_settings(Path(folder), precision="O2", loss_scale="dynamic"))
+        job = build_job(config, one_worker(), small_digits(), lively_net())
+        job.replica.train()
+        batches = list(job.train_loader.epoch(0))
+        weights = [parameter.detach().clone() for parameter in job.weights.parameters()]
+        poisoned = batches[0]._replace(images=batches[0].images.clone().fill_(60_000.0))
+        take_step(job, poisoned, 0)
+        assert job.precision.loss_scale == 2.0**15, job.precision.loss_scale
+        assert all(map(torch.equal, weights, job.weights.parameters())), "a skipped step changed weights"
+        saved = dict(job.precision.state_dict())
+        assert saved["scale"] == 2.0**15
+        job.close()
+
+
+def check_interrupted_and_resumed_is_bitwise_the_same() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    try:
+        for settings in ({}, {"precision": "bf16", "ema_decay": 0.9}, {"precision": "O2", "optimizer": "adamw"}):
+            with tempfile.TemporaryDirectory() as folder:
+                base = Path(folder)
+                common = {**settings, "max_steps": 9, "epochs": 2, "lr": 0.01}
+                for name in ("whole", "again"):
+                    train_digits(one_worker(), "lively", base / name, **common)
+                if final_weights(base / "whole") != final_weights(base / "again"):
+                    raise Skip(f"the same run twice gives different bits here, with {settings}")
+                train_digits(one_worker(), "lively", base / "parts", **{**common, "max_steps": 4})
+                train_digits(one_worker(), "lively", base / "parts", **common, resume="auto")
+                assert final_weights(base / "parts") == final_weights(base / "whole"), settings
+                assert step_losses(base / "parts") == step_losses(base / "whole"), settings
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+
+
+def check_the_device_learns_what_the_cpu_learns() -> None:
+    losses = []
+    for world in (one_worker(), World(Place(), torch.device("cpu"))):
+        with tempfile.TemporaryDirectory() as folder:
+            train_digits(world, "plain", Path(folder), precision="fp64", max_steps=12)
+            losses.append(step_losses(Path(folder)))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
+def check_dataparallel_on_what_is_there_is_one_worker() -> None:
+    losses = []
+    for strategy in ("single", "dp"):
+        with tempfile.TemporaryDirectory() as folder:
+            train_digits(one_worker(), "plain", Path(folder), strategy=strategy, precision="fp64", max_steps=8)
+            losses.append(step_losses(Path(folder)))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
+def check_phases_of_the_device_add_up() -> None:
+    side = size(4096, 256)
+    matrix = torch.randn(side, side, device=DEVICE)
+    clock = PhaseClock(DEVICE)
+    for _ in range(2):  # the first one warms up
+        synchronize()
+        start = time.perf_counter()
+        clock.begin("forward")
+        for _ in range(50):
+            matrix = torch.tanh(matrix @ matrix)
+        clock.begin("optimizer")
+        clock.end()
+        asked = time.perf_counter() - start
+        (step,) = clock.take()
+        whole = time.perf_counter() - start
+    assert 0 < step["forward"] <= whole
+    assert step["optimizer"] < 0.1 * step["forward"]
+    if ON_GPU:
+        assert asked < step["forward"], "the host waited for the device"
+
+
+def check_channels_last_and_bf16_agree_with_plain_fp32() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    model = model.to(DEVICE)
+    images, labels = torch.randn(32, 3, 8, 8, device=DEVICE), torch.randint(0, 10, (32,), device=DEVICE)
+    gradients = []
+    for fast in (False, True):
+        order = torch.channels_last if fast else torch.contiguous_format
+        model.to(memory_format=order)
+        model.zero_grad()
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=fast):
+            loss = F.cross_entropy(model(images.to(memory_format=order)).float(), labels)
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    error = float((gradients[0] - gradients[1]).norm() / gradients[0].norm())
+    assert error < 0.05, error
+
+
+def main() -> int:
+    return run_checks(dict(globals()))

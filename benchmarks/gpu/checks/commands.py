@@ -1,0 +1,171 @@
+"""Checks of whole commands, several at a time: `lockstep train` at each precision, compiled, studies, the doctor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from gpu.checking import Skip, tell
+from gpu.device import DEVICE, ON_GPU, size
+from lockstep.records import read_records
+
+AT_A_TIME = size(6, 2)
+MOST_SECONDS = 240.0
+UNTRACKED = () if find_spec("tensorboard") else ("--track",)  # an image may lack it
+
+
+def lockstep(*words: str, folder: Path, code: int = 0) -> str:
+    """Run a command in a folder; what it printed.
+
+    Raises:
+        AssertionError: It ended with another code, or did not end.
+    """
+    command = [sys.executable, "-m", "lockstep", *words]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"lockstep {' '.join(words)}: no end in {MOST_SECONDS:.0f} s") from None
+    if done.returncode != code:
+        raise AssertionError(f"lockstep {' '.join(words)} ended with {done.returncode}: …{done.stdout[-1500:]}")
+    return done.stdout
+
+
+def accuracy(run: Path) -> float:
+    """The last evaluation's top-1."""
+    return float([row["top1"] for row in read_records(run / "metrics.jsonl") if row["kind"] == "epoch"][-1])
+
+
+def train(*words: str, folder: Path, at_least: float = 0.8) -> None:
+    """Train the digits for three epochs."""
+    common = ("--device", DEVICE.type, "--epochs", "3", "--run-dir", "run")
+    lockstep("train", "digits", *UNTRACKED, *common, *words, folder=folder)
+    assert accuracy(folder / "run") > at_least, accuracy(folder / "run")
+
+
+def train_resume_evaluate(folder: Path) -> None:
+    train("--precision", "bf16", "--channels-last", "--ema-decay", "0.9", folder=folder)
+    more = ("--epochs", "4", "--resume", "run", "--precision", "bf16", "--channels-last", "--ema-decay", "0.9")
+    lockstep("train", "digits", *UNTRACKED, "--device", DEVICE.type, *more, folder=folder)
+    said = lockstep("eval", "run", "digits", "--device", DEVICE.type, folder=folder)
+    assert "images right" in said, said
+
+
+def doctor(folder: Path) -> None:
+    said = lockstep("doctor", folder=folder)
+    if ON_GPU:
+        import torch
+
+        assert torch.cuda.get_device_name().split()[-1] in said, said
+
+
+def study_scaling(folder: Path) -> None:
+    words = ("--steps", "20", "--warmup-steps", "3", "--out", "scaling.jsonl")
+    lockstep("study", "scaling", "-np", "1", *words, "--", "digits", "--device", DEVICE.type, folder=folder)
+    rows = [row for row in read_records(folder / "scaling.jsonl") if row["kind"] == "scaling"]
+    assert rows
+    for row in rows:
+        assert row["device"] == DEVICE.type
+        assert 0.5 < sum(row["split_seconds"].values()) / row["step_seconds"]["median"] < 2, row
+
+
+def study_batch_until_memory_ends(folder: Path) -> None:
+    words = ("--first", "64", "--steps", "2", "--warmup-steps", "1", "--memory-limit", "6GB", "--out", "batch.jsonl")
+    job = ("synthetic", "-a", "resnet50", "--device", "cuda", "--precision", "bf16", "--image-size", "160")
+    lockstep("study", "batch", *words, "--", *job, folder=folder)
+    rows = [row for row in read_records(folder / "batch.jsonl") if row["kind"] == "batch"]
+    fitting = [row for row in rows if row["fits"]]
+    assert fitting, rows
+    assert len(fitting) < len(rows), "6 GB were enough for every batch"
+    assert all(row["peak_memory_bytes"] <= 6e9 for row in fitting), fitting
+
+
+def study_collectives_by_gloo(folder: Path) -> None:
+    words = ("-np", "2", "--operations", "all_reduce", "broadcast", "--factor", "64", "--seconds", "0.1")
+    flags = ("--device", DEVICE.type, "--dist-backend", "gloo", "--out", "collectives.jsonl")
+    lockstep("study", "collectives", *words, *flags, folder=folder)
+    assert (folder / "collectives.jsonl").exists()
+
+
+def more_workers_than_gpus_are_refused(folder: Path) -> None:
+    import torch
+
+    workers = str(torch.cuda.device_count() + 1)
+    words = ("train", "digits", "-np", workers, "--device", "cuda", "--max-steps", "2", "--run-dir", "run")
+    said = lockstep(*words, folder=folder, code=1)
+    assert "--dist-backend gloo" in said, said
+
+
+def decode_on_the_gpu(folder: Path) -> None:
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 10)):
+        for name, channel in (("blue", 2), ("red", 0)):
+            path = folder / "images" / split / name
+            path.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 120, (96 + number % 5, 128, 3), dtype=np.uint8)
+                pixels[:, :, channel] += 100
+                Image.fromarray(pixels).save(path / f"{number:03d}.jpg", quality=90)
+    flags = ("--device", "cuda", "--decode", "gpu", "--in-memory", "never", "--image-size", "64", "-j", "2")
+    words = ("-a", "resnet18", "--epochs", "3", "-b", "20", "--lr", "0.02", "--run-dir", "run", *flags)
+    try:
+        lockstep("train", "images", *UNTRACKED, *words, folder=folder)
+    except AssertionError as error:
+        if "nvjpeg" in str(error).lower():
+            raise Skip(str(error)[-300:]) from None
+        raise
+    assert accuracy(folder / "run") > 0.8
+
+
+def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Names and checks, the longest first."""
+
+    def trained(*words: str, at_least: float = 0.8) -> Callable[[Path], None]:
+        return lambda folder: train(*words, folder=folder, at_least=at_least)
+
+    if ON_GPU:
+        yield "train_compiled_in_bf16_channels_last", trained("--compile", "--precision", "bf16", "--channels-last")
+        yield "study_batch_until_memory_ends", study_batch_until_memory_ends
+        yield "train_two_workers_on_one_gpu", trained("-np", "2", "--dist-backend", "gloo")
+        yield "train_two_workers_by_horovod", trained("-np", "2", "--dist-backend", "gloo", "--strategy", "horovod")
+        yield "train_compiled_by_two", trained("--compile", "-np", "2", "--dist-backend", "gloo", "--precision", "O1")
+        for level in ("O0", "O1", "O2", "O3"):
+            optimizer = ("--optimizer", "sgd", "--lr", "0.05") if level == "O3" else ()
+            yield f"train_{level}", trained("--precision", level, *optimizer, at_least=0.6)
+        yield "train_by_dataparallel", trained("--strategy", "dp")
+        yield "decode_on_the_gpu", decode_on_the_gpu
+        yield "more_workers_than_gpus_are_refused", more_workers_than_gpus_are_refused
+        yield "study_collectives_by_gloo", study_collectives_by_gloo
+        yield "study_scaling", study_scaling
+    yield "train_resume_evaluate", train_resume_evaluate
+    yield "doctor", doctor
+
+
+def _run(name: str, check: Callable[[Path], None]) -> bool:
+    start, status, why = time.monotonic(), "passed", ""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            check(Path(folder))
+        except Skip as reason:
+            status, why = "skipped", str(reason)
+        except Exception as error:
+            status, why = "failed", f"{type(error).__name__}: {error}"
+    tell(name, status, why, time.monotonic() - start)
+    return status != "failed"
+
+
+def main() -> int:
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        done = [pool.submit(partial(_run, name, check)) for name, check in cases()]
+    return 0 if all(each.result() for each in done) else 1

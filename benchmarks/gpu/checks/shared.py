@@ -1,0 +1,375 @@
+"""Checks in two workers that share one GPU: hvd's collectives and optimizer, as a Horovod script calls them.
+
+Each worker makes all workers' tensors anew from their ranks, and reduces them itself: that is the reference. Sums of
+small whole numbers are exact in every dtype; of two workers' fractions too, since there is one way to add two numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpu.checking import Skip, run_checks
+from gpu.device import DEVICE, ON_GPU, size
+from lockstep import hvd
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+WHOLE = (torch.int64, torch.int32)
+COUNTS = (1, 7, 1000, 3 << 18)  # within a message, fused, and where it is
+
+
+def _mine(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(count, device=DEVICE) % 7 + rank).to(dtype)
+
+
+def _all(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """What all workers have, [workers, count]."""
+    return torch.stack([_mine(rank, count, dtype) for rank in range(hvd.size())])
+
+
+def _random(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+
+def _same(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert result.device == expected.device, (result.device, expected.device)
+    assert result.dtype == expected.dtype, (result.dtype, expected.dtype)
+    assert result.shape == expected.shape, (result.shape, expected.shape)
+    assert torch.equal(result, expected), f"off by {(result.double() - expected.double()).abs().max()}"
+
+
+def check_two_workers_are_there() -> None:
+    hvd.init()
+    assert hvd.size() == 2, hvd.size()
+    if ON_GPU:
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+
+
+def check_allreduce() -> None:
+    for dtype in (*FLOATING, *WHOLE):
+        for count in COUNTS:
+            given, rows = _mine(hvd.rank(), count, dtype), _all(count, dtype)
+            _same(hvd.allreduce(given, op=hvd.Sum), rows.sum(0, dtype=dtype))
+            _same(hvd.allreduce(given, op=hvd.Min), rows.amin(0))
+            _same(hvd.allreduce(given, op=hvd.Max), rows.amax(0))
+            _same(hvd.allreduce(given, op=hvd.Product), rows.prod(0, dtype=dtype))
+            if dtype in FLOATING:
+                _same(hvd.allreduce(given), rows.sum(0, dtype=dtype) / hvd.size())
+            _same(given, _mine(hvd.rank(), count, dtype))  # is left as it was
+            assert hvd.allreduce_(given, op=hvd.Sum) is given
+            _same(given, rows.sum(0, dtype=dtype))
+
+
+def check_allreduce_of_fractions_and_scales() -> None:
+    for count in COUNTS:
+        rows = [_random(rank, count) for rank in range(2)]
+        _same(hvd.allreduce(rows[hvd.rank()], op=hvd.Sum), rows[0] + rows[1])
+        scaled = hvd.allreduce(rows[hvd.rank()], op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        _same(scaled, (rows[0] * 0.5 + rows[1] * 0.5) * 4.0)
+        half = hvd.allreduce(rows[hvd.rank()], compression=hvd.Compression.fp16)
+        assert torch.allclose(half, (rows[0] + rows[1]) / 2, atol=0.01)
+
+
+def check_grouped_allreduce() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        given = [_mine(hvd.rank(), count, dtype) for count in COUNTS]
+        expected = [_all(count, dtype).sum(0, dtype=dtype) for count in COUNTS]
+        for result, wanted in zip(hvd.grouped_allreduce(given, op=hvd.Sum), expected, strict=True):
+            _same(result, wanted)
+        hvd.grouped_allreduce_(given, op=hvd.Sum)
+        for result, wanted in zip(given, expected, strict=True):
+            _same(result, wanted)
+
+
+def check_truth_values_and_views() -> None:
+    flags = torch.tensor([True, False, hvd.rank() == 0], device=DEVICE)
+    _same(hvd.allreduce(flags, op=hvd.Max), torch.tensor([True, False, True], device=DEVICE))
+    matrix = _random(hvd.rank(), 30, 40).T  # not contiguous
+    _same(hvd.allreduce(matrix, op=hvd.Sum), _random(0, 30, 40).T + _random(1, 30, 40).T)
+    images = _random(hvd.rank(), 4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    _same(hvd.allreduce(images, op=hvd.Sum), _random(0, 4, 3, 5, 5) + _random(1, 4, 3, 5, 5))
+    number = torch.tensor(float(hvd.rank() + 1), device=DEVICE)
+    _same(hvd.allreduce(number, op=hvd.Sum), torch.tensor(3.0, device=DEVICE))
+    nothing = torch.empty(0, 4, device=DEVICE)
+    _same(hvd.allgather(nothing), nothing)
+
+
+def check_allgather() -> None:
+    for dtype in (*FLOATING, *WHOLE, torch.uint8, torch.bool):
+        rows = [_mine(rank, 12 * (rank + 1), torch.int64).remainder(2).to(dtype).view(-1, 4) for rank in range(2)]
+        _same(hvd.allgather(rows[hvd.rank()]), torch.cat(rows))
+    large = [_random(rank, 1000 + rank, 300) for rank in range(2)]
+    _same(hvd.allgather(large[hvd.rank()]), torch.cat(large))
+
+
+def check_broadcast() -> None:
+    for dtype in (*FLOATING, *WHOLE, torch.uint8, torch.bool):
+        for root in range(2):
+            rows = [(_mine(rank, 100_000, torch.int64) % 2).to(dtype) for rank in range(2)]
+            _same(hvd.broadcast(rows[hvd.rank()], root), rows[root])
+            given = rows[hvd.rank()].clone()
+            hvd.broadcast_(given, root)
+            _same(given, rows[root])
+
+
+def check_alltoall() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        rows = [_mine(rank, 20, dtype).view(10, 2) + 10 * rank for rank in range(2)]
+        splits = [[7, 3], [0, 10]]
+        result, received = hvd.alltoall(rows[hvd.rank()], splits=torch.tensor(splits[hvd.rank()], dtype=torch.int32))
+        parts = [row.split(split)[hvd.rank()] for row, split in zip(rows, splits, strict=True)]
+        _same(result, torch.cat(parts))
+        assert received.tolist() == [len(part) for part in parts]
+
+
+def check_reducescatter() -> None:
+    for dtype in (*FLOATING, *WHOLE):
+        rows = [_mine(rank, 5 * 300, dtype).view(5, 300) for rank in range(2)]
+        whole = torch.stack(rows).sum(0, dtype=dtype)
+        _same(hvd.reducescatter(rows[hvd.rank()], op=hvd.Sum), whole.split([3, 2])[hvd.rank()])
+
+
+def check_adasum_of_equal_vectors_is_their_mean_and_of_orthogonal_ones_their_sum() -> None:
+    same = hvd.allreduce(torch.ones(1000, device=DEVICE), op=hvd.Adasum)
+    assert torch.allclose(same, torch.ones(1000, device=DEVICE))
+    apart = torch.zeros(1000, device=DEVICE)
+    apart[hvd.rank()] = 3.0
+    expected = torch.zeros(1000, device=DEVICE)
+    expected[:2] = 3.0
+    assert torch.allclose(hvd.allreduce(apart, op=hvd.Adasum), expected)
+
+
+def check_order_of_streams() -> None:
+    """A tensor is reduced when a slow kernel of another stream has written it, and read when that is done."""
+    if not ON_GPU:
+        raise Skip("needs a GPU")
+    for _ in range(5):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            matrix = torch.randn(4096, 4096, device=DEVICE)
+            for _ in range(10):
+                matrix = torch.tanh(matrix @ matrix)
+            given = (matrix * 0).flatten()[: 1 << 20] + (hvd.rank() + 1)
+            handle = hvd.allreduce_async(given, op=hvd.Sum)
+            del given  # its memory must not be given to others before it was read
+            torch.full((1 << 20,), -1.0, device=DEVICE)
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            result = hvd.synchronize(handle)
+            total = result.double().sum()
+        other.synchronize()
+        assert float(total) == 3.0 * (1 << 20), float(total)
+
+
+def check_many_at_a_time_in_any_order() -> None:
+    names = np.random.default_rng(hvd.rank()).permutation(60).tolist()
+    handles = {}
+    for name in names:
+        tensor = torch.full((1 + 997 * name,), float(name + hvd.rank()), device=DEVICE)
+        handles[name] = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"many.{name}")
+    for name in sorted(handles):
+        result = hvd.synchronize(handles[name])
+        _same(result, torch.full((1 + 997 * name,), 2.0 * name + 1, device=DEVICE))
+
+
+def _refusal(tensor: torch.Tensor, name: str) -> str:
+    """What hvd says to an all-reduce that the workers do not agree on."""
+    try:
+        hvd.allreduce(tensor, name=name)
+    except hvd.HorovodInternalError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+def check_what_does_not_agree_is_an_error_and_the_job_goes_on() -> None:
+    why = _refusal(torch.ones(3 + hvd.rank(), device=DEVICE), "differs")
+    assert "shape" in why, why
+    if ON_GPU:
+        why = _refusal(torch.ones(3, device=DEVICE if hvd.rank() == 0 else torch.device("cpu")), "elsewhere")
+        assert "device" in why, why
+    _same(hvd.allreduce(torch.ones(3, device=DEVICE), op=hvd.Sum), torch.full((3,), 2.0, device=DEVICE))
+
+
+def check_join() -> None:
+    rounds = 2 + 3 * hvd.rank()
+    for number in range(rounds):
+        result = hvd.allreduce(torch.ones(10, device=DEVICE), op=hvd.Sum, name=f"until.join.{number}")
+        expected = 2.0 if number < 2 else 1.0
+        _same(result, torch.full((10,), expected, device=DEVICE))
+    assert hvd.join() == 1
+
+
+def _net(dtype: torch.dtype, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 36, 64), nn.Tanh(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers).to(DEVICE, dtype)
+
+
+def _images(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both workers' batches, one after the other: 32 images."""
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(32, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return images.to(DEVICE, dtype), torch.randint(0, 10, (32,), generator=generator).to(DEVICE)
+
+
+def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, part: slice, dtype: torch.dtype, count: int = 5) -> None:
+    images, labels = _images(dtype)
+    for _ in range(count):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[part]), labels[part]).backward()
+        optimizer.step()
+
+
+def _own_part() -> slice:
+    return slice(16 * hvd.rank(), 16 * (hvd.rank() + 1))
+
+
+def _distance(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a.detach().double() - b.detach().double()).abs().max()) for a, b in pairs)
+
+
+def check_distributed_optimizer_is_one_process_on_the_whole_batch() -> None:
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        alone = _net(dtype)
+        _steps(alone, torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), slice(None), dtype)
+        model = _net(dtype, seed=hvd.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        _steps(model, optimizer, _own_part(), dtype)
+        assert _distance(model, alone) < tolerance, (dtype, _distance(model, alone))
+        others = hvd.allgather(torch.cat([p.detach().flatten() for p in model.parameters()])[None])
+        assert torch.equal(others[0], others[1]), "the replicas differ"
+
+
+def check_distributed_optimizer_with_compression_and_accumulation() -> None:
+    alone = _net(torch.float32)
+    _steps(alone, torch.optim.SGD(alone.parameters(), lr=0.1), slice(None), torch.float32)
+    for options in ({"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 2.0}, {"groups": 2}):
+        model = _net(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+        _steps(model, optimizer, _own_part(), torch.float32)
+        assert _distance(model, alone) < 1e-2, options
+
+
+def check_mixed_precision_with_torchs_scaler() -> None:
+    """As Horovod's documents have it: synchronize, unscale, step without another synchronize."""
+    model = _net(torch.float32)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: Any = hvd.DistributedOptimizer(plain, model.named_parameters())
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=256.0, enabled=ON_GPU)
+    images, labels = _images(torch.float32)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, dtype=torch.float16 if ON_GPU else torch.bfloat16):
+            loss = F.cross_entropy(model(images[_own_part()]).float(), labels[_own_part()])
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[0], losses
+    everyones = hvd.allgather(torch.cat([p.detach().flatten() for p in model.parameters()])[None])
+    assert torch.equal(everyones[0], everyones[1]), "the replicas differ"
+
+
+def check_sync_batch_norm_is_batch_norm_of_the_whole_batch() -> None:
+    if not ON_GPU:
+        raise Skip("hvd.SyncBatchNorm is for GPUs alone, as Horovod has it")
+    torch.manual_seed(1)
+    images, _ = _images(torch.float64)
+    alone = nn.BatchNorm2d(3, device=DEVICE, dtype=torch.float64)
+    whole = images.clone().requires_grad_()
+    alone(whole).square().sum().backward()
+    norm = hvd.SyncBatchNorm(3).to(DEVICE, torch.float64)
+    part = images[_own_part()].clone().requires_grad_()
+    norm(part).square().sum().backward()
+    assert part.grad is not None
+    assert whole.grad is not None
+    assert torch.allclose(part.grad, whole.grad[_own_part()], atol=1e-10)
+    assert norm.running_var is not None
+    assert alone.running_var is not None
+    assert torch.allclose(norm.running_var, alone.running_var, atol=1e-10)
+
+
+def check_autograd_through_collectives() -> None:
+    given = _random(hvd.rank(), 100).requires_grad_()
+    hvd.allreduce(given, op=hvd.Sum).mul(hvd.rank() + 1.0).sum().backward()
+    assert given.grad is not None
+    _same(given.grad, torch.full((100,), 3.0, device=DEVICE))
+
+
+def check_objects_and_states_of_the_device() -> None:
+    told = {"rank": hvd.rank(), "numbers": list(range(1000))}
+    assert hvd.broadcast_object(told, 0)["rank"] == 0
+    assert [each["rank"] for each in hvd.allgather_object(told)] == [0, 1]
+    model = _net(torch.float32, seed=hvd.rank())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (hvd.rank() + 1))
+    _steps(model, optimizer, slice(None), torch.float32, count=1 + hvd.rank())
+    reference = copy.deepcopy(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    state = optimizer.state_dict()["state"]
+    assert {int(each["step"]) for each in state.values()} == {1}
+    moment = state[0]["exp_avg"]
+    assert moment.device.type == DEVICE.type
+    if hvd.rank() == 0:
+        _same(moment, reference["state"][0]["exp_avg"])
+
+
+def check_ddp_through_gloo_is_the_same() -> None:
+    """torch's own replicas on the shared device, started beside hvd in the same workers."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    try:
+        devices = [torch.cuda.current_device()] if ON_GPU else None
+        theirs = DistributedDataParallel(_net(torch.float64), device_ids=devices)
+        _steps(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), _own_part(), torch.float64)
+        ours = _net(torch.float64)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1), ours.named_parameters())
+        _steps(ours, optimizer, _own_part(), torch.float64)
+        assert _distance(ours, theirs.module) < 1e-12, _distance(ours, theirs.module)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_memory_is_kept_for_as_long_as_it_is_read() -> None:
+    """Tensors that are dropped at once, while others take their place: what arrives is what was sent."""
+    for number in range(size(40, 5)):
+        count = size(1 << 22, 1 << 12)
+        handles = []
+        for part in range(4):
+            tensor = torch.full((count,), float(number + part + hvd.rank()), device=DEVICE)
+            handles.append(hvd.allreduce_async(tensor, op=hvd.Sum, name=f"kept.{part}"))
+            tensor = torch.full((count,), -7.0, device=DEVICE)
+        for part, handle in enumerate(handles):
+            result = hvd.synchronize(handle)
+            expected = 2.0 * (number + part) + 1
+            assert bool((result == expected).all()), (number, part)
+
+
+def check_shutdown_and_another_beginning() -> None:
+    hvd.shutdown()
+    hvd.init()
+    _same(hvd.allreduce(torch.ones(10, device=DEVICE), op=hvd.Sum), torch.full((10,), 2.0, device=DEVICE))
+    hvd.shutdown()
+
+
+def main() -> int:
+    return run_checks(dict(globals()))

@@ -1,0 +1,110 @@
+"""Checks in two workers of Lockstep's own trainer that share one GPU by Gloo: the same as one worker on all samples."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gpu.checking import run_checks
+from gpu.device import DEVICE, ON_GPU
+from gpu.nets import final_weights, step_losses, train_digits
+from lockstep.place import Place
+from lockstep.world import World, connect
+
+WORLDS: list[World] = []
+FOLDERS: list[Path] = []
+
+
+def _losses(world: World, name: str, net: str, **settings: Any) -> list[float]:
+    folder = FOLDERS[0] / name
+    train_digits(world, net, folder, **{"max_steps": 12, **settings})
+    return step_losses(folder) if world.is_main else []
+
+
+def _compare(net: str, ways: dict[str, dict[str, Any]], tolerance: float, **settings: Any) -> None:
+    world = WORLDS[0]
+    alone = World(Place(), world.device)
+    expected = _losses(alone, f"{net}-alone", net, **settings) if world.is_main else []
+    for name, way in ways.items():
+        found = _losses(world, f"{net}-{name}", net, **settings, **way)
+        if world.is_main:
+            np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=name)
+    world.barrier()
+    if world.is_main:
+        for path in FOLDERS[0].iterdir():
+            shutil.rmtree(path)
+    world.barrier()
+
+
+def check_workers_share_the_device() -> None:
+    world = WORLDS[0]
+    assert world.device.type == DEVICE.type, world.device
+    assert world.size == 2, world.size
+    if ON_GPU:
+        assert world.device.index == world.place.local_rank % torch.cuda.device_count()
+    assert world.gather(world.rank) == [0, 1]
+    numbers = torch.full((1000,), world.rank + 1.0, device=world.device)
+    assert bool((world.sum_(numbers) == 3).all())
+    assert bool((world.max_(torch.full((3,), float(world.rank), device=world.device)) == 1).all())
+
+
+def check_every_strategy_is_one_worker_on_all_samples() -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "ddp": {"strategy": "ddp"},
+        "horovod": {"strategy": "horovod"},
+        "sharded": {"strategy": "ddp", "shard_optimizer": True},
+    }
+    _compare("plain", ways, 1e-9, precision="fp64")
+
+
+def check_sync_bn_is_batch_norm_of_all_samples() -> None:
+    _compare("normed", {"horovod": {"strategy": "horovod", "sync_bn": True}}, 1e-8, precision="fp64")
+
+
+def check_levels_and_compression_stay_close() -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "ddp": {"strategy": "ddp"},
+        "horovod": {"strategy": "horovod"},
+        "fp16": {"strategy": "ddp", "compress": "fp16"},
+        "horovod-bf16": {"strategy": "horovod", "compress": "bf16"},
+    }
+    for precision in ("fp32", "bf16", "O1", "O2") if ON_GPU else ("bf16",):
+        _compare("plain", ways, 0.05, precision=precision)
+
+
+def check_interrupted_and_resumed_by_two() -> None:
+    world = WORLDS[0]
+    for strategy in ("ddp", "horovod"):
+        common = {"strategy": strategy, "precision": "fp64", "max_steps": 8}
+        whole = _losses(world, "whole", "plain", **common)
+        _losses(world, "parts", "plain", **{**common, "max_steps": 3})
+        parts = _losses(world, "parts", "plain", **common, resume="auto")
+        if world.is_main:
+            np.testing.assert_allclose(parts, whole, rtol=1e-9)
+            if not ON_GPU:
+                assert final_weights(FOLDERS[0] / "parts") == final_weights(FOLDERS[0] / "whole")
+        world.barrier()
+        if world.is_main:
+            for path in FOLDERS[0].iterdir():
+                shutil.rmtree(path)
+        world.barrier()
+
+
+def check_torchs_sync_bn_is_batch_norm_of_all_samples() -> None:
+    _compare("normed", {"ddp": {"strategy": "ddp", "sync_bn": True}}, 1e-8, precision="fp64")
+
+
+def main() -> int:
+    device: Literal["cuda", "cpu"] = "cuda" if ON_GPU else "cpu"
+    with connect(Place.from_environment(), device, "gloo") as world, tempfile.TemporaryDirectory() as folder:
+        WORLDS.append(world)
+        FOLDERS.append(Path(world.from_main(folder)))
+        code = run_checks(dict(globals()))
+        world.barrier()
+        WORLDS.clear()
+        return code

@@ -1,0 +1,50 @@
+"""The device of the suite: the GPU, or a CPU for trying the suite itself, with sizes that a CPU can bear."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+VARIABLE = "LOCKSTEP_GPU_SUITE_DEVICE"
+DEVICE = torch.device(os.environ.get(VARIABLE, "cuda"))
+ON_GPU = DEVICE.type == "cuda"
+
+
+def size(on_gpu: int, on_cpu: int) -> int:
+    """A size by the device."""
+    return on_gpu if ON_GPU else on_cpu
+
+
+def synchronize() -> None:
+    """Wait for all that the device was given to do."""
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+def seconds_of(work: Callable[[], object], seconds: float, warmup: int = 3) -> float:
+    """The seconds of one call, meaned over as many calls in a row as take about `seconds`.
+
+    By events in the GPU's stream, so that what the host takes to begin and end does not count; on a CPU by its clock.
+    """
+    for _ in range(warmup):
+        work()
+    synchronize()
+    start = time.perf_counter()
+    work()
+    synchronize()
+    calls = max(3, min(1000, int(seconds / max(1e-6, time.perf_counter() - start))))
+    if not ON_GPU:
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        return (time.perf_counter() - start) / calls
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / calls

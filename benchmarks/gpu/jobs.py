@@ -1,0 +1,149 @@
+"""Training jobs of the suite: Lockstep's own, put together here, so that a data set is loaded once for many of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gpu.device import DEVICE, ON_GPU, synchronize
+from lockstep import recipes
+from lockstep.config import TrainConfig
+from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.place import Place
+from lockstep.seeding import seed_all
+from lockstep.train.loop import take_step, train
+from lockstep.train.setup import Job, build_job, build_model
+from lockstep.world import World
+
+WARMUP_STEPS = 3
+
+
+class Trained(NamedTuple):
+    """What a run came to. Seconds of training are without evaluations and, as airbench counts, without warm-up."""
+
+    top1: float
+    train_seconds: float
+    whole_seconds: float  # with evaluations
+    warmup_seconds: float  # compiling, and the first steps
+    build_seconds: float  # the model, the optimizer, the images' way to the device
+    steps: int
+    images_per_second: float
+
+
+def one_worker() -> World:
+    device = torch.device("cuda", torch.cuda.current_device()) if ON_GPU else DEVICE
+    return World(Place(), device)
+
+
+def noise(samples: int, side: int, classes: int = 10) -> ImageData:
+    """Random images on the device."""
+    pixels = torch.randint(0, 256, (samples, 3, side, side), dtype=torch.uint8, device=DEVICE)
+    split = MemorySplit(pixels, torch.randint(0, classes, (samples,), device=DEVICE))
+    few = MemorySplit(pixels[:64], split.labels[:64])
+    names = tuple(map(str, range(classes)))
+    return ImageData("noise", names, split, few, InputSpec(3, side, side, (0.5,) * 3, (0.25,) * 3))
+
+
+def few(data: ImageData, samples: int) -> ImageData:
+    """The first images alone, for a trial on a CPU."""
+    splits: dict[str, Any] = {}
+    for name in ("train", "val"):
+        split = getattr(data, name)
+        assert isinstance(split, MemorySplit)
+        splits[name] = MemorySplit(split.images[:samples], split.labels[:samples])
+    return dataclasses.replace(data, **splits)
+
+
+def recipe(name: str, arch: str | None = None, **settings: Any) -> TrainConfig:
+    """A recipe with other values, each in the group that has a field of its name; nothing is tracked or kept."""
+    config = recipes.load(name, arch)
+    if arch:
+        settings["arch"] = arch
+    return changed(config, **{"track": (), "checkpoint_epochs": 0, **settings})
+
+
+def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
+    """A configuration with other values."""
+    groups: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for name, value in settings.items():
+        if hasattr(config, name):
+            top[name] = value
+            continue
+        parts = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+        group = next(key for key, part in parts if dataclasses.is_dataclass(part) and hasattr(part, name))
+        groups.setdefault(group, {})[name] = value
+    replaced = {key: dataclasses.replace(getattr(config, key), **values) for key, values in groups.items()}
+    return dataclasses.replace(config, **top, **replaced)
+
+
+@contextmanager
+def opened(config: TrainConfig, data: ImageData, model: nn.Module | None = None) -> Iterator[Job]:
+    """A job of one worker, in a folder that is removed."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = changed(config, run_dir=Path(folder) / "run", device=DEVICE.type)
+        with closing(build_job(config, one_worker(), data, model or build_model(config, data))) as job:
+            yield job
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without a run's lines on the terminal."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
+    """Take some steps and undo them: compiles, and lets libraries choose their kernels. Returns the seconds."""
+    start = time.perf_counter()
+    weights, buffers = copy.deepcopy(job.weights.state_dict()), copy.deepcopy(job.model.state_dict())
+    job.replica.train()
+    with closing(job.train_loader.epoch(0)) as batches:  # type: ignore[type-var]
+        for position in range(min(steps, job.steps_per_epoch)):
+            seed_all(job.config.seed, 0, 0)
+            take_step(job, next(batches), position)
+    job.meter.forget()
+    job.guard.report(job)
+    job.optimizer.state.clear()
+    job.weights.load_state_dict(weights)
+    if job.model is not job.weights:
+        job.model.load_state_dict(buffers)
+    synchronize()
+    return time.perf_counter() - start
+
+
+def run(config: TrainConfig, data: ImageData, warmed: bool = True) -> Trained:
+    """Train to the end."""
+    start = time.perf_counter()
+    with opened(config, data) as job:
+        synchronize()
+        build_seconds = time.perf_counter() - start
+        warmup_seconds = warm_up(job) if warmed else 0.0
+        start = time.perf_counter()
+        with quietly():
+            result = train(job)
+        synchronize()
+        whole = time.perf_counter() - start
+        images = result.steps * job.batching.global_batch
+    return Trained(
+        result.top1, result.seconds, whole, warmup_seconds, build_seconds, result.steps, images / result.seconds
+    )
+
+
+def free_memory() -> None:
+    """Let go of what earlier jobs have left."""
+    torch._dynamo.reset()
+    gc.collect()
+    if ON_GPU:
+        torch.cuda.empty_cache()

@@ -1,0 +1,54 @@
+"""What the suite has seen goes to benchmarks/records, or to the folder `records` of --out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+
+from gpu.device import DEVICE, ON_GPU
+
+VARIABLE = "LOCKSTEP_GPU_SUITE_OUT"
+JPEG_COPY = "a JPEG copy of CIFAR-10, on which networks are less accurate than on the original"
+
+
+def record(name: str, **figures: Any) -> None:
+    """Append a record to gpu_NAME.jsonl (NAME ends at a colon); what a CPU tried has files of its own."""
+    harness.FOLDER = _folder()
+    harness.append_record({"name": _file_of(name), **figures, "device": _describe()})
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get(VARIABLE) or harness.FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _file_of(name: str) -> str:
+    return ("gpu_" if ON_GPU else "trial_of_gpu_") + name
+
+
+def _describe() -> Mapping[str, Any]:
+    if not ON_GPU:
+        return {"kind": "cpu"}
+    properties = torch.cuda.get_device_properties(DEVICE)
+    return {
+        "kind": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
+
+
+def compare(
+    name: str, contestants: Mapping[str, harness.Work], bars: Mapping[str, harness.Bar], unit: harness.Unit, rounds: int
+) -> None:
+    """`harness.compare`, whose record goes where the suite's go."""
+    harness.FOLDER = _folder()
+    harness.compare(_file_of(name), contestants, bars, unit, rounds)

@@ -1,0 +1,97 @@
+"""Steps of the suite, each a process of its own: one that fails, hangs or fills the memory does not stop the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_SECONDS = 10.0  # that a stopped step has to end by itself
+
+
+class Outcome(NamedTuple):
+    """How a step ended: its exit code (None: left out), whether its time was over, and what it took."""
+
+    name: str
+    code: int | None
+    overtime: bool = False
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "left out, for lack of time"
+        how = "stopped: its time was over" if self.overtime else "done" if self.code == 0 else f"FAILED ({self.code})"
+        return f"{how}, {self.seconds:.0f} s"
+
+
+class Suite:
+    """Runs steps until the time is over.
+
+    Args:
+        seconds: For all steps together.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self.outcomes: list[Outcome] = []
+
+    def left(self) -> float:
+        """Seconds until the time is over."""
+        return self._end - time.monotonic()
+
+    def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 10.0) -> Outcome:
+        """Run `python -m gpu.MODULE WORDS` for at most `most` seconds, unless fewer than `least` are left.
+
+        A module is told by --seconds how long it has, if it has to choose what to leave out.
+        """
+        name = " ".join([module, *words])
+        seconds = min(most, self.left())
+        if seconds < least:
+            outcome = Outcome(name, None)
+        else:
+            print(f"\n=== {name} (at most {seconds:.0f} s)", flush=True)
+            start = time.monotonic()
+            command = [sys.executable, "-m", f"gpu.{module}", *words, "--seconds", f"{seconds - STOP_SECONDS:.0f}"]
+            code, overtime = run_until(command, seconds)
+            outcome = Outcome(name, code, overtime, time.monotonic() - start)
+        print(f"=== {name}: {outcome}", flush=True)
+        self.outcomes.append(outcome)
+        return outcome
+
+
+def run_until(command: Sequence[str], seconds: float, output: int | None = None) -> tuple[int, bool]:
+    """Run a command in a session of its own; its exit code, and whether it was stopped because its time was over."""
+    process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
+    try:
+        return process.wait(seconds), False
+    except subprocess.TimeoutExpired:
+        for kind, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+            _signal_group(process, kind)
+            try:
+                return process.wait(patience), True
+            except subprocess.TimeoutExpired:
+                continue
+        raise AssertionError("a killed process has not ended") from None
+    finally:
+        _signal_group(process, signal.SIGKILL)  # workers that outlived what started them
+
+
+def _signal_group(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, kind)
+
+
+def children_find(staged: Path | None) -> None:
+    """Let child processes import Lockstep from this checkout, the suite, and what was staged."""
+    folders = [ROOT / "benchmarks", ROOT / "src", ROOT / "compat" / "horovod" / "src"]
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    after = [str(staged)] if staged else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, folders), *filter(None, before), *after])
+    os.environ["PYTHONUNBUFFERED"] = "1"

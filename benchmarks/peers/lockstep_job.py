@@ -1,0 +1,104 @@
+"""Lockstep's own turn: an epoch of its real training loop, with its loader, metrics, records and TensorBoard.
+
+python lockstep_job.py CASE FOLDER lockstep [--contiguous], under `lockstep run`
+
+Images and weights are in channels_last, as Lockstep's recipes for such data have them, unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from cases import DEVIATIONS, LR, MEANS, MOMENTUM, WEIGHT_DECAY, Case, asked
+from turns import take_turns
+
+from lockstep.config import AugmentConfig, DataConfig
+from lockstep.data import folder, named
+from lockstep.data.loaders import TrainLoader, reader_for
+from lockstep.data.readers import Placement
+from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.sharding import Sharding
+
+CPU = torch.device("cpu")
+
+
+def data_of(case: Case, place: Path, workers: int) -> ImageData:
+    """As many images as an epoch takes."""
+    count = case.batch * case.steps * workers
+    if case.images == "mnist":
+        data = named.load("mnist", place, download=False)
+    elif case.images == "cifar10":
+        content = np.load(place / "cifar10.npz")
+        images = torch.from_numpy(content["images"]).permute(0, 3, 1, 2).contiguous()
+        split = MemorySplit(images, torch.from_numpy(content["labels"]))
+        spec = InputSpec(3, 32, 32, MEANS["cifar10"], DEVIATIONS["cifar10"])
+        data = ImageData("cifar10", tuple("0123456789"), split, split, spec)
+    else:
+        data = folder.load(place / "photographs", DataConfig(dataset=str(place / "photographs")))
+    return dataclasses.replace(data, train=_first(data.train, count))
+
+
+def _first(split: object, count: int) -> MemorySplit | FileSplit:
+    if isinstance(split, MemorySplit):
+        return MemorySplit(split.images[:count], split.labels[:count])
+    assert isinstance(split, FileSplit)
+    samples = [sample % len(split) for sample in range(count)]
+    return FileSplit([split.paths[sample] for sample in samples], [split.labels[sample] for sample in samples])
+
+
+def augmentation(case: Case) -> AugmentConfig:
+    if not case.crop_and_flip:
+        return AugmentConfig()
+    return AugmentConfig(flip=True) if case.side >= 224 else AugmentConfig(shift=4, flip=True)
+
+
+def loader_of(case: Case, data: ImageData, rank: int, workers: int) -> TrainLoader:
+    """The same batches for a loop that is not Lockstep's."""
+    processes = 0 if isinstance(data.train, MemorySplit) else 1
+    reader = reader_for(data.train, data.input, Placement(CPU), augmentation(case), processes=processes)
+    sharding = Sharding(len(data.train), case.batch * workers, rank, workers, drop_last=True)
+    return TrainLoader(reader, sharding, CPU)
+
+
+def main() -> None:
+    from lockstep.place import Place
+    from lockstep.train.fit import configure
+    from lockstep.train.loop import train_epoch
+    from lockstep.train.setup import build_job
+    from lockstep.world import connect
+
+    task = asked()
+    case = task.case
+    rules = {"lr": LR, "momentum": MOMENTUM, "nesterov": False, "weight_decay": WEIGHT_DECAY, "decay_all": True}
+    augment = augmentation(case)
+    with connect(Place.from_environment(), "cpu") as world, tempfile.TemporaryDirectory() as runs:
+        data = data_of(case, task.folder, world.size)
+        run_dir = world.from_main(runs)
+        config = configure(
+            **rules,
+            lr_scaling="none",
+            batch_size=case.batch,
+            epochs=1000,
+            schedule="constant",
+            device="cpu",
+            channels_last=not task.is_contiguous,
+            loader_workers="auto" if isinstance(data.train, MemorySplit) else 1,
+            run_dir=f"{run_dir}/run",
+            shift=augment.shift,
+            flip=augment.flip,
+        )
+        job = build_job(config, world, data, task.model())
+
+        def epoch() -> int:
+            train_epoch(job)
+            return case.batch * case.steps
+
+        take_turns(epoch)
+
+
+if __name__ == "__main__":
+    main()

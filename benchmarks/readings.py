@@ -1,0 +1,57 @@
+"""Contests whose turns read their figures off: the seconds to a mark, bytes of memory.
+
+As in `harness.compare` each contestant has a turn a round, in random order, the first round does not count, and ratios
+to the first contestant are taken within rounds. A turn may give several figures; each has a table and a record.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from statistics import quantiles
+from typing import Any
+
+from harness import Bar, append_record, median_interval
+
+Reading = Callable[[], Mapping[str, float]]  # one turn: its figures, by name
+
+
+def compare_readings(
+    name: str,
+    contestants: Mapping[str, Reading],
+    bars: Mapping[tuple[str, str], Bar],
+    unit: str,
+    rounds: int,
+    warm_up: int = 1,
+) -> None:
+    """Measure, print a table a figure, and append a record of each.
+
+    Args:
+        name: "FILE: CASE"; the figure's name follows in the record.
+        bars: By figure and contestant.
+        rounds: At least 2.
+    """
+    turns: dict[str, list[Mapping[str, float]]] = {contestant: [] for contestant in contestants}
+    for _ in range(warm_up + rounds):
+        for contestant in random.sample(list(contestants), len(contestants)):
+            turns[contestant].append(contestants[contestant]())
+    taken = {contestant: each[warm_up:] for contestant, each in turns.items()}
+    base = next(iter(taken.values()))
+    for figure in base[0]:
+        print(f"\n{name}, {figure}: {unit}, median (quartiles) of {rounds} rounds")
+        rows: dict[str, Any] = {}
+        for contestant, each in taken.items():
+            figures = [turn[figure] for turn in each]
+            ratios = [a / b[figure] for a, b in zip(figures, base, strict=True)]
+            row: dict[str, Any] = {"turns": figures, "figure": quantiles(figures), "ratio": quantiles(ratios)}
+            row["interval"] = median_interval(ratios)
+            if bar := bars.get((figure, contestant)):
+                row["bar"] = bar.verdict(row["ratio"][1], row["interval"])
+            rows[contestant] = row
+            print(f"  {contestant:28}{show(row['figure']):30}{show(row['ratio']):30}{row.get('bar', '')}".rstrip())
+        append_record({"kind": "comparison", "name": f"{name}, {figure}", "unit": unit, "contestants": rows})
+
+
+def show(spread: list[float]) -> str:
+    low, median, high = (f"{figure:.4g}" for figure in spread)
+    return f"{median} ({low} to {high})"

@@ -1,0 +1,103 @@
+"""How long is it from the command to the first step, against torchrun with a script that only imports torch?
+
+    python benchmarks/startup.py [ROUNDS]
+
+All train digits-net's first step at 64 images a worker and end. The peer, benchmarks/peers/first_step.py, makes random
+images and has no evaluation, records or checkpoint; with one worker it also runs without torchrun. Lockstep's runs are
+`lockstep train digits --max-steps 1`, which load the digits, augment, record, evaluate and save. A turn is one command,
+on all cores, and has three figures: the seconds to the end of the first step, as the peer writes it down and as
+metrics.jsonl has it; to the command's end; and of CPU, over all its processes. In the last case the workers are `true`,
+so that a turn is the launcher's own start and end.
+
+Bars: at most 1.1 times torchrun to the first step, and to the end with workers that do nothing. About 5 minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from harness import FOLDER, Bar
+from readings import Reading, compare_readings
+
+PEER = str(FOLDER / "peers" / "first_step.py")
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node")
+FIRST_STEP, END, CPU = "to the first step", "to the end", "CPU time"
+
+
+def timed(
+    words: list[str],
+    first_step: Callable[[Path], float] | None = None,
+    prepare: Callable[[Path], object] = lambda folder: None,
+) -> Reading:
+    """Run Python with these words in a folder of its own, whose name stands for FOLDER among them.
+
+    Args:
+        first_step: When the first step had ended, in seconds since 1970, by what the command left in the folder.
+        prepare: Puts into the folder what the command needs, before time counts.
+    """
+
+    def turn() -> dict[str, float]:
+        with TemporaryDirectory() as folder:
+            prepare(Path(folder))
+            command = [sys.executable, *(word.replace("FOLDER", folder) for word in words)]
+            cpu, began = _childrens_cpu_seconds(), time.time()
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            ended, cpu = time.time(), _childrens_cpu_seconds() - cpu
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+            figures = {FIRST_STEP: first_step(Path(folder)) - began} if first_step else {}
+        return {**figures, END: ended - began, CPU: cpu}
+
+    return turn
+
+
+def _childrens_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def of_peer(folder: Path) -> float:
+    return float((folder / "mark").read_text())
+
+
+def of_run(folder: Path) -> float:
+    """Of a session that took one step."""
+    records = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    return float([record["unix_time"] for record in records if record["kind"] == "step"][-1])
+
+
+def first_steps(workers: int) -> dict[str, Reading]:
+    ours = ["-m", "lockstep", "train", "digits", "-np", str(workers), "--device", "cpu", "-b", "64"]
+    ours += ["--optimizer", "sgd", "--max-steps", "1", "--run-dir", "FOLDER/run"]
+    contestants = {
+        "torchrun": timed(["-m", *TORCHRUN, str(workers), PEER, "FOLDER/mark"], of_peer),
+        "lockstep train": timed(ours, of_run),
+    }
+    if workers == 1:
+        contestants["python, no launcher"] = timed([PEER, "FOLDER/mark"], of_peer)
+    return contestants
+
+
+def main(rounds: int) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does for more than one worker
+    for workers in (1, 2):
+        name = f"startup: first step, {workers} worker{'s' * (workers > 1)}"
+        bars = {(FIRST_STEP, "lockstep train"): Bar("at most", 1.1)}
+        compare_readings(name, first_steps(workers), bars, "seconds", rounds)
+    empty = {
+        "torchrun": timed(["-m", *TORCHRUN, "2", "--no-python", "true"]),
+        "lockstep run": timed(["-m", "lockstep", "run", "-np", "2", "--", "true"]),
+    }
+    compare_readings("startup: empty", empty, {(END, "lockstep run"): Bar("at most", 1.1)}, "seconds", rounds)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 4)
