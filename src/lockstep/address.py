@@ -1,7 +1,7 @@
 """Where rank 0 of a job on several hosts is, from what its launcher and its batch system tell every worker.
 
 All workers must come to the same answer without asking each other, so it follows from variables that are the same for
-all. Rank 0 checks that it is there. docs/launchers.md has the table.
+all. Rank 0 checks that it is there. docs/reference/launchers.md has the table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lockstep.errors import WorldError
 from lockstep.hostlist import expand
 from lockstep.place import SLURM, Place
 from lockstep.store import LOOPBACK
+from lockstep.untrusted import read_text
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
 OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's own; Open MPI up to 4
@@ -63,7 +64,7 @@ def launch_name(place: Place, environment: Mapping[str, str] = os.environ) -> st
 
 def derived_port(launch: str) -> int:
     """The port that a launch takes by its name: 20000 + CRC-32 of the name modulo 10000."""
-    return PORTS[zlib.crc32(launch.encode()) % len(PORTS)]
+    return PORTS[zlib.crc32(launch.encode(errors="backslashreplace")) % len(PORTS)]
 
 
 def is_here(host: str) -> bool:
@@ -111,9 +112,9 @@ def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network)
 def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
     """The first host of a host file; jsrun starts nothing on the batch host, which LSF lists first."""
     try:
-        hosts = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+        hosts = [line.split()[0] for line in read_text(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or str(error)
         raise WorldError(
             f"{name}={path} cannot be read on {socket.gethostname()} ({reason}); set MASTER_ADDR (the host of "
             f"rank 0) and MASTER_PORT (a free port there) for all workers"

@@ -225,7 +225,7 @@ class ParallelConfig:
     shard_optimizer: bool = False
     """Keep a share of the optimizer's state on each worker (ZeRO stage 1), with ddp."""
     dist_backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries the gradients. auto: nccl between GPUs, gloo between CPUs."""
+    """What carries the gradients. auto: nccl between GPUs, gloo between CPUs. By gloo, workers may share a GPU."""
     check_replicas: Annotated[int, arg(metavar="STEPS")] = 100
     """Compare the workers' weights every so many steps, and before each checkpoint; 0 does not."""
 

@@ -29,6 +29,8 @@ VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 def choose_interface(place: Place, store: Store, host: str) -> None:
     """Tell Gloo its interface, unless somebody has: loopback if all workers are here, else the one towards rank 0.
 
+    They are where they meet at a loopback address, too, as when several nodes are tried on one machine.
+
     NCCL is told where all workers are here; else it knows better, as it may use several.
 
     Args:
@@ -39,7 +41,7 @@ def choose_interface(place: Place, store: Store, host: str) -> None:
     """
     if GLOO in os.environ:
         return
-    if place.local_size == place.size:
+    if place.local_size == place.size or is_loopback(host):
         os.environ[GLOO] = _interface(LOOPBACK)
         os.environ.setdefault(NCCL, os.environ[GLOO])
         return
@@ -72,13 +74,18 @@ def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
     return [(name, address) for _, name, address in found]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is given by a name or address that only workers of the same machine can use."""
+    return host == "localhost" or host.startswith("127.")
+
+
 def listening_address(host: str) -> str:
     """Where rank 0 listens, and its host's other workers find it, if this machine is `host`; EVERYWHERE if unknown.
 
     The address that the name means, unless that is loopback, as Debian has it in /etc/hosts: the others know the name
     by another address then, which is that of GLOO_SOCKET_IFNAME's interface, or of the only one that there is.
     """
-    if host == "localhost" or host.startswith("127."):
+    if is_loopback(host):
         return LOOPBACK
     means = [str(info[4][0]) for info in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
     named = [address for address in means if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]

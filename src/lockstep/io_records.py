@@ -1,8 +1,8 @@
 """Bytes and operations of a whole job over time, out of the records that each worker keeps for itself.
 
-Worker N of a run appends to RUN/io/worker-N.jsonl (docs/run-folder.md lists the fields). An amount is what was read or
-written in the `seconds` that ended at `unix_time`; so workers need not sample together, and sessions of a resumed run,
-also on another number of workers, stand in the same files.
+Worker N of a run appends to RUN/io/worker-N.jsonl (docs/reference/run-folder.md lists the fields). An amount is what
+was read or written in the `seconds` that ended at `unix_time`; so workers need not sample together, and sessions of a
+resumed run, also on another number of workers, stand in the same files.
 """
 
 from __future__ import annotations

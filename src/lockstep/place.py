@@ -1,8 +1,8 @@
 """A worker's place among its peers, as the launcher that started it says: the only reader of RANK and its like.
 
 One row a launcher. Launchers nest (torchrun in a Slurm step, mpirun in a batch job), so the rows stand innermost first:
-torchrun, then `OTHERS`; the first one that is there decides. docs/launchers.md says how each is recognised, and where
-the names come from.
+torchrun, then `OTHERS`; the first one that is there decides. docs/reference/launchers.md says how each is recognised,
+and where the names come from.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ OTHERS = (
 # A Kubernetes training operator starts one worker a pod, so the ranks count the nodes as well.
 KUBEFLOW = "Kubeflow"
 KUBEFLOW_VARIABLES = ("RANK", "WORLD_SIZE", *ADDRESS)
+WORKERS_A_POD = "PET_NPROC_PER_NODE"  # for torchrun; a number or auto, cpu, gpu
 KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
 
 
@@ -148,6 +149,11 @@ def _is_kubeflow(environment: Mapping[str, str]) -> bool:
 
 
 def _read_kubeflow(environment: Mapping[str, str]) -> Place:
+    if environment.get(WORKERS_A_POD, "").isdecimal() and environment[WORKERS_A_POD] != "1":
+        raise WorldError(
+            f"{WORKERS_A_POD}={environment[WORKERS_A_POD]}: the operator counts several workers a pod (nprocPerNode), "
+            f"but this is one; have torchrun start them: command: [torchrun, -m, lockstep, train, ...]"
+        )
     rank, size = _numbers(KUBEFLOW, {name: environment[name] for name in ("RANK", "WORLD_SIZE")})
     _check(KUBEFLOW, {name: environment[name] for name in KUBEFLOW_VARIABLES}, 0 <= rank < size)
     return Place(rank, size, 0, 1, rank, KUBEFLOW)

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from lockstep.untrusted import parse_json
+from lockstep.untrusted import open_plain, parse_json
 
 LONGEST_LINE = 16 << 20  # characters; the longest record, of a job of thousands of workers, has a hundredth of that
 
@@ -81,8 +83,15 @@ def read_records(path: Path, on_damage: Callable[[int], None] = lambda line: Non
 
     Args:
         on_damage: Told the number of each line, from 1, that is neither empty nor a whole record.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe or device.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
+    try:
+        content = open_plain(path)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    with io.TextIOWrapper(content, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(_lines(file), start=1):
             record = parse_record(line)
             if record is not None:

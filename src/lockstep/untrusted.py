@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
 MOST_YAML_NODES = 20_000
@@ -16,7 +17,7 @@ MOST_YAML_DIGITS = 100  # of such integers, signs and underscores included; 64 b
 MOST_YAML_BYTES = 1 << 18  # PyYAML takes a second for that; a configuration has a few thousand
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """A plain file, open for reading.
 
     Raises:
@@ -43,6 +44,19 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     if max(len(content), size_bytes) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")
     return content
+
+
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """The content of a plain file of UTF-8.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is larger than `most_bytes`, no text, or a pipe or device.
+    """
+    try:
+        return read_bytes(path, most_bytes).decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text") from None
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.errors import WorldError, first_line
+from lockstep.imports import collector_paused
 from lockstep.place import SLURM, Place
 from lockstep.rendezvous import open_store
 
@@ -121,15 +122,17 @@ def connect(
 ) -> Iterator[World]:
     """Connect this worker to its peers, and disconnect it after a good end.
 
-    Collectives of CPU tensors go through Gloo, of CUDA tensors through NCCL, or with backend "gloo" through Gloo too.
+    Collectives of CPU tensors go through Gloo, of CUDA tensors through NCCL, or with backend "gloo" through Gloo too,
+    where workers may share a GPU: they take the GPUs in turn.
 
     Raises:
         WorldError: The device is not there, the backend does not carry its tensors, or the peers cannot be reached.
     """
-    import torch
-    import torch.distributed as dist
+    with collector_paused():
+        import torch
+        import torch.distributed as dist
 
-    chosen = _choose_device(place, device)
+    chosen = _choose_device(place, device, may_share=backend == "gloo")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     elif backend == "nccl":
@@ -137,7 +140,9 @@ def connect(
     if place.size == 1 or dist.is_initialized():
         yield World(place, chosen)
         return
-    import torch._dynamo  # Imported later, as making an optimizer does, it would keep the process group alive for good.
+    with collector_paused():
+        # Imported later, as making an optimizer does, it would keep the process group alive for good.
+        import torch._dynamo
 
     backends = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and backend != "gloo" else "gloo"
     # Under a name of its own: a later connection must not find the addresses of an earlier one.
@@ -150,7 +155,7 @@ def connect(
             f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use"
         ) from error
     world = World(place, chosen)
-    if chosen.type == "cuda":
+    if chosen.type == "cuda" and backend != "gloo":
         _check_devices(world)
     yield world
     disconnect()  # not after an error: the process then ends, which is what its peers must see
@@ -169,7 +174,7 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
-def _choose_device(place: Place, device: str) -> torch.device:
+def _choose_device(place: Place, device: str, may_share: bool = False) -> torch.device:
     import torch
 
     if device == "auto":
@@ -181,12 +186,13 @@ def _choose_device(place: Place, device: str) -> torch.device:
     count = torch.cuda.device_count()
     if count == 1 and _sees_one_device():
         return torch.device("cuda", 0)  # a launcher or a script has given each worker its own
-    if place.local_size > count:
+    if place.local_size > count and not may_share:
         raise WorldError(
-            f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPUs{_slurm_hint(place)}; "
-            f"start at most one worker a GPU, or add --device cpu"
+            f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
+            f"{_slurm_hint(place)}; start at most one worker a GPU, or add --device cpu, or --dist-backend gloo, by "
+            f"which workers may share a GPU"
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", place.local_rank % count)
 
 
 def _sees_one_device() -> bool:
@@ -220,5 +226,6 @@ def _check_devices(world: World) -> None:
         if len(ranks) > 1:
             raise WorldError(
                 f"workers {ranks} on {host} share the GPU {name.strip()}: CUDA_VISIBLE_DEVICES is the same for all; "
-                f"give each worker its own (Slurm: --gpus-per-task=1), unset it, or add --device cpu"
+                f"give each worker its own (Slurm: --gpus-per-task=1), unset it, or add --device cpu, or "
+                f"--dist-backend gloo, by which they may share it"
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from lockstep import __version__
 from lockstep.errors import WorldError
 from lockstep.place import Place
 from lockstep.world import usable_cores
@@ -39,7 +40,7 @@ def examine() -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    yield Finding("Lockstep", version("lockstep-torch"))
+    yield Finding("Lockstep", __version__)
     remedy = "" if sys.version_info >= MIN_PYTHON else "Lockstep needs Python 3.11 or newer"
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
     found = version("torch")

@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
     console.print(table)
     console.print(
         "Mult-adds: millions of multiplications with addition for one image, in convolutions and linear layers. "
-        "Quoted: CIFAR-10 top-1 as published for 200 epochs (docs/models.md), not measured here.",
+        "Quoted: CIFAR-10 top-1 as published for 200 epochs (docs/reference/models.md), not measured here.",
         highlight=False,
     )
     console.print("\nNetworks of torchvision, for colour images of any size their layers allow:", highlight=False)

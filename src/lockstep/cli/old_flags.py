@@ -1,7 +1,7 @@
 """Words of older training scripts in Lockstep's: a pure step before the flags are read.
 
 What meant one thing is translated, what meant nothing or several things is refused with what to write instead;
-docs/old-scripts.md has the tables. The flags are those of the scripts themselves: PyTorch's ImageNet and MNIST
+docs/howto/old-scripts.md has the tables. The flags are those of the scripts themselves: PyTorch's ImageNet and MNIST
 examples, Apex's main_amp.py, pytorch-cifar and Horovod's examples. Translating twice changes nothing, so that workers
 may be started with either words.
 """
@@ -75,7 +75,7 @@ REFUSED = {
     "--save-model": "leave it out: a run leaves its best weights in its folder as model.safetensors",
     "--test-batch-size": _EVALUATION,
     "--train-dir": _FOLDERS,
-    "--use-adasum": "Adasum is there for scripts of Horovod's API (docs/horovod.md), not for lockstep train",
+    "--use-adasum": "Adasum is there for scripts of Horovod's API (docs/reference/horovod.md), not for lockstep train",
     "--val-batch-size": _EVALUATION,
     "--val-dir": _FOLDERS,
 }

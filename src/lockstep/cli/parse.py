@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Annotated, Literal, TypeVar
 
 import tyro
@@ -86,7 +87,7 @@ def named_arch(command: TrainCommand, words: Sequence[str]) -> str | None:
 
 def _config_named_in(words: Sequence[str]) -> str | None:
     """The value of --config, before the words are parsed."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip_longest(words, words[1:]):
         if word == "--config" or word.startswith("--config="):
             return following if word == "--config" else word.partition("=")[2]
     return None

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from lockstep.cli.old_flags import translate
@@ -13,6 +14,7 @@ from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.cli.workers import Elastic, run_workers
 from lockstep.config import TrainConfig, check_workers
 from lockstep.errors import ConfigError
+from lockstep.imports import collector_paused
 from lockstep.place import Place
 from lockstep.run_names import new_run_path
 from lockstep.time_limit import parse_time_limit
@@ -98,7 +100,9 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
 
 
 def _train(config: TrainConfig, world: World) -> None:
-    from lockstep.train import run
+    with collector_paused():
+        import_module("torch._dynamo")  # as any optimizer would, at the collector's usual pace
+        from lockstep.train import run
 
     run(config, world)
 

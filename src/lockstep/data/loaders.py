@@ -20,7 +20,6 @@ from lockstep.data.progressive import Sizes
 from lockstep.data.readers import Batch, MemoryReader, Placement, Reader
 from lockstep.data.sets import EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
-from lockstep.data.stream import FileSource, StreamReader, UserSource
 from lockstep.data.users import describe
 from lockstep.errors import ConfigError
 
@@ -49,6 +48,8 @@ def reader_for(
     """
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed, sizes)
+    from lockstep.data.stream import FileSource, StreamReader, UserSource  # with Pillow
+
     _check_augmentation(augment)
     if isinstance(split, EncodedSplit):
         source = FileSource(split, spec, augment, seed, sizes)
@@ -169,7 +170,12 @@ def loaders(
             last, smaller batch is dropped, so that all workers' batches are equal and plain averages are exact.
         rank: This worker's number.
         size: The number of workers.
+        data_dir: Where named data sets are kept.
+        download: Fetch a named data set that is not there.
+        augment: Random changes to the training images, such as `AugmentConfig(shift=4, flip=True)`; None: none.
+        device: Where batches are put.
         workers: Loader processes, for data that is not held in memory.
+        seed: Decides the order of samples and the augmentation.
 
     Returns:
         Two iterables of (images, floating [N, C, H, W], normalised; labels, int64 [N]) on `device`. The training

@@ -5,8 +5,8 @@
     OUT/train/index.npy            one row a sample, in the folder's order: where its bytes lie, its label, its CRC-32
     OUT/val/...                    the same of the validation images
 
-docs/data.md is the specification. WebDataset's own: https://github.com/webdataset/webdataset (tar members are grouped
-by what stands before the first dot of their base name).
+docs/howto/data.md is the specification. WebDataset's own: https://github.com/webdataset/webdataset (tar members are
+grouped by what stands before the first dot of their base name).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from lockstep.data.sets import EncodedSplit
 from lockstep.errors import DataError, first_line
 from lockstep.records import write_json
-from lockstep.untrusted import read_json
+from lockstep.untrusted import open_plain, read_bytes, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,8 +169,8 @@ def is_begun(folder: Path) -> bool:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return FORMAT in path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return FORMAT.encode() in read_bytes(path)
+    except (OSError, ValueError):
         return False
 
 
@@ -197,6 +197,7 @@ class PackedSplit(EncodedSplit):
     def _open_index(self) -> npt.NDArray[np.void]:
         path = self.folder / INDEX_FILE
         try:
+            open_plain(path).close()
             index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except Exception as error:  # NumPy raises many types on damaged headers
             raise DataError(f"{path} cannot be read ({first_line(error)}); copy it again, or pack anew") from None

@@ -15,6 +15,7 @@ from lockstep.data.listing import list_images
 from lockstep.data.packed import INDEX_FILE, ROW, SPLITS, Manifest, PackedPart, Shard, is_packed, member_name
 from lockstep.data.processes import Advance, run_all
 from lockstep.errors import DataError
+from lockstep.untrusted import open_plain
 
 FILES_A_TASK = 256
 PIECE_BYTES = 1 << 20
@@ -80,12 +81,13 @@ def _read_index(folder: Path, part: PackedPart) -> tuple[npt.NDArray[np.void], l
     """A split's index, empty where it is damaged, and what is wrong with it."""
     path = folder / INDEX_FILE
     try:
-        content = path.read_bytes()
+        with open_plain(path) as file:
+            content = file.read()
         index = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # mapped: it claims no more than there is
     except OSError as error:
         return np.empty(0, ROW), [f"{path} cannot be read ({error.strerror})"]
     except Exception:  # NumPy raises many types on damaged headers
-        index = None
+        content, index = b"", None
     same = hashlib.sha256(content).hexdigest() == part.index_sha256
     if not same or index is None or index.dtype != ROW or index.shape != (part.samples,):
         return np.empty(0, ROW), [f"{path} is not the index that was packed"]

@@ -1,6 +1,6 @@
 """Horovod's API for PyTorch (`import horovod.torch as hvd`) on torch.distributed.
 
-Behaviour as documented at https://horovod.readthedocs.io; docs/horovod.md lists every name and what differs.
+Behaviour as documented at https://horovod.readthedocs.io; docs/reference/horovod.md lists every name and what differs.
 """
 
 from lockstep.hvd import elastic

@@ -45,16 +45,18 @@ def agree(pending: Sequence[dict[bytes, bytes]], joined: Sequence[bool]) -> Verd
         joined: By rank, whether the worker has joined, and so goes along with what it has not submitted.
     """
     leader = next((entries for entries, has_joined in zip(pending, joined, strict=True) if not has_joined), None)
-    candidates = {name: None for entries in pending for name in entries} if leader is None else leader
+    # Where many workers say the same, and the caller hands over one dictionary for all of them, it is read once.
+    said = {(id(entries), has): (entries, has) for entries, has in zip(pending, joined, strict=True)}.values()
+    candidates = {name: None for entries, _ in said for name in entries} if leader is None else leader
     agreed: list[bytes] = []
     mismatched: list[bytes] = []
     lacking: dict[bytes, tuple[int, ...]] = {}
     for name in candidates:
-        without = tuple(rank for rank, entries in enumerate(pending) if name not in entries)
-        if not all(joined[rank] for rank in without):
+        without = [has_joined for entries, has_joined in said if name not in entries]
+        if not all(without):
             continue
         if without:
-            lacking[name] = without
-        signatures = {entries[name] for entries in pending if name in entries}
+            lacking[name] = tuple(rank for rank, entries in enumerate(pending) if name not in entries)
+        signatures = {entries[name] for entries, _ in said if name in entries}
         (agreed if len(signatures) == 1 else mismatched).append(name)
     return Verdict(tuple(agreed), tuple(mismatched), lacking)

@@ -137,7 +137,7 @@ def allreduce(
     Raises:
         HorovodInternalError: The workers do not agree, a worker is lost, or Horovod is not running.
         ValueError: The dtype is not supported, the same name is pending, or this worker is not in the set.
-        TypeError, AttributeError, NotImplementedError: As docs/horovod.md lists for wrong arguments.
+        TypeError, AttributeError, NotImplementedError: As docs/reference/horovod.md lists for wrong arguments.
     """
     op = resolve_operation(op, average)
     compressed, ctx = compression.compress(tensor)

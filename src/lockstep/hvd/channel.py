@@ -301,9 +301,17 @@ class Channel:
             self._control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
         if place:
             inline.pack(requests, self._control.outgoing_tensor[place])
-        messages = self._control.exchange()
-        if joined or not fits or not all(message[: len(head)] == head for message in messages):
-            return self._settle(requests, block, messages)
+        if self._control.surveys:
+            same, longest = self._control.survey(head)
+            if joined or not same:
+                whole = longest <= CAPACITY_BYTES
+                return self._settle(requests, block, self._control.exchange(longest if whole else HEADER_BYTES))
+            if place:
+                self._control.exchange(place.stop)
+        else:
+            messages = self._control.exchange()
+            if joined or not fits or not all(message[: len(head)] == head for message in messages):
+                return self._settle(requests, block, messages)
         if place:
             with self._timeline.activity(requests):
                 results = inline.unpack(requests, self._control.rows()[:, place])
@@ -316,7 +324,7 @@ class Channel:
     def _settle(self, requests: Sequence[Request], block: bytes, messages: Sequence[memoryview]) -> bool:
         """The rest of a round whose messages differ."""
         heads = [HEADER.unpack_from(message) for message in messages]
-        if HEADER_BYTES + max(length for length, _, _ in heads) > CAPACITY_BYTES:
+        if HEADER_BYTES + max(length for length, _, _ in heads) > len(messages[0]):
             blocks = self._control.exchange_bytes(block)
         else:
             blocks = [
@@ -327,7 +335,8 @@ class Channel:
         newly_joined = [rank for rank in range(self.size) if joined[rank] and not self._joined[rank]]
         self._joined = joined
         self._last_joined = max(newly_joined, default=self._last_joined)
-        verdict = agree([entries_of(entries) for entries in blocks], joined)
+        entries = {block: entries_of(block) for block in set(blocks)}  # many workers say the same
+        verdict = agree([entries[block] for block in blocks], joined)
         self._carry_out(verdict, {request.key: request for request in requests})
         if all(joined):
             self._all_joined()

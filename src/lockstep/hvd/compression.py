@@ -46,7 +46,12 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The compressions there are."""
+    """The compressions there are.
+
+    Attributes:
+        none: Tensors travel as they are.
+        fp16: Floating-point tensors travel as float16, and come back in their own dtype.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

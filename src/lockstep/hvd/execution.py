@@ -98,7 +98,7 @@ class Execution:
             # Were nothing else pending, it would have travelled in the round's message: sum in that order here too,
             # so that timing changes no bit.
             inline.pack(batch, self._control.outgoing_tensor[place])
-            self._control.exchange()
+            self._control.exchange(place.stop)
             return inline.unpack(batch, self._control.rows()[:, place])
         tensors = [tensor for member in batch for tensor in member.tensors]
         in_place = [member.in_place for member in batch for _ in member.tensors]

@@ -61,6 +61,8 @@ def broadcast_optimizer_state(
     afterwards.
 
     Args:
+        optimizer: Any of torch.optim, with the same parameters on all workers.
+        root_rank: The worker whose state is sent.
         model: Accepted for the sake of scripts; not needed.
 
     Raises:
@@ -116,6 +118,12 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """One worker's object, on all workers: anything that cloudpickle takes, lambdas included.
+
+    Args:
+        obj: The root's counts; the others may give anything.
+        root_rank: The sender's global rank, also within a process set.
+        name: Under which the workers match the operation.
+        process_set: The workers that take part.
 
     Raises:
         ValueError: The root is not in the set.

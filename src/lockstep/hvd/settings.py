@@ -1,4 +1,4 @@
-"""The HOROVOD_* variables that mean something here; docs/horovod.md lists all, with those that have no effect."""
+"""The HOROVOD_* variables that mean something here; docs/reference/horovod.md lists those without effect, too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The data collectives beneath the engine: three operations, through Gloo for CPU tensors and NCCL for CUDA tensors.
 
+Where NCCL cannot connect the workers, as when several share a GPU, CUDA tensors go through the host's memory and Gloo.
+
 All tensors are contiguous. Every worker calls the same operations in the same order; operations return when their
 result is there (Gloo) or ordered on the current CUDA stream (NCCL).
 """
@@ -72,6 +74,31 @@ class GlooTransfers(Transfers):
             work.wait(NO_TIMEOUT)
 
 
+class StagedTransfers(GlooTransfers):
+    """Through a Gloo group, for CUDA tensors: copied to the host, sent, and copied back on the current stream.
+
+    The host waits for the device.
+    """
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
+        staged = [_on_host(tensor) for tensor in tensors]
+        super().all_reduce(staged, operation)
+        for tensor, result in zip(tensors, staged, strict=True):
+            tensor.copy_(result)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        staged = _on_host(tensor)
+        super().broadcast(staged, root)
+        if self.rank != root:
+            tensor.copy_(staged)
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        received = [torch.empty(output.shape, dtype=output.dtype, device="cpu") for output in outputs]
+        super().all_to_all(received, [_on_host(tensor) for tensor in inputs])
+        for output, part in zip(outputs, received, strict=True):
+            output.copy_(part)
+
+
 class NcclTransfers(Transfers):
     """Through an NCCL group, on the current CUDA stream; the host does not wait."""
 
@@ -94,6 +121,11 @@ class NcclTransfers(Transfers):
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         self._group.alltoall([as_bytes(tensor) for tensor in outputs], [as_bytes(tensor) for tensor in inputs]).wait()
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy in the host's memory, which is there when this returns."""
+    return tensor.to("cpu", copy=True)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ class FixedRendezvous(RendezvousHandler):
 def introduce(store: Store, secret: str, node: int, nodes: int) -> None:
     """Prove to the other agents that this one knows the job's secret, and see that they do, before anything else.
 
-    torch's store lets everyone in who can reach it; what a stranger may do there, docs/security.md says.
+    torch's store lets everyone in who can reach it; what a stranger may do there, docs/explanation/security.md says.
 
     Raises:
         ValueError: Somebody who does not know the secret has taken a node's place, or serves the store.
@@ -197,7 +197,7 @@ class Agent(LocalElasticAgent):
             max_restarts=0,
             monitor_interval=0.1,
         )
-        super().__init__(spec, specs, shutdown_timeout=END_SECONDS)
+        super().__init__(spec, specs)
         self._report = report
         self._by_hand = not job.slots
         self.watch: Watch | None = None
@@ -261,7 +261,9 @@ class Agent(LocalElasticAgent):
             pass  # the first node has ended, and so this one does
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = END_SECONDS) -> None:
-        super()._shutdown(signal.SIGTERM, timeout)
+        if self._pcontext:  # before torch does so, which gives them 30 s; to torch 2.11 no other time can be told
+            self._pcontext.close(signal.SIGTERM, END_SECONDS)
+        super()._shutdown(signal.SIGTERM)
 
     def tell_others(self, verdict: dict[str, Any]) -> None:
         """Where nodes are started by hand, let their agents know why the job ends."""

@@ -23,6 +23,7 @@ from typing import TypeVar
 from lockstep.errors import ConfigError
 from lockstep.hostlist import counts, expand
 from lockstep.launch.hosts import Host
+from lockstep.untrusted import read_text
 
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
 BATCH_HOST = re.compile(r"(batch|launch|login)[-_]?[0-9]*(\..*)?")
@@ -40,11 +41,11 @@ class Allocation:
     reason: str = ""
 
 
-def read_text(path: str) -> str:
-    return Path(path).read_text()
+def _read(path: str) -> str:
+    return read_text(Path(path))
 
 
-def find_allocation(environment: Mapping[str, str], read: Read = read_text, gpus: int = 0) -> Allocation | None:
+def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: int = 0) -> Allocation | None:
     """The allocation that `environment` tells of, or None outside of one.
 
     Slots are workers. In Slurm they are the tasks a node that the job asked for, if that is more than one on some node;
@@ -192,8 +193,8 @@ def _table(path: str, variable: str, most: int, read: Read) -> list[list[str]]:
     """The words of each line that is not blank."""
     try:
         rows = [line.split() for line in read(path).splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"{variable}={path} cannot be read: {reason}; run this inside the job, or say -H HOST:WORKERS,..."
         ) from None

@@ -29,7 +29,7 @@ import psutil
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
-from lockstep.interfaces import address_towards, addresses, interface_of, only_address
+from lockstep.interfaces import address_towards, addresses, interface_of, is_loopback, only_address
 from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
@@ -260,7 +260,7 @@ class Node:
         address = _resolved(name)
         pairs = addresses(self._job.interfaces)
         own = [each for _, each in pairs]
-        if self._job.node == 0 and address.startswith("127.") and name != "localhost" and not name.startswith("127."):
+        if self._job.node == 0 and address.startswith("127.") and not is_loopback(name):
             # Debian calls a host 127.0.1.1 in its own /etc/hosts; the others know it by another address
             if not own:
                 raise NodeError(f"calls itself {address}, and has no other address; give --master-addr an address")

@@ -19,7 +19,13 @@ from lockstep.launch.plan import ByHand, JobPlan, plan_job
 from lockstep.launch.transports import Kind, Transport
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
-SYSTEMS: dict[str, Kind] = {"Slurm": "slurm", "PBS": "pbs", "LSF": "lsf", "Cobalt": "mpi", "Grid Engine": "ssh"}
+SYSTEMS: dict[str, Kind] = {
+    "Slurm": "slurm",
+    "PBS": "pbs",
+    "LSF": "lsf",
+    "Cobalt": "mpi",
+    "Grid Engine": "ssh",
+}
 BY_HAND_SECONDS = 600.0  # in which people start the other nodes
 
 

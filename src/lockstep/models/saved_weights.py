@@ -11,7 +11,8 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lockstep.errors import CheckpointError, first_line
 WRAPPERS = {"module", "_orig_mod"}
 # Where training scripts keep the weights within what they save.
 NESTED = ("net", "state_dict", "model_state_dict", "model")
+SEARCHED = 4096  # characters
 
 
 def read(path: Path) -> Any:
@@ -34,15 +36,15 @@ def read(path: Path) -> Any:
     try:
         mapped = zipfile.is_zipfile(path)  # the form of torch 1.6 and later; it need not be read as a whole
         # Warnings are of a pickle that is refused anyway.
-        with torch.serialization.safe_globals(_NUMBERS), warnings.catch_warnings(action="ignore"):
+        with torch.serialization.safe_globals(_NUMBERS), warnings.catch_warnings(action="ignore"), _short_search():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle can raise nearly anything
         wanted = re.search(r"(?:GLOBAL|unrecognized function|but got) ([^\s,]+)", str(error))
         if wanted and "nsupported" in str(error):
             raise CheckpointError(
-                f"{path} is refused, and nothing in it was run: it asks for {wanted[1].rstrip('.')}, where checkpoints "
-                f"hold tensors, numbers and text. It may be an attack; or a whole model was saved, which its own "
-                f"script must save anew as state_dict()"
+                f"{path} is refused, and nothing in it was run: it asks for {wanted[1][:100].rstrip('.')}, where "
+                f"checkpoints hold tensors, numbers and text. It may be an attack; or a whole model was saved, which "
+                f"its own script must save anew as state_dict()"
             ) from None
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint of torch.save: {first_line(error)[:200]}"
@@ -81,6 +83,29 @@ def few(words: Iterable[Any], most: int = 3) -> str:
     texts = [str(word) for word in words]
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return (", ".join(texts[:most]) or "nothing") + more
+
+
+class _ShortSearch:
+    """Python's `re`, whose `search` looks at the first characters alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(re, name)
+
+    def search(self, pattern: str, text: str) -> re.Match[str] | None:
+        return re.search(pattern, text[:SEARCHED])
+
+
+@contextmanager
+def _short_search() -> Iterator[None]:
+    """Keep torch from searching a refusal's whole message, in which a file's name for what it wants may fill megabytes.
+
+    The time of one of its patterns grows with the square of that.
+    """
+    torch.serialization.re = _ShortSearch()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.serialization.re = re
 
 
 class _Format:

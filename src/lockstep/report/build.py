@@ -9,6 +9,7 @@ from lockstep.report.document import Document, Section
 from lockstep.report.sections import (
     batch,
     collectives,
+    comparisons,
     environments,
     large_batch,
     learning,
@@ -41,6 +42,7 @@ def build(material: Material, title: str) -> Document:
         loading.build(material),
         io_section,
         large_batch.build(material),
+        comparisons.build(material),
         loss_scale.build(material),
         environments.build(material),
     ]

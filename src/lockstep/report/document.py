@@ -95,6 +95,44 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A measured value with the range in which it lies, such as a median ratio with its confidence interval."""
+
+    name: str
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Values with their ranges, one below the other.
+
+    Args:
+        reference: What they are compared with, by name and value.
+    """
+
+    key: str
+    title: str
+    x_label: str
+    rows: Sequence[Interval]
+    reference: tuple[str, float]
+    note: str = ""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest value that is drawn."""
+        values = [self.reference[1], *(end for row in self.rows for end in (row.low, row.high))]
+        return min(values), max(values)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the values, all above zero, need a logarithmic axis to be told apart."""
+        low, high = self.ends
+        return low > 0 and high > 5 * low
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of results.
 
@@ -118,7 +156,7 @@ class Section:
 
     title: str
     text: str = ""
-    parts: Sequence[Chart | Bars | Table] = ()
+    parts: Sequence[Chart | Bars | Intervals | Table] = ()
 
 
 @dataclass(frozen=True)

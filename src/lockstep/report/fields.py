@@ -43,6 +43,15 @@ def rows(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
+def numbers(record: Record, key: str, count: int) -> list[float] | None:
+    """A list of so many numbers."""
+    value = record.get(key)
+    if not isinstance(value, list) or len(value) != count:
+        return None
+    found = [number_within(item, LARGEST) for item in value]
+    return [float(item) for item in found if item is not None] if None not in found else None
+
+
 def spread(record: Record, *keys: str) -> tuple[float, float, float] | None:
     """Lower quartile, median and upper quartile; a lone number is all three."""
     alone = number(record, *keys)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.report.curves import draw_curves
-from lockstep.report.document import Bars, Chart, Document
+from lockstep.report.document import Bars, Chart, Document, Intervals
 from lockstep.report.palette import LIGHT, color_count
-from lockstep.report.ticks import number, numbers_of
+from lockstep.report.ticks import number, numbers_of, of_intervals
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -79,6 +79,8 @@ def write(document: Document, folder: Path) -> list[Path]:
                 files += _save(_draw_chart(part, LIGHT.line_colors(part, count)), folder, part.key)
             elif isinstance(part, Bars):
                 files += _save(_draw_bars(part), folder, part.key)
+            elif isinstance(part, Intervals):
+                files += _save(_draw_intervals(part), folder, part.key)
     return files
 
 
@@ -141,6 +143,30 @@ def _draw_bars(bars: Bars) -> Figure:
     axes.grid(False, axis="x")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, numbers_of(bars.y_label))))
     _add_legend(figure, handles, is_right=True)
+    return figure
+
+
+def _draw_intervals(part: Intervals) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.1 + 0.27 * len(part.rows)), layout="constrained")
+    axes = figure.add_subplot()
+    name, value = part.reference
+    places, middles = range(len(part.rows)), [row.middle for row in part.rows]
+    axes.axvline(value, color=LIGHT.text, linewidth=0.9, linestyle="--")
+    axes.hlines(places, [row.low for row in part.rows], [row.high for row in part.rows], LIGHT.lines[0], linewidth=1.6)
+    axes.plot(middles, places, "o", color=LIGHT.lines[0], markersize=5)
+    axes.set_xscale("log" if part.is_wide else "linear")
+    ticks = of_intervals(part)
+    axes.set_xticks(ticks, [number(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(places, [_short(row.name, _NAME_LENGTH) for row in part.rows])
+    axes.set_ylim(len(part.rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    axes.set_xlabel(_short(part.x_label, 80))
+    figure.suptitle(_short(part.title, 80), x=0.01, ha="left", fontsize=10, fontweight="bold")
+    axes.text(value, 1.01, _short(name, _NAME_LENGTH), transform=axes.get_xaxis_transform(), ha="center", fontsize=7.5)
     return figure
 
 

@@ -16,7 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 from lockstep.report.curves import drawable
-from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, show
+from lockstep.report.document import Bars, Cell, Chart, Document, Intervals, Section, Table, show
+from lockstep.report.interval_picture import draw
 from lockstep.report.palette import DARK, LIGHT, Palette, color_count
 from lockstep.report.ticks import measured, numbers_of
 
@@ -121,8 +122,19 @@ def _warnings(warnings: Sequence[str]) -> str:
 
 def _section(section: Section, number: int, colors: int) -> str:
     text = "".join(f"<p>{escape(line)}</p>\n" for line in section.text.split("\n") if line.strip())
-    parts = "".join(_table(part) if isinstance(part, Table) else _figure(part, colors) for part in section.parts)
+    parts = "".join(_part(part, colors) for part in section.parts)
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
+
+
+def _part(part: Chart | Bars | Intervals | Table, colors: int) -> str:
+    if isinstance(part, Table):
+        return _table(part)
+    return _intervals(part) if isinstance(part, Intervals) else _figure(part, colors)
+
+
+def _intervals(part: Intervals) -> str:
+    heading = f"<h3>{escape(part.title)}</h3>\n{_note(part.note)}"
+    return f'<figure id="{escape(part.key)}">\n{heading}<div class="scroll">{draw(part)}</div>\n</figure>\n'
 
 
 def _note(note: str) -> str:

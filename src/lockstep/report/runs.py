@@ -1,4 +1,4 @@
-"""Reading run folders (docs/run-folder.md), also of runs that still go on and of runs that were cut short."""
+"""Reading run folders (docs/reference/run-folder.md), also of runs that still go on and of runs that were cut short."""
 
 from __future__ import annotations
 

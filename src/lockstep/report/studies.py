@@ -10,10 +10,9 @@ from lockstep.records import read_records
 from lockstep.report.fields import number, text
 from lockstep.report.runs import describe_damage
 
-KINDS = ("scaling", "batch", "collectives", "loading")
+COMPARISON = "comparison"  # written by benchmarks/harness.py
+KINDS = ("scaling", "batch", "collectives", "loading", COMPARISON)
 LARGE_BATCH = "large_batch"  # written by benchmarks/large_batch.py, without a kind
-
-
 PREDICTION = "predict"  # the report fits the same model itself
 
 

@@ -1,4 +1,4 @@
-"""Where an axis is marked, and how its numbers are written, for the images."""
+"""Where an axis is marked, and how its numbers are written, for images and intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lockstep.report.document import Chart, Scale
+from lockstep.report.document import Chart, Intervals, Scale
 
 Numbers = Literal["plain", "bytes", "seconds"]
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -84,3 +84,16 @@ def powers(low: float, high: float, base: int) -> list[float]:
     first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
     step = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
     return [float(base) ** power for power in range(first, last + 1, step)]
+
+
+def of_intervals(part: Intervals) -> list[float]:
+    """Round values of the axis of intervals, among them some within the ends."""
+    low, high = part.ends
+    if part.is_wide:
+        exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        places = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
+        return [place for place in places if low * 0.8 <= place <= high * 1.25]
+    apart = 10 ** math.floor(math.log10((high - low) or 1.0))
+    apart *= next(step for step in (0.2, 0.5, 1, 2) if (high - low) <= 6 * step * apart or step == 2)
+    first = math.ceil(low / apart - 0.5)
+    return [round(tick * apart, 12) for tick in range(first, math.floor(high / apart + 0.5) + 1)]

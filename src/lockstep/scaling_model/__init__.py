@@ -1,7 +1,7 @@
 """The model of scaling: what adding workers costs, fitted to measured points, and what it says of larger counts.
 
 `series_of` makes series out of the records of `lockstep study scaling`, `fit` fits the model to one of them.
-docs/studies.md has the formula.
+docs/howto/studies.md has the formula.
 """
 
 from lockstep.scaling_model.model import LEVEL, Error, Model, Prediction, fit

@@ -81,8 +81,8 @@ def measure_steps(job: Job, length: Length) -> dict[str, Any]:
     """Throughput, the split of a step's time, and memory; call it on every worker.
 
     Returns:
-        The fields of a record of `lockstep study scaling` (docs/studies.md) that are measured. Seconds are medians over
-        steps, meaned over workers. Without steps apart several workers' time is not split.
+        The fields of a record of `lockstep study scaling` (docs/howto/studies.md) that are measured. Seconds are
+        medians over steps, meaned over workers. Without steps apart several workers' time is not split.
     """
     clock = PhaseClock(job.world.device)
     job = replace(job, clock=clock, schedule=Schedule("constant", peak=0.0, total_steps=1))

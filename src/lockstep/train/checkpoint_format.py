@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.train.snapshot import Snapshot, Tensors
-from lockstep.untrusted import parse_json, read_json
+from lockstep.untrusted import open_plain, parse_json, read_json
 
 FORMAT = 1
 PARTIAL = ".partial-"
@@ -157,9 +157,9 @@ def read_tensors(path: Path) -> Tensors:
 def describe_file(path: Path) -> dict[str, Any] | None:
     """A file's size and SHA-256; None where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 

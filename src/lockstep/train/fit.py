@@ -51,6 +51,9 @@ def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Resu
         **settings: Any field of `TrainConfig` or of its groups by name, such as epochs=10, batch_size=64, lr=0.1,
             run_dir="runs/mine", resume="auto".
 
+    Returns:
+        The last evaluation's figures, on every worker.
+
     Raises:
         ConfigError: A setting that there is not, or a value that cannot be.
         LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.

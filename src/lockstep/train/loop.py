@@ -40,7 +40,18 @@ from lockstep.train.snapshots import snapshot_interval
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: the last evaluation, over all workers, and where everything lies."""
+    """What a run came to: the last evaluation, over all workers, and where everything lies.
+
+    Attributes:
+        top1: Share of the validation samples whose first guess is right, from 0 to 1.
+        top5: Share of those whose class is among the first five.
+        loss: Mean over the validation samples.
+        samples: Validation samples, over all workers.
+        best_top1: Of all evaluations of the run.
+        steps: Optimizer steps, over all sessions.
+        seconds: Of training, over all sessions.
+        run_dir: The run's folder, with records and checkpoints.
+    """
 
     top1: float
     top5: float

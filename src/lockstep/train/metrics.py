@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lockstep.world import World
+
+FEW_LOGITS = 1 << 15  # of a pass that is counted fastest together with others
+PASSES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -33,15 +37,33 @@ class Totals:
         }
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """What a forward pass gave: losses [N], logits [N, K], labels [N], weights [N] (None: all 1)."""
+
+    losses: torch.Tensor
+    logits: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor | None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it is small, and so counted fastest together with others."""
+        return self.weights is None and self.logits.numel() <= FEW_LOGITS
+
+
 class Meter:
     """Collects this worker's steps on the device and reduces them over all workers when asked.
 
-    Nothing is copied to the host before then, so a GPU is never waited for in between.
+    Nothing is copied to the host before then, so a GPU is never waited for in between. Small steps are counted several
+    at once: a dozen operations on a few numbers each take as long as on many.
     """
 
     def __init__(self, world: World):
         self._world = world
+        self._last: _Pass | None = None  # of the step, and not yet in `_step`
         self._step: torch.Tensor | None = None
+        self._waiting: list[_Pass] = []  # of one shape; each was a step, and they come after `_steps`
         self._steps: list[torch.Tensor] = []
 
     def add(
@@ -51,29 +73,49 @@ class Meter:
         labels: torch.Tensor,
         weights: torch.Tensor | None = None,
     ) -> None:
-        """Add one forward pass to the step: losses [N], logits [N, K], labels [N], weights [N] (None: all 1)."""
-        hits = logits.detach().topk(min(5, logits.shape[1]), dim=1).indices == labels.unsqueeze(1)
-        rows = torch.stack([losses.detach().double(), hits[:, 0].double(), hits.any(1).double()])
-        if weights is None:
-            sums, count = rows.sum(1), rows.new_full((1,), len(labels))
-        else:
-            sums, count = rows @ weights.double(), weights.double().sum().unsqueeze(0)
-        row = torch.cat([sums, count])
-        self._step = row if self._step is None else self._step + row
+        """Add one forward pass to the step: losses [N], logits [N, K], labels [N], weights [N] (None: all 1).
+
+        The tensors are read later, and must stay as they are.
+        """
+        self._end_pass()
+        self._last = _Pass(losses.detach(), logits.detach(), labels, weights)
+
+    def _end_pass(self) -> None:
+        if self._last is not None:
+            row = _count([self._last])[0]
+            self._step = row if self._step is None else self._step + row
+            self._last = None
 
     def end_step(self) -> None:
         """The passes since the last call were one step."""
+        if self._step is None and self._last is not None and self._last.may_wait:
+            if self._waiting and self._waiting[0].logits.shape != self._last.logits.shape:
+                self._count_waiting()
+            self._waiting.append(self._last)
+            self._last = None
+            if len(self._waiting) == PASSES_AT_ONCE:
+                self._count_waiting()
+            return
+        self._end_pass()
         if self._step is not None:
+            self._count_waiting()
             self._steps.append(self._step)
             self._step = None
 
+    def _count_waiting(self) -> None:
+        if self._waiting:
+            self._steps.extend(_count(self._waiting))
+            self._waiting.clear()
+
     def is_finite(self, back: int) -> bool:
         """Whether this worker's own loss was finite in the last step (0), or so many steps before."""
+        self._count_waiting()
         return bool(self._steps[-1 - back][0].isfinite())
 
     def forget(self) -> None:
         """Empty the meter."""
-        self._step = None
+        self._last = self._step = None
+        self._waiting.clear()
         self._steps.clear()
 
     def reduce(self) -> list[Totals]:
@@ -81,6 +123,7 @@ class Meter:
 
         All workers must have ended the same number of steps.
         """
+        self._count_waiting()
         if not self._steps:
             return []
         table = self._world.sum_(torch.stack(self._steps))
@@ -89,6 +132,23 @@ class Meter:
 
     def reduce_passes(self) -> Totals:
         """The sum of all passes since the last call; workers may have added different numbers of them, even none."""
+        self._end_pass()
         row = torch.zeros(4, dtype=torch.float64) if self._step is None else self._step
         self._step = None
         return Totals(*self._world.sum_(row.to(self._world.device)).tolist())
+
+
+def _count(passes: Sequence[_Pass]) -> torch.Tensor:
+    """The sums of each pass, [passes, 4]: loss, top-1, top-5 and samples. Several have one shape, and no weights."""
+    first = passes[0]
+    logits = first.logits if len(passes) == 1 else torch.cat([taken.logits for taken in passes])
+    labels = torch.cat([taken.labels for taken in passes]).unsqueeze(1)
+    hits = (logits.topk(min(5, logits.shape[1]), dim=1).indices == labels).view(len(passes), len(first.labels), -1)
+    losses = torch.stack([taken.losses for taken in passes]).double()
+    rows = torch.stack([losses, hits[:, :, 0].double(), hits.any(2).double()], dim=1)
+    if first.weights is None:
+        sums, count = rows.sum(2), rows.new_full((len(passes), 1), len(first.labels))
+    else:
+        weights = first.weights.double()
+        sums, count = rows @ weights, weights.sum().view(1, 1)
+    return torch.cat([sums, count], dim=1)

@@ -90,7 +90,8 @@ def report_overflow(job: Job) -> None:
     if not are_finite(job.world, job.model):
         job.guard.refuse_weights(job, f"the weights are NaN or infinite before step {progress.step + 1}")
     progress.leave_out()
-    job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale now {scale:g}")
+    now = "now" if job.precision.adapts_loss_scale else "stays"
+    job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale {now} {scale:g}")
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
             f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "

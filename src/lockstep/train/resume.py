@@ -105,26 +105,27 @@ def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
     if config.run.run_dir is None:
         return None, []
     try:
-        found, problems = checkpoint.newest_sound(config.run.run_dir / "checkpoints")
+        return _newest_sound(config.run.run_dir / "checkpoints")
     except CheckpointError as error:  # a snapshot may do
         return None, [str(error)]
-    return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
 def _find(config: TrainConfig) -> tuple[Path | None, list[str]]:
     named = Path(str(config.run.resume))
     if config.run.resume == "auto":
         run = config.run.run_dir or newest_run_path(config)
-        if run is None:
-            return None, []
-        found, problems = checkpoint.newest_sound(run / "checkpoints")
-    elif is_old(named):
+        return _newest_sound(run / "checkpoints") if run else (None, [])
+    if is_old(named):
         return named, []
-    elif checkpoint.names_one(named):
+    if checkpoint.names_one(named):
         checkpoint_format.verify(named)
         return named, []
-    else:
-        found, problems = checkpoint.newest_sound(checkpoint.locate(named).parent)
+    return _newest_sound(checkpoint.locate(named).parent)
+
+
+def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint there that is sound, and what to say of newer ones."""
+    found, problems = checkpoint.newest_sound(folder)
     return found, [f"{problem}; going on from {found}" for problem in problems]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 from lockstep.errors import CheckpointError
 from lockstep.train.finite_weights import are_finite
@@ -27,7 +27,7 @@ def take_snapshot(job: Job) -> Snapshot:
 
 
 def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
-    """On all workers: what gives, on rank 0, a snapshot of the state as it is; taken once, however often it is called.
+    """On all workers: what gives, on those that write it, a snapshot of the state as it is.
 
     Raises:
         ReplicasDifferError: The workers' weights are not equal; raised on all workers.
@@ -40,7 +40,7 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
             job, f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written"
         )
     job.strategy.gather_state(job.optimizer)
-    return cache(partial(take_snapshot, job))
+    return partial(take_snapshot, job)
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:

@@ -88,6 +88,12 @@ class Snapshot:
         return max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds)
 
     @property
+    def _seconds_without_a_record(self) -> float:
+        """How long no step was recorded, once two records have shown how often there is one: who waits lives, too."""
+        last = self.metrics.last_time
+        return self.now - last if last is not None and self.metrics.longest_gap_seconds else 0.0
+
+    @property
     def state(self) -> State:
         ago = f"last sign of life {duration(self.now - self.last_sign)} ago" if self.last_sign else ""
         failures = sorted((worker for worker in self.workers if worker.failure), key=lambda one: one.has_lost_peer)
@@ -103,6 +109,9 @@ class Snapshot:
             return State("waiting", "no records yet")
         if self.now - self.last_sign > self.silent_seconds:
             return State("silent", f"{ago}; it has ended without a word, or hangs")
+        if self._seconds_without_a_record > max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds):
+            since = duration(self._seconds_without_a_record)
+            return State("silent", f"alive, but no step recorded for {since}: a long evaluation, or it hangs")
         return State("running", f"running, {ago}")
 
     def setting(self, *names: str, default: Any = None) -> Any:

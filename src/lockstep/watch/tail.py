@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.records import parse_record
+from lockstep.untrusted import open_plain
 
 PORTION_BYTES = 16 << 20  # the view is drawn between two of them
 SKIM_BYTES = 32 << 20  # of a longer file, which a day's training writes, only a part of the steps is parsed
@@ -46,7 +47,7 @@ class Tail:
     def read(self, most_bytes: int = PORTION_BYTES) -> News:
         """The whole lines since the last look, up to `most_bytes` of them; none while there is no file."""
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 status = _status(file.fileno())
                 is_new = status.file_id != self._file_id or status.size_bytes < self._offset
                 if is_new:
@@ -55,7 +56,7 @@ class Tail:
                     self._every = 1 + (status.size_bytes - self._offset) // SKIM_BYTES
                 file.seek(self._offset)
                 data = file.read(most_bytes)
-        except OSError:
+        except (OSError, ValueError):
             return News([])
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half-written
         if not whole and len(data) == most_bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.errors import LOST_PEER
 from lockstep.io_records import KIND, worker_file
+from lockstep.untrusted import open_plain
 from lockstep.watch.tail import Tail
 from lockstep.watch.values import number, one_line
 
@@ -77,11 +78,11 @@ class WorkerFiles:
             size = self._log.stat().st_size
             if size == self.worker.log_bytes:
                 return
-            with self._log.open("rb") as file:
+            with open_plain(self._log) as file:
                 file.seek(max(0, size - LOG_BYTES))
                 self.worker.failure = last_error(file.read())
             self.worker.log_bytes = size
-        except OSError:
+        except (OSError, ValueError):
             self.worker.log_bytes = None
 
 

@@ -292,6 +292,6 @@ def _parameters(mode: str, studies: Sequence[_Study]) -> list[Table]:
         [item.series.label, *parameter] for item in studies if item.model for parameter in item.model.parameters
     ]
     columns, formats = zip(*_PARAMETERS, strict=True)
-    note = "docs/studies.md has the model's formula."
+    note = "docs/howto/studies.md has the model's formula."
     title = f"{_MODES[mode][0]}: the model's parameters"
     return [Table(f"scaling-{mode}-model", title, columns, rows, formats, note)] if rows else []

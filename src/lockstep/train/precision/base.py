@@ -20,6 +20,8 @@ class Precision:
     """Logits are converted to it before the loss, which is summed in it."""
     loss_scale = 1.0
     """What the loss is multiplied with at present."""
+    adapts_loss_scale = False
+    """Whether an overflow lowers it."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model with its parameters in this precision."""

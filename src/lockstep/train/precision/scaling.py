@@ -67,6 +67,10 @@ class ScaledPrecision(Precision):
     def loss_scale(self) -> float:  # type: ignore[override]
         return self._scaler.scale
 
+    @property
+    def adapts_loss_scale(self) -> bool:  # type: ignore[override]
+        return self._scaler.is_dynamic
+
     def backward(self, loss: torch.Tensor) -> None:
         (loss * self._scaler.scale).backward()
 

@@ -36,9 +36,12 @@ class RecordTracker(Tracker):
         def keep(record: dict[str, Any]) -> bool:
             if record.get("kind") == "run":
                 return True
-            again = in_epoch and record.get("kind") == "epoch" and record.get("step") == start_step
-            return 0 < record.get("step", 0) <= start_step and not again
+            at_end = record.get("kind") == "epoch" and record.get("step") == start_step
+            if at_end and not in_epoch:
+                self._recorded.add((start_step, record.get("split")))
+            return 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
 
+        self._recorded: set[tuple[int, Any]] = set()  # a run that is already complete evaluates once more
         try:
             keep_records(self._path, keep)
             return PatientFile(self._path, self._tell)
@@ -48,7 +51,8 @@ class RecordTracker(Tracker):
             ) from None
 
     def record(self, record: Record) -> None:
-        self._file.write(format_record(record))
+        if record["kind"] != "epoch" or (record["step"], record["split"]) not in self._recorded:
+            self._file.write(format_record(record))
 
     def unwritten(self) -> list[str]:
         return [problem for problem in (self._file.flush(),) if problem]

@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch.utils.tensorboard import SummaryWriter
-
+from lockstep.imports import collector_paused
 from lockstep.train.run_folder import logger
 from lockstep.train.trackers.base import Record, Tracker, scalars
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 ROOM_BYTES = 1 << 20  # free on the disk, or nothing is written
 
@@ -21,13 +24,15 @@ class TensorBoardTracker(Tracker):
     """Writes scalars over optimizer steps; a resumed run hides the steps that it takes again.
 
     A disk that takes no more ends the event file, which is told once; when there is room, another one goes on. The
-    curve has a gap there: `metrics.jsonl` has all of it.
+    curve has a gap there: `metrics.jsonl` has all of it. TensorBoard is imported for the first figures, not before the
+    first step.
     """
 
     def __init__(self, folder: Path, start_step: int, tell: Callable[[str], None] = logger.warning):
         self._folder = folder
         self._tell, self._told = tell, False
-        self._writer: SummaryWriter | None = SummaryWriter(str(folder), purge_step=start_step + 1)
+        self._writer: SummaryWriter | None = None
+        self._hidden_from: int | None = start_step + 1  # the step from which the next file hides what others tell
 
     def record(self, record: Record) -> None:
         figures = scalars(record)
@@ -35,7 +40,7 @@ class TensorBoardTracker(Tracker):
             return
         try:
             self._check_room()
-            self._writer = self._writer or SummaryWriter(str(self._folder))
+            self._writer = self._writer or self._open()
             for tag, value in figures.items():
                 self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
@@ -46,11 +51,20 @@ class TensorBoardTracker(Tracker):
 
     def rewind(self, step: int, in_epoch: bool) -> None:
         self._give_up()
+        self._hidden_from = step + 1
         with suppress(OSError):  # else the next record opens one
-            self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+            self._writer = self._open()
 
     def close(self) -> None:
         self._give_up()
+
+    def _open(self) -> SummaryWriter:
+        with collector_paused():
+            from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
+        self._hidden_from = None
+        return writer
 
     def _check_room(self) -> None:
         """Foresee a full disk: TensorBoard's thread would end on it with a traceback on standard error.

@@ -1,0 +1,74 @@
+"""Benchmarks (benchmarks/): contestants that took turns, and their ratios to the first of them.
+
+A contestant's turns were timed, by the wall clock and by CPU time (harness.py), or gave a figure (readings.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lockstep.report.document import Cell, Interval, Intervals, Section, Table
+from lockstep.report.fields import Record, mapping, numbers, text
+from lockstep.report.sources import Material
+from lockstep.report.studies import COMPARISON
+
+_COLUMNS = (
+    ("benchmark", ""),
+    ("contestant", ""),
+    ("unit", ""),
+    ("median", ",.4g"),
+    ("ratio", ".3f"),
+    ("ratio by CPU time", ".3f"),
+    ("bar", ""),
+)
+
+
+def build(material: Material) -> Section | None:
+    newest: dict[str, tuple[Record, list[list[Cell]]]] = {}
+    for record in material.of_kind(COMPARISON):
+        name = text(record, "name") or "benchmark"
+        if rows := list(_rows(name, record)):
+            newest[name] = record, rows
+    if not newest:
+        return None
+    charts = [_chart(index, name, record) for index, (name, (record, _)) in enumerate(newest.items(), start=1)]
+    columns, formats = zip(*_COLUMNS, strict=True)
+    note = "Medians of the rounds. Ratios are taken within rounds, to the first contestant of each benchmark."
+    all_rows = [row for _, rows in newest.values() for row in rows]
+    table = Table("comparisons", "Benchmarks", columns, all_rows, formats, note)
+    return Section("Benchmarks", parts=[*(chart for chart in charts if chart.rows), table])
+
+
+def _chart(index: int, name: str, record: Record) -> Intervals:
+    contestants = list(_contestants(record))
+    first = contestants[0][0] if contestants else ""
+    rows = []
+    for contestant, row in contestants[1:]:
+        quartiles = numbers(row, "ratio", 3) or numbers(row, "wall_ratio", 3)
+        if quartiles and min(quartiles) > 0:
+            interval = numbers(row, "interval", 2) or numbers(row, "wall_interval", 2)
+            low, high = interval or (quartiles[0], quartiles[2])
+            rows.append(Interval(contestant, low, quartiles[1], high))
+    label = f"{text(record, 'unit') or 'the figure'}, as a ratio to {first}"
+    note = "Medians of the ratios within rounds, with their 95 % intervals."
+    return Intervals(f"comparison-{index}", name, label, rows, (first, 1.0), note)
+
+
+def _rows(name: str, record: Record) -> Iterator[list[Cell]]:
+    for contestant, row in _contestants(record):
+        median = _middle(row, "figure", "wall")
+        if median is not None:
+            ratios = [_middle(row, "ratio", "wall_ratio"), _middle(row, "cpu_ratio")]
+            yield [name, contestant, text(record, "unit"), median, *ratios, text(row, "bar")]
+
+
+def _middle(row: Record, *keys: str) -> float | None:
+    """The median of the first of these that there is."""
+    found = (numbers(row, key, 3) for key in keys)
+    return next((quartiles[1] for quartiles in found if quartiles), None)
+
+
+def _contestants(record: Record) -> Iterator[tuple[str, Record]]:
+    for name, row in mapping(record, "contestants").items():
+        if isinstance(row, dict):
+            yield name, row
