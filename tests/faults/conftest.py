@@ -1,4 +1,4 @@
-"""A small disk for a test, and what lets the tests of this folder import `jobs`."""
+"""Two hosts and a small disk for tests, and what lets the tests of this folder import `jobs` and `netns`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / name) for name in ("faults", "parallel", "cluster")]
 
 from disks import SmallDisk  # noqa: E402
+from netns import Bed, missing  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    """Two hosts that are reached by ssh; skips where none can be made."""
+    if reason := missing():
+        pytest.skip(reason)
+    with Bed(hosts=2) as bed:
+        yield bed
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from processes import run_in_workers
 from runs import STEPS, newest_step, recorded_steps, train
 
 from lockstep.errors import CheckpointError
-from lockstep.train import checkpoint
+from lockstep.train import checkpoint, stopping
 from lockstep.world import World
 
 
@@ -92,7 +92,10 @@ def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> No
     assert (run / "model.safetensors").exists()
 
 
-def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(small_disk: SmallDisk) -> None:
+def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(
+    small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)  # the workers agree in every step, however short
     run = small_disk.path / "run"
     errors = run_in_workers(2, _stop_on_a_full_disk, small_disk, run)
     assert errors[0] == errors[1]

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jobs import final_weights, losses
-from netns import Bed, missing
+from netns import Bed
 from processes import run_in_workers
 from sshjob import Job
 
@@ -26,14 +25,6 @@ CUT = "node2"  # which loses the launcher and its only peer
 END_SECONDS = 15.0  # in which all hosts' parts have ended: 9 s of silence, 3 s from SIGTERM to SIGKILL, and the rest
 WORDS = ("digits", "-b", "32", "--checkpoint-epochs", "0", "--device", "cpu")
 START = ("--start-timeout", "120")
-
-
-@pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    if reason := missing():
-        pytest.skip(reason)
-    with Bed(hosts=2) as bed:
-        yield bed
 
 
 def _cut(job: Job, seconds: float) -> None:

@@ -10,24 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from netns import Bed, missing
+from netns import Bed
 from sshjob import Job
 
 # Each worker writes more than a pipe holds, after it has seen the file.
 WORKER = 'echo here; until [ -e "$0" ]; do sleep 0.1; done; seq 1 20000; echo done'
-
-
-@pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    if reason := missing():
-        pytest.skip(reason)
-    with Bed(hosts=2) as bed:
-        yield bed
 
 
 def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:

@@ -1,4 +1,4 @@
-"""The examples for Horovod's API, and the scripts of docs/migration.md, do what they say under every launcher."""
+"""The examples for Horovod's API do what they say under every launcher."""
 
 from __future__ import annotations
 
@@ -116,15 +116,3 @@ def test_elastic_mnist_learns_with_fixed_workers_too(tmp_path: Path) -> None:
     printed = run(HOROVODRUN, EXAMPLES / "elastic_mnist.py", "--epochs", "2", folder=tmp_path)
     assert epochs(printed) == [1, 2]
     assert accuracies(printed)[-1] > 5 * CHANCE
-
-
-@pytest.mark.parametrize(("stage", "launcher"), [(0, ALONE), (1, HOROVODRUN), (2, TORCHRUN)], ids=["1", "2", "3"])
-def test_the_three_stages_of_migration_run(stage: int, launcher: list[str], tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "migration.md").read_text()
-    script = tmp_path / "train.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[stage])
-    losses = re.findall(r"^epoch \d: loss ([\d.]+)", run(launcher, script, folder=tmp_path), flags=re.MULTILINE)
-    assert len(losses) == 5, "one worker says each line"
-    assert float(losses[-1]) < 0.5
-    names = torch.load(tmp_path / "model.pt", weights_only=True)
-    assert sorted(names) == ["1.bias", "1.weight", "3.bias", "3.weight"]

@@ -117,7 +117,8 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
         run_in_workers(2, _spoil, tmp_path / policy, {"checkpoint_steps": 2, "on_nan": policy, "max_steps": 5})
         for policy in ("skip", "rewind")
     )
-    assert skip[0] == skip[1]
+    # The newest checkpoint's name comes last: rank 0 may be writing one while another worker looks.
+    assert skip[0].partition(" The last good")[0] == skip[1].partition(" The last good")[0]
     assert "has it first in the weight 1.0.weight" in skip[0]
     assert "Leaving out steps does not help; --on-nan rewind goes back. The last good checkpoint: " in skip[0]
     assert rewind == ["", ""]

@@ -16,6 +16,7 @@ from torch import nn
 from lockstep.errors import StoppedError
 from lockstep.records import read_records
 from lockstep.seeding import seed_all
+from lockstep.train import stopping
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.train.stopping import build_stopping
@@ -24,6 +25,12 @@ from lockstep.world import World
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 3, "lr": 0.05, "lr_scaling": "none", "track": ()}
 TRAIN, VAL = 260, 50  # epochs of 5 steps
 STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the workers agree in every step, however short, so that a test knows in which one they stop."""
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)
 
 
 class Sender(nn.Module):
@@ -202,10 +209,33 @@ def test_a_question_without_an_answer_does_not_disturb_the_next() -> None:
 
 
 def _ask_twice(world: World) -> list[Any]:
-    stopping = build_stopping(world)
-    with stopping.listening():
-        stopping.ask()
+    workers = build_stopping(world)
+    with workers.listening():
+        workers.ask()
         if world.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        stopping.ask()
-        return [stopping.answer(), int(stopping.agreed)]
+        workers.ask()
+        return [workers.answer(), int(workers.agreed)]
+
+
+def test_short_steps_do_not_each_ask_and_all_stop_in_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "APART_SECONDS", 0.05)
+    (stopped, asked), other = run_in_workers(2, _stop_in_short_steps)
+    assert other == (stopped, asked)
+    assert 50 <= stopped <= 50 + 32
+    assert 3 <= asked <= stopped / 4
+
+
+def _stop_in_short_steps(world: World) -> tuple[int, int]:
+    """The number of the round that stops, and in how many of them the workers asked each other."""
+    workers, asked = build_stopping(world), 0
+    with workers.listening():
+        for number in range(200):
+            if world.rank == 1 and number == 50:
+                os.kill(os.getpid(), signal.SIGTERM)
+            workers.ask()
+            asked += workers._work is not None  # type: ignore[attr-defined]
+            time.sleep(0.001)
+            if workers.answer():
+                return number, asked
+    raise AssertionError("nobody stopped")

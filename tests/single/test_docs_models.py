@@ -1,4 +1,4 @@
-"""docs/models.md says of each network what the registry says."""
+"""docs/reference/models.md says of each network what the registry says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.models.registry import ZOO
 
-TABLE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+TABLE = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -41,6 +41,11 @@ def test_a_job_on_one_host_uses_loopback() -> None:
     assert _chosen() == ("lo", "lo")
 
 
+def test_nodes_that_meet_at_loopback_are_all_here() -> None:
+    choose_interface(APART, dist.HashStore(), "127.0.0.1")
+    assert _chosen() == ("lo", "lo")
+
+
 def test_on_several_hosts_it_is_the_one_towards_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = {"hal01": "10.0.0.2"}
     monkeypatch.setattr(interfaces, "address_towards", ways.__getitem__)

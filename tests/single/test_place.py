@@ -168,6 +168,13 @@ def test_a_pod_of_a_training_operator_is_a_node_with_one_worker() -> None:
             Place.from_environment({key: value for key, value in POD.items() if key != name})
 
 
+def test_a_pod_that_is_meant_for_several_workers_is_not_one() -> None:
+    for one in ("1", "auto", "gpu"):
+        assert Place.from_environment({**POD, "PET_NPROC_PER_NODE": one}).size == 8
+    with pytest.raises(WorldError, match=r"PET_NPROC_PER_NODE=4: .* command: \[torchrun"):
+        Place.from_environment({**POD, "PET_NPROC_PER_NODE": "4"})
+
+
 @pytest.mark.parametrize(
     ("node", "local_rank", "rank", "local_size"), [(0, 3, 3, 4), (1, 0, 4, 4), (2, 2, 10, 3)], ids=["0", "1", "2"]
 )

@@ -38,8 +38,19 @@ def test_more_workers_than_gpus_are_an_error(gpus: pytest.MonkeyPatch, count: in
     gpus.setenv("SLURM_GPUS_ON_NODE", str(count))
     if visible:
         gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(WorldError, match=rf"4 workers on .* {count} GPUs.*SLURM_GPUS_ON_NODE={count}.*--gpus-per-task"):
+    said = rf"4 workers on .* {count} GPUs?.*SLURM_GPUS_ON_NODE={count}.*--gpus-per-task.*--dist-backend gloo"
+    with pytest.raises(WorldError, match=said):
         _choose_device(FOURTH, "cuda")
+
+
+@pytest.mark.parametrize(("count", "visible", "index"), [(1, None, 0), (2, "0,1", 1), (3, None, 0), (4, None, 3)])
+def test_by_gloo_workers_share_gpus_in_turn(
+    gpus: pytest.MonkeyPatch, count: int, visible: str | None, index: int
+) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: count)
+    if visible:
+        gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _choose_device(FOURTH, "auto", may_share=True) == torch.device("cuda", index)
 
 
 def test_workers_that_share_a_gpu_are_named(gpus: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from mutations import MARKER, hostile_bytes, hostile_json
 from PIL import Image
@@ -480,8 +481,8 @@ def meta_mat(folder: Path) -> Target:
 
     assert scipy.io
     module.subprocess = type("S", (), {"run": staticmethod(run), "TimeoutExpired": subprocess.TimeoutExpired})
-    module.MEMORY_BYTES = 64 * GIB  # the forked child has torch in it
-    return Target(_meta(), module.read, (ValueError, errors.DataError))
+    module.MEMORY_BYTES += psutil.Process().memory_info().vms  # the forked child has torch in it
+    return Target(_meta(), module.read, (ValueError, errors.DataError), seconds=60)
 
 
 # Launching

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
 from lockstep.cli import main
-
-GUIDE = (Path(__file__).parents[3] / "docs" / "batch.md").read_text()
-COMMANDS = [line.strip() for line in GUIDE.splitlines() if line.startswith("    lockstep script")]
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_the_commands_of_the_guide_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(line)[1:]) == 0
 
 
 def test_it_writes_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

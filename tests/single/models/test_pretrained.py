@@ -16,7 +16,7 @@ from torch import nn
 from torchvision import models
 
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.models import pretrained, registry
+from lockstep.models import pretrained, registry, saved_weights
 
 
 def _random_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -241,3 +241,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> N
         pretrained.load_own(path, _net())
     with pytest.raises(CheckpointError, match=r"there\.pth: there is no such file"):
         pretrained.load_own(tmp_path / "there.pth", _net())
+
+
+@pytest.mark.timeout(20)
+def test_a_long_name_of_what_a_file_wants_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.pt"
+    wanted = b"a:" * 200_000  # torch searches its own message for patterns, in the square of its length
+    path.write_bytes(b"\x80\x02c" + wanted + b"\n" + wanted + b"\n.")
+    with pytest.raises(CheckpointError, match="is refused, and nothing in it was run") as refusal:
+        saved_weights.read(path)
+    assert len(str(refusal.value)) < 1000

@@ -14,6 +14,7 @@ from lockstep.report import images
 from lockstep.report.curves import draw_curves, drawable
 from lockstep.report.document import Chart, Line, Mark
 from lockstep.report.palette import LIGHT
+from lockstep.report.ticks import of_intervals
 
 
 def test_each_chart_is_a_png_and_an_svg(tmp_path: Path) -> None:
@@ -29,6 +30,16 @@ def test_each_chart_is_a_png_and_an_svg(tmp_path: Path) -> None:
     assert ElementTree.parse(files[1]).getroot().tag.endswith("svg")
 
 
+@pytest.mark.parametrize(("most", "is_wide"), [(1.3, False), (80.0, True)])
+def test_intervals_have_a_row_each_and_ticks_within_their_ends(most: float, is_wide: bool, tmp_path: Path) -> None:
+    part = documents.ratios(most=most)
+    assert part.is_wide == is_wide
+    assert 3 <= len(of_intervals(part)) <= 8
+    assert 1.0 in of_intervals(part)
+    files = images.write(documents.of(part), tmp_path)
+    assert [path.name for path in files] == ["ratios.png", "ratios.svg"]
+
+
 def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
     document = documents.of(documents.scaling())
 
@@ -38,7 +49,7 @@ def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_hostile_and_empty_documents_are_drawn(tmp_path: Path) -> None:
-    assert len(images.write(documents.hostile(), tmp_path)) == 4
+    assert len(images.write(documents.hostile(), tmp_path)) == 6
     assert len(images.write(documents.empty(), tmp_path)) == 8
 
 

@@ -103,6 +103,12 @@ def test_data_is_rounded_and_says_where_there_is_none() -> None:
     ]
 
 
+def test_intervals_stand_in_the_page_with_their_figures() -> None:
+    text = page.render(documents.of(documents.ratios(most=80.0)))
+    assert text.count("<circle") == 2
+    assert "1.2 (1.1 to 80)" in text
+
+
 def test_a_chart_without_data_says_so() -> None:
     html = page.render(documents.empty())
 

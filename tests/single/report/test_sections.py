@@ -11,6 +11,7 @@ from report_material import (
     ENVIRONMENT,
     batch_record,
     collectives_record,
+    comparison_record,
     epoch_record,
     io_record,
     large_batch_record,
@@ -24,7 +25,7 @@ from report_material import (
 )
 
 from lockstep.report.build import build
-from lockstep.report.document import Bars, Chart, Document, Line, Table
+from lockstep.report.document import Bars, Chart, Document, Interval, Intervals, Line, Table
 from lockstep.report.sources import gather
 
 HUGE = 10**400  # no float
@@ -417,7 +418,31 @@ def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: 
     assert "secret" not in str(document)
 
 
-@pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading", "large_batch"])
+def test_benchmarks_have_their_ratios_and_of_each_the_newest_record(tmp_path: Path) -> None:
+    newest = comparison_record("loop", bare=1.0, lockstep=1.02)
+    document = _of_records(tmp_path, comparison_record("loop", bare=1.0, lockstep=3.0), newest, comparison_record())
+    charts = [part for section in document.sections for part in section.parts if isinstance(part, Intervals)]
+    assert [chart.title for chart in charts] == ["loop"]
+    assert charts[0].reference == ("bare", 1.0)
+    assert charts[0].rows == [Interval("lockstep", 0.92, 1.02, 1.12)]
+    assert [list(row.values()) for row in _rows(document, "comparisons")] == [
+        ["loop", "bare", "images/s", 100.0, 1.0, 2.0, "at least 1 by wall: met"],
+        ["loop", "lockstep", "images/s", 102.0, 1.02, 2.04, "at least 1 by wall: met"],
+    ]
+
+
+def test_damaged_contestants_are_never_fatal(tmp_path: Path) -> None:
+    records = [comparison_record(bare=1.0, lockstep=1.0), comparison_record("all", bare=1.0)]
+    for damage in (None, "x", [], [1, 2], [HUGE] * 3, [None] * 3, -1, {}):
+        for key in ("wall", "wall_ratio", "wall_interval", "cpu_ratio", "bar"):
+            record = comparison_record(f"{key} {damage}", bare=1.0, lockstep=1.0)
+            record["contestants"]["lockstep"][key] = damage
+            records.append(record)
+        records.append({**comparison_record(f"contestants {damage}"), "contestants": damage})
+    assert len(_rows(_of_records(tmp_path, *records), "comparisons")) > 50
+
+
+@pytest.mark.parametrize("kind", ["scaling", "batch", "collectives", "loading", "large_batch", "comparison"])
 @pytest.mark.parametrize("damage", [None, "text", -1, [], {}, [{}], {"low": None}, True, HUGE, 1e300, {"median": HUGE}])
 def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Path) -> None:
     whole: dict[str, dict[str, Any]] = {
@@ -426,6 +451,7 @@ def test_damaged_fields_are_never_fatal(kind: str, damage: object, tmp_path: Pat
         "collectives": collectives_record("all_reduce"),
         "loading": loading_record(),
         "large_batch": large_batch_record("MNIST: 32, x", 0, 0.9),
+        "comparison": comparison_record(bare=1.0, lockstep=1.1),
     }
     record = whole[kind]
     needed = ("kind", "name", "top1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from report_material import (
 
 from lockstep.errors import ConfigError
 from lockstep.report.sources import gather
+from lockstep.untrusted import open_plain
 
 
 def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) -> None:
@@ -91,14 +93,13 @@ def test_a_file_in_a_folder_that_cannot_be_opened_does_not_hide_the_others(
 ) -> None:
     write_lines(tmp_path / "a.jsonl", [batch_record(32)])
     write_lines(tmp_path / "b.jsonl", [batch_record(64)])
-    really = Path.open
 
-    def refuse(path: Path, *words: object, **options: object) -> object:
+    def refuse(path: Path) -> BufferedReader:
         if path.name == "a.jsonl":
             raise PermissionError(13, "Permission denied")
-        return really(path, *words, **options)  # type: ignore[call-overload]
+        return open_plain(path)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("lockstep.records.open_plain", refuse)
     found = gather([tmp_path])
     assert [record["batch"] for record in found.studies] == [64]
     assert found.warnings == [f"{tmp_path / 'a.jsonl'} cannot be read: Permission denied"]

@@ -80,6 +80,21 @@ def test_tensorboard_has_the_known_tags(tmp_path: Path) -> None:
         assert found[tag] == (step, pytest.approx(value))
 
 
+def test_tensorboard_hides_the_steps_that_a_resumed_run_takes_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+
+    for resumed_after, steps in ((0, (20, 40, 60)), (40, (60, 80))):
+        tracker = TensorBoardTracker(tmp_path, resumed_after)
+        for step in steps:
+            tracker.record({**STEP, "step": step, "loss": float(step + resumed_after)})
+        tracker.close()
+        time.sleep(1.1 * (resumed_after == 0))  # TensorBoard reads a folder's files by the second in their names
+    scalars_of = EventAccumulator(str(tmp_path)).Reload().Scalars("Loss/train")
+    assert [(each.step, each.value) for each in scalars_of] == [(20, 20), (40, 40), (60, 100), (80, 120)]
+
+
 def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -131,6 +146,16 @@ def test_records_are_kept_whole_and_a_resume_drops_what_comes_again(tmp_path: Pa
     RecordTracker(path, start_step=20).close()
     assert [record["kind"] for record in read_records(path)] == ["run", "step"]
     RecordTracker(path, start_step=0).close()  # a new run in an old folder
+
+
+def test_the_evaluation_of_a_run_that_was_complete_is_not_recorded_twice(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _feed(RecordTracker(path, start_step=0))
+    before = path.read_bytes()
+    again = RecordTracker(path, start_step=int(VAL["step"]))
+    again.record(VAL)
+    again.close()
+    assert path.read_bytes() == before
 
 
 def test_a_group_tells_everyone(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def test_without_io_records_a_run_may_be_silent_for_as_long_as_its_evaluations_t
     assert watch.look(START + 1010 + 4000).state.condition == "silent"
 
 
+def test_a_run_whose_workers_live_but_whose_steps_have_ended_is_told(new_run: NewRun, write: Write) -> None:
+    run = new_run(2)  # its last step is recorded 20 s after the start
+    records = [{"kind": "io", "rank": 0, "unix_time": START + time} for time in (80, 200)]
+    write(run / "io" / "worker-0.jsonl", records[:1], "a")
+    watch = RunWatch(run)
+    assert watch.look(START + 80).state.condition == "running"
+    write(run / "io" / "worker-0.jsonl", records[1:], "a")
+    state = watch.look(START + 200).state
+    assert state.condition == "silent"
+    assert state.text == "alive, but no step recorded for 3 min 0 s: a long evaluation, or it hangs"
+
+
 @pytest.mark.parametrize(
     ("epochs", "last", "condition", "words"),
     [

@@ -1,0 +1,43 @@
+"""The manifest of examples/kubernetes: its pods' command, with the variables that the training operator gives them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from lockstep.cli.parse import parse_train
+from lockstep.records import read_records
+
+MANIFEST = Path(__file__).parents[2] / "examples" / "kubernetes" / "pytorchjob.yaml"
+
+
+def test_the_pods_of_the_manifest_train_together(tmp_path: Path) -> None:
+    roles = yaml.safe_load(MANIFEST.read_text())["spec"]["pytorchReplicaSpecs"]
+    containers = [roles[role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker")]
+    volumes = {volume["name"] for volume in roles["Worker"]["template"]["spec"]["volumes"]}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    pods = []
+    for rank, container in enumerate(containers):
+        program, *words = container["command"]
+        assert program == "lockstep"
+        assert container["name"] == "pytorch"
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        assert parse_train(words[1:]).job.run.resume == "auto"
+        words = [word.replace("/runs", str(tmp_path)) for word in words]
+        variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RANK": str(rank), "WORLD_SIZE": "2"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "auto"}
+        variables |= {"GLOO_SOCKET_IFNAME": "lo"}  # both pods stand on this machine
+        command = [sys.executable, "-m", "lockstep", *words, "--epochs", "1", "--device", "cpu"]
+        pods.append(subprocess.Popen(command, cwd=tmp_path, env=os.environ | variables))
+    try:
+        assert [pod.wait(timeout=120) for pod in pods] == [0, 0]
+    finally:
+        for pod in pods:
+            pod.kill()
+    assert next(r for r in read_records(tmp_path / "a" / "metrics.jsonl") if r["kind"] == "run")["workers"] == 2

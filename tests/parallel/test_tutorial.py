@@ -1,0 +1,113 @@
+"""What the tutorial says of its scripts and its pages' outputs do not show: they are one training, in other words."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
+ALONE = [sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+HOROVODRUN = [sys.executable, "-m", "lockstep.cli.horovodrun", "-np", "2", sys.executable]
+EPOCHS = 2
+
+pytest.importorskip("horovod.torch", reason="lockstep-horovod (compat/horovod) is not installed")
+
+
+def run(launcher: list[str], script: str, *words: str, folder: Path) -> list[str]:
+    """The lines that a script prints, without its launcher's prefix."""
+    command = [*launcher, str(TUTORIAL / script), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [re.sub(r"^\[\d+\]<stdout>:", "", line) for line in done.stdout.splitlines() if line]
+
+
+def loss(line: str) -> float:
+    return float(re.findall(r"loss ([\d.]+)", line)[0])
+
+
+SCRIPTS = {
+    "01_one_process.py": ALONE,
+    "04_ddp.py": TORCHRUN,
+    "05_horovod.py": HOROVODRUN,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[str]]]:
+    """Each script's folder after two epochs, and its lines of these."""
+    found = {}
+    for script, launcher in SCRIPTS.items():
+        folder = tmp_path_factory.mktemp(script[:2])
+        found[script] = (folder, run(launcher, script, "--epochs", str(EPOCHS), folder=folder)[-EPOCHS:])
+    return found
+
+
+@pytest.fixture(scope="module")
+def next_loss(trained: dict[str, tuple[Path, list[str]]], tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The loss of the epoch after these, by the script for one process."""
+    return loss(go_on("01_one_process.py", "01_one_process.py", trained, tmp_path_factory.mktemp("next")))
+
+
+def go_on(by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], folder: Path) -> str:
+    """The line of one more epoch, by a script from the checkpoint that `writer` has written."""
+    words = ("--epochs", str(EPOCHS + 1), "--resume", str(trained[writer][0] / "checkpoint.pt"))
+    (line,) = run(SCRIPTS[by], by, *words, folder=folder)
+    return line
+
+
+@pytest.mark.parametrize("script", ["04_ddp.py", "05_horovod.py"])
+def test_all_ways_take_the_same_steps(script: str, trained: dict[str, tuple[Path, list[str]]]) -> None:
+    expected, found = (trained[name] for name in ("01_one_process.py", script))
+    assert [loss(line) for line in found[1]] == pytest.approx([loss(line) for line in expected[1]], rel=0.01)
+    weights, others = (
+        torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder, _ in (found, expected)
+    )
+    assert weights.keys() == others.keys()
+    assert all(torch.allclose(weights[name], others[name], atol=1e-3) for name in weights)
+
+
+@pytest.mark.parametrize(("by", "writer"), [("05_horovod.py", "01_one_process.py"), ("04_ddp.py", "05_horovod.py")])
+def test_each_goes_on_from_anothers_checkpoint(
+    by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], next_loss: float, tmp_path: Path
+) -> None:
+    line = go_on(by, writer, trained, tmp_path)
+    assert line.startswith(f"epoch {EPOCHS + 1}: ")
+    assert loss(line) == pytest.approx(next_loss, rel=0.01)
+
+
+def test_the_eight_steps_are_there_in_their_order() -> None:
+    text = (TUTORIAL / "05_horovod.py").read_text()
+    steps = re.findall(r"^ +# (\d)\. (\w+)", text, flags=re.MULTILINE)
+    words = ["Initialise", "Pin", "Scale", "Wrap", "Broadcast", "Partition", "Checkpoint", "Average"]
+    assert steps == [(str(number), word) for number, word in enumerate(words, start=1)]
+
+
+def test_one_worker_writes_curves_of_all(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    printed = run(TORCHRUN, "07_tensorboard.py", "--epochs", "2", folder=tmp_path)
+    assert len(list((tmp_path / "curves").iterdir())) == 1
+    curves = EventAccumulator(str(tmp_path / "curves"))
+    curves.Reload()
+    written = [(event.step, event.value) for event in curves.Scalars("Loss/train")]
+    assert [step for step, _ in written] == [1, 2]
+    assert [value for _, value in written] == pytest.approx([loss(line) for line in printed], abs=1e-4)
+    assert curves.Scalars("Top1/val")[-1].value == pytest.approx(int(printed[-1].split()[4]) / 360)
+
+
+def test_accumulated_passes_are_one_large_batch(tmp_path: Path) -> None:
+    words = ("--epochs", "5", "--scale-rate")
+    one = run(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "128", folder=tmp_path)
+    four = run(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "32", "--accumulate", "4", folder=tmp_path)
+    assert one[0] == four[0] == "global batch 256, 5 steps an epoch, rate 0.08"
+    assert loss(four[1]) == pytest.approx(loss(one[1]), rel=0.02)

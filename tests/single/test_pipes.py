@@ -1,0 +1,38 @@
+"""A pipe where a file of others is read ends nothing and keeps nobody waiting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.data.packed import is_packed
+from lockstep.errors import ConfigError
+from lockstep.launch.allocation import find_allocation
+from lockstep.records import read_records
+from lockstep.train.checkpoint_format import describe_file
+from lockstep.watch.tail import Tail
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("name", "read", "result"),
+    [
+        ("dataset.json", lambda path: is_packed(path.parent), False),
+        ("model.safetensors", describe_file, None),
+        ("metrics.jsonl", lambda path: Tail(path).read().records, []),
+        ("metrics.jsonl", lambda path: list(read_records(path)), OSError),
+        ("nodes", lambda path: find_allocation({"PBS_NODEFILE": str(path), "PBS_JOBID": "1"}), ConfigError),
+    ],
+    ids=["pack", "checkpoint", "watch", "records", "batch system"],
+)
+def test_a_pipe_is_not_waited_for(name: str, read: Callable[[Path], Any], result: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    if isinstance(result, type):
+        with pytest.raises(result, match="no plain file"):
+            read(tmp_path / name)
+    else:
+        assert read(tmp_path / name) == result
