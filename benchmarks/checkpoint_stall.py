@@ -14,7 +14,6 @@ FOLDER: where the runs lie (default: the system's folder for temporary files), s
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from statistics import quantiles
 
 import torch
-from harness import Unit, Work, append_record, compare, keep_memory, pin
+from harness import Unit, Work, append_record, argument, compare, keep_memory, pin
 from torch import nn
 
 from lockstep.config import TrainConfig
@@ -112,4 +111,4 @@ def over(first: Sequence[float], second: Sequence[float], other: Sequence[float]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else None)
+    main(argument("folder", Path, None))

@@ -10,13 +10,12 @@ Bar: at least 20 times the DataLoader, in one process, on one core with one thre
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import Bar, Unit, Work, compare, pin
+from harness import Bar, Unit, Work, argument, compare, pin
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
@@ -74,4 +73,4 @@ def main(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(argument("data_dir", Path))

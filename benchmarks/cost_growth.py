@@ -5,7 +5,7 @@
 All workers share this machine's cores, one thread each, so processor time is the figure that carries over to others.
 - start-up: `lockstep run -np N -- true` and `torchrun --nproc-per-node N --no-python true` take turns. Bar: at most 1.1
   of torchrun's wall time at each N.
-- rounds: in workers of `lockstep run`, the engine's smallest calls beside torch.distributed's: a turn is 50 calls. Each
+- rounds: in workers of `lockstep run`, the engine's smallest calls beside torch.distributed's: a turn is 200 calls. An
   hvd call is one round of agreement, with 1 name, 10 or 100; "new name" is one that was never used before. Bar:
   hvd.allreduce of one element at most 2.5 times dist.all_reduce at each N.
 - memory: USS (what a process alone holds) and RSS of a worker when torch is there, after hvd.init and after 100
@@ -38,7 +38,7 @@ from lockstep import hvd
 from lockstep.world import World
 
 MICROSECONDS = Unit("µs a round", 1e6)
-CALLS = 50
+CALLS = 200
 MANY = (10, 100)
 PARTS = ("start-up", "rounds", "memory")
 WAIT_SECONDS = 120.0

@@ -8,17 +8,19 @@ appended to records/FILE.jsonl, with the machine and the versions; `lockstep rep
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import random
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import comb
 from pathlib import Path
 from statistics import quantiles
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import psutil
 import torch
@@ -31,6 +33,7 @@ from lockstep.world import World
 FOLDER = Path(__file__).parent
 Work = Callable[[], int]  # one turn; returns how many units of work it did
 Turn = dict[str, float]  # units, and seconds by each clock
+T = TypeVar("T")
 
 
 class Unit(NamedTuple):
@@ -64,6 +67,15 @@ class Bar(NamedTuple):
             met = median >= self.ratio and interval[1] >= reach
         besides = "" if self.reaches is None else f", its interval reaching {self.reaches:.2f}"
         return f"{self.kind} {self.ratio:.4g}{by}{besides}: {'met' if met else 'MISSED'}"
+
+
+def argument(name: str, kind: Callable[[str], T], *default: T) -> T:
+    """The one word of a benchmark's command; where it is wrong, or missing without a default, the command says so."""
+    about = sys.modules["__main__"].__doc__
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(name, type=kind, nargs="?" if default else None, default=default[0] if default else None)
+    given: T = getattr(parser.parse_args(), name)
+    return given
 
 
 def pin() -> None:
@@ -102,15 +114,16 @@ def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar],
 
 
 def _take(work: Work) -> Turn:
-    wall, cpu = time.perf_counter(), _cpu_seconds()
+    others, own, wall = _childrens_cpu_seconds(), time.process_time(), time.perf_counter()
     units = work()
-    return {"units": units, "wall": round(time.perf_counter() - wall, 6), "cpu": round(_cpu_seconds() - cpu, 6)}
+    wall, own = time.perf_counter() - wall, time.process_time() - own  # before what takes time itself
+    return {"units": units, "wall": round(wall, 6), "cpu": round(own + _childrens_cpu_seconds() - others, 6)}
 
 
-def _cpu_seconds() -> float:
-    """Of this process, of what it started, to the hundredth, and of what has ended among them."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+def _childrens_cpu_seconds() -> float:
+    """Of what this process started, to the hundredth, and of what has ended among them."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = usage.ru_utime + usage.ru_stime
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
@@ -123,8 +136,8 @@ def _summarise(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[
     for clock in ("wall", "cpu"):
         figures = [unit.of(turn, clock) for turn in turns]
         ratios = [a / unit.of(b, clock) for a, b in zip(figures, base, strict=True)]
-        row[clock] = quantiles(figures)
-        row[f"{clock}_ratio"] = quantiles(ratios)
+        row[clock] = quantiles(figures, method="inclusive")
+        row[f"{clock}_ratio"] = quantiles(ratios, method="inclusive")
         row[f"{clock}_interval"] = median_interval(ratios)
     return row
 

@@ -15,7 +15,6 @@ images), and the coefficients above and left of the region have to be read all t
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import Unit, Work, compare, pin
+from harness import Unit, Work, argument, compare, pin
 from PIL import Image
 from torchvision import io
 
@@ -128,4 +127,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(argument("folder", Path))

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import tempfile
 from copy import deepcopy
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import Bar, Unit, Work, compare, keep_memory, pin
+from harness import Bar, Unit, Work, argument, compare, keep_memory, pin
 from rich.console import Console
 from torch import nn
 
@@ -120,4 +119,4 @@ def main(data_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(argument("data_dir", Path))

@@ -11,11 +11,10 @@ process, free to use every core, whose CPU time is not counted.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import torch
-from harness import Bar, Unit, Work, compare, pin
+from harness import Bar, Unit, Work, argument, compare, pin
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, transforms
 
@@ -69,4 +68,4 @@ def main(data_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(argument("data_dir", Path))

@@ -43,7 +43,11 @@ def compare_readings(
         for contestant, each in taken.items():
             figures = [turn[figure] for turn in each]
             ratios = [a / b[figure] for a, b in zip(figures, base, strict=True)]
-            row: dict[str, Any] = {"turns": figures, "figure": quantiles(figures), "ratio": quantiles(ratios)}
+            row: dict[str, Any] = {
+                "turns": figures,
+                "figure": quantiles(figures, method="inclusive"),
+                "ratio": quantiles(ratios, method="inclusive"),
+            }
             row["interval"] = median_interval(ratios)
             if bar := bars.get((figure, contestant)):
                 row["bar"] = bar.verdict(row["ratio"][1], row["interval"])

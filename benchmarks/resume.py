@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from harness import Bar, Unit, Work, compare, pin
+from harness import Bar, Unit, Work, argument, compare, pin
 from readings import compare_readings
 from startup import FIRST_STEP, of_run, timed
 
@@ -90,4 +90,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else 5)
+    main(argument("rounds", int, 5))

@@ -1,7 +1,7 @@
-"""All tests, in two halves side by side: `uv run --group dev python tests`.
+"""All tests, two folders at a time: `uv run --group dev python tests`.
 
-One half mostly waits, for hosts, clocks and signals, the other computes; together they take little longer than one of
-them alone. Words after it go to both, as in `python tests -m long`. A part of the tests is better run by pytest itself:
+Some wait for hosts, clocks and signals while others compute, so two side by side take little longer than one. Words
+after it go to all, as in `python tests -m long`. A part of the tests is better run by pytest itself:
 `uv run --group dev pytest tests/single -k sharding`.
 """
 
@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryFile
 
 HERE = Path(__file__).parent
-WAITING = ["cluster", "compat", "faults", "single"]
-NO_TESTS = 5  # pytest's code where the words leave none of a half
+LONGEST_FIRST = ["parallel", "docs", "cluster", "single", "faults"]
+NO_TESTS = 5  # pytest's code where the words leave none of a folder
 
 
 def main() -> int:
-    """Run both halves; the exit code is 0 only where both passed."""
-    others = sorted(path.name for path in HERE.iterdir() if path.is_dir() and any(path.rglob("test_*.py")))
-    halves = [WAITING, [name for name in others if name not in WAITING]]
-    print(f"{' '.join(halves[0])} in the background; now {' '.join(halves[1])}", flush=True)
-    with TemporaryFile() as printed:
-        behind = subprocess.Popen(_command(halves[0]), stdout=printed, stderr=subprocess.STDOUT)
-        codes = [subprocess.run(_command(halves[1]), check=False).returncode, behind.wait()]
-        printed.seek(0)
-        print(printed.read().decode(errors="replace"), end="", flush=True)
+    """Run each folder's tests and print what they print as they end; the exit code is 0 only where all passed."""
+    folders = {path.name for path in HERE.iterdir() if path.is_dir() and any(path.rglob("test_*.py"))}
+    order = [*LONGEST_FIRST, *sorted(folders.difference(LONGEST_FIRST))]
+    print(f"two at a time: {', '.join(order)}", flush=True)
+    codes = []
+    with ThreadPoolExecutor(2) as lanes:
+        for name, ended in zip(order, lanes.map(_run, order), strict=True):
+            print(f"== {name}\n{ended.stdout}", end="", flush=True)
+            codes.append(ended.returncode)
     return next((code for code in codes if code not in (0, NO_TESTS)), 0)
 
 
-def _command(names: list[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", *(str(HERE / name) for name in names), *sys.argv[1:]]
+def _run(name: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", str(HERE / name), *sys.argv[1:]]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
 
 
 if __name__ == "__main__":

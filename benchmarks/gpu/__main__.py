@@ -80,7 +80,7 @@ def _check(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
 def _speed(suite: Suite, options: argparse.Namespace, reserved: float) -> None:
     suite.step("limits", most=min(60.0, suite.left() - reserved))
     suite.step("resnet50", most=min(180.0, 0.6 * (suite.left() - reserved)))
-    suite.step("resnet50", ["--benchmark"], most=min(60.0, 0.5 * (suite.left() - reserved)))
+    suite.step("resnet50", ["--benchmark"], most=min(110.0, 0.5 * (suite.left() - reserved)))
     suite.step("zoo", most=suite.left() - reserved)
 
 

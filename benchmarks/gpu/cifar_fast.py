@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _compiling_helps(data: ImageData) -> bool:
-    """Whether compiled networks train faster here, by a run of two epochs each, after one that warms up."""
+    """Whether compiled networks train faster here, by a run of two epochs each."""
     seconds = {}
     for compiled in (False, True):
         config = recipe("cifar10-fast", epochs=2, warmup_epochs=0.5, compile=compiled)

@@ -109,10 +109,12 @@ def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
     start = time.perf_counter()
     weights, buffers = copy.deepcopy(job.weights.state_dict()), copy.deepcopy(job.model.state_dict())
     job.replica.train()
-    with closing(job.train_loader.epoch(0)) as batches:  # type: ignore[type-var]
-        for position in range(min(steps, job.steps_per_epoch)):
-            seed_all(job.config.seed, 0, 0)
-            take_step(job, next(batches), position)
+    last = job.steps_per_epoch - 1  # may have fewer images, for which a compiled network is compiled anew
+    for first, count in ((0, min(steps, last)), (last, 1)):
+        with closing(job.train_loader.epoch(0, first)) as batches:  # type: ignore[type-var]
+            for position in range(first, first + count):
+                seed_all(job.config.seed, 0, 0)
+                take_step(job, next(batches), position)
     job.meter.forget()
     job.guard.report(job)
     job.optimizer.state.clear()
@@ -135,7 +137,7 @@ def run(config: TrainConfig, data: ImageData, warmed: bool = True) -> Trained:
             result = train(job)
         synchronize()
         whole = time.perf_counter() - start
-        images = result.steps * job.batching.global_batch
+        images = result.steps / job.steps_per_epoch * len(data.train)
     return Trained(
         result.top1, result.seconds, whole, warmup_seconds, build_seconds, result.steps, images / result.seconds
     )

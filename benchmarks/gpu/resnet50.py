@@ -128,7 +128,12 @@ def main() -> None:
         return
     with ExitStack() as stack:
         works = {"by hand": by_hand(data, True), "Lockstep": by_lockstep(data, True, stack)}
-        show(compete("compiled", works), ", compiled", needs, bounds)
+        try:
+            rates = compete("compiled", works)
+        except Exception as error:  # such as an image without a C compiler
+            print(f"compiled: failed: {type(error).__name__}: {error}".splitlines()[0], flush=True)
+            return
+        show(rates, ", compiled", needs, bounds)
 
 
 def show(rates: Mapping[str, float], suffix: str, needs: tuple[float, float], bounds: limits.Limits) -> None:

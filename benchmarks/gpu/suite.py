@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 10.0  # that a stopped step has to end by itself
+IMPORT_SECONDS = 10.0  # before a step looks at the clock
 
 
 class Outcome(NamedTuple):
@@ -46,7 +47,7 @@ class Suite:
         """Seconds until the time is over."""
         return self._end - time.monotonic()
 
-    def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 10.0) -> Outcome:
+    def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 30.0) -> Outcome:
         """Run `python -m gpu.MODULE WORDS` for at most `most` seconds, unless fewer than `least` are left.
 
         A module is told by --seconds how long it has, if it has to choose what to leave out.
@@ -58,7 +59,8 @@ class Suite:
         else:
             print(f"\n=== {name} (at most {seconds:.0f} s)", flush=True)
             start = time.monotonic()
-            command = [sys.executable, "-m", f"gpu.{module}", *words, "--seconds", f"{seconds - STOP_SECONDS:.0f}"]
+            told = seconds - STOP_SECONDS - IMPORT_SECONDS
+            command = [sys.executable, "-m", f"gpu.{module}", *words, "--seconds", f"{told:.0f}"]
             code, overtime = run_until(command, seconds)
             outcome = Outcome(name, code, overtime, time.monotonic() - start)
         print(f"=== {name}: {outcome}", flush=True)

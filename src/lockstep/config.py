@@ -178,7 +178,7 @@ class OptimConfig:
     schedule: Literal["cosine", "onecycle", "step", "constant"] = "cosine"
     """Course of the rate after the warm-up."""
     warmup_epochs: float = 0.0
-    """Epochs in which the rate climbs linearly to its peak."""
+    """Epochs in which the rate climbs linearly to its peak; at 0, onecycle climbs for a quarter of the run."""
     lr_milestones: tuple[float, ...] = (30.0, 60.0, 80.0)
     """Epochs at which the step schedule lowers the rate."""
     lr_gamma: float = 0.1

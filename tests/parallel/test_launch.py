@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -93,6 +94,21 @@ def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path
 
     evaluated = _run("eval", str(run), "-np", "2", cwd=tmp_path)
     assert f"top-1 {100 * max(r['top1'] for r in records if r.get('split') == 'val'):.2f} %" in evaluated.stdout
+
+
+def test_on_a_terminal_several_workers_draw_progress_and_print_as_elsewhere(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ["train", "-np", "2", "--epochs", "1", "--run-dir", "run"]
+    job = subprocess.Popen([*LOCKSTEP, *words], cwd=tmp_path, env=_environment() | {"TERM": "xterm"}, stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the last one has closed it
+        while text := os.read(ours, 1 << 16):
+            shown += text
+    os.close(ours)
+    assert job.wait(60) == 0
+    assert "━".encode() in shown
+    assert b"validation images right, over 2 workers" in shown
 
 
 def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path) -> None:

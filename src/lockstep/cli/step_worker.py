@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MOST = 0.9  # of the memory that is free when a worker starts
 # How torch, oneDNN, NumPy and the C++ library say that there is no more memory.
 NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
-NO_PRIMITIVE = "could not create a primitive"  # oneDNN's, also for other reasons
+# What oneDNN and cuDNN say of it, but of other things, too.
+MAYBE_NO_MEMORY = ("could not create a primitive", "unable to find an engine")
 
 
 def main(words: list[str]) -> int:
@@ -49,9 +50,8 @@ def _work(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world:
 
 
 def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
-    if limit is not None and NO_PRIMITIVE in str(error):
-        return True
-    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+    known = NO_MEMORY if limit is None else NO_MEMORY + MAYBE_NO_MEMORY
+    return isinstance(error, MemoryError) or any(words in str(error) for words in known)
 
 
 def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:

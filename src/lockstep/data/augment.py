@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from lockstep.config import AugmentConfig
 from lockstep.data.draws import Draws
+from lockstep.data.sending import send
 
 
 def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
@@ -23,7 +24,7 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
     Returns:
         uint8 [N, C, H, W], on the device of `images`.
     """
-    picked = images.index_select(0, torch.from_numpy(draws.samples).to(images.device))
+    picked = images.index_select(0, send(draws.samples, images.device))
     if not (config.shift or config.flip):
         return picked
     count, channels, height, width = picked.shape
@@ -38,7 +39,7 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
         number = number + count * flipped
     # A row of an image is a run of bytes in its frame. Picking whole runs is several times faster than picking pixels.
     frame_height, frame_width = frames.shape[2:]
-    corner = torch.from_numpy((number * channels * frame_height + top) * frame_width + left).to(images.device)
+    corner = send((number * channels * frame_height + top) * frame_width + left, images.device)
     row = (
         torch.arange(height, device=images.device)
         + frame_height * torch.arange(channels, device=images.device)[:, None]
@@ -91,7 +92,7 @@ def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Ten
     aspect = images.shape[2] / images.shape[3]
     x = np.stack([cosine, (cosine * slant - sine) * aspect, zero], 1)
     y = np.stack([sine / aspect, sine * slant + cosine, zero], 1)
-    matrix = torch.from_numpy(np.stack([x, y], 1)).to(images.device, images.dtype)
+    matrix = send(np.stack([x, y], 1), images.device).to(images.dtype)
     grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
@@ -107,5 +108,5 @@ def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
     for purpose, length in (("cutout row", height), ("cutout column", width)):
         start = draws.integers(purpose, 0, length - 1)[:, None] - side // 2
         position = np.arange(length)[None]
-        masks.append(torch.from_numpy((position >= start) & (position < start + side)).to(images.device))
+        masks.append(send((position >= start) & (position < start + side), images.device))
     return images.masked_fill_((masks[0][:, :, None] & masks[1][:, None, :])[:, None], 0.0)

@@ -16,6 +16,7 @@ import torch
 from lockstep.config import AugmentConfig
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.readers import Batch
+from lockstep.data.sending import send
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -98,9 +99,7 @@ class Mixing:
         recipe = draw_recipe(Draws(self._seed, epoch, samples[: 2 * pairs : 2]), self._config, *images.shape[3:])
         if batch.weights is not None:  # an image that could not be decoded stays alone
             recipe = _spare(recipe, (batch.weights[: 2 * pairs].view(pairs, 2) > 0).all(1).cpu().numpy())
-        own, rows, columns = (
-            torch.from_numpy(part).to(device, non_blocking=True) for part in (recipe.own, recipe.rows, recipe.columns)
-        )
+        own, rows, columns = (send(part, device) for part in (recipe.own, recipe.rows, recipe.columns))
         box = rows[:, :, None] & columns[:, None, :]
         kept = own.to(dtype)[:, None, None].expand(box.shape).masked_fill(box, 0)[:, None, None]
         images.copy_(torch.lerp(images.flip(1), images, kept))
@@ -109,13 +108,11 @@ class Mixing:
         shares[: 2 * pairs] = recipe.shares().repeat(2)
         others = batch.labels.clone()
         others[: 2 * pairs] = batch.labels[: 2 * pairs].view(pairs, 2).flip(1).flatten()
-        swapped = torch.from_numpy(shares < 0.5).to(device)
+        swapped = send(shares < 0.5, device)
         return batch._replace(
             labels=torch.where(swapped, others, batch.labels),
             others=torch.where(swapped, batch.labels, others),
-            shares=torch.from_numpy(np.maximum(shares, 1 - shares)).to(
-                device, torch.promote_types(dtype, torch.float32)
-            ),
+            shares=send(np.maximum(shares, 1 - shares), device).to(torch.promote_types(dtype, torch.float32)),
         )
 
 

@@ -15,6 +15,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.draws import Draws
+from lockstep.data.sending import send
 
 MAGNITUDES = 30
 # From images, uint8 [N, C, H, W], and a strength from -1 to 1 to images of the same shape.
@@ -68,6 +69,6 @@ def rand_augment_(images: torch.Tensor, draws: Draws, rounds: int, magnitude: in
         for choice, sign in np.unique(np.stack([chosen, signs], 1), axis=0).tolist():
             if names[choice] == "identity":
                 continue
-            group = torch.from_numpy(np.flatnonzero((chosen == choice) & (signs == sign))).to(images.device)
+            group = send(np.flatnonzero((chosen == choice) & (signs == sign)), images.device)
             images[group] = CHANGES[names[choice]](images[group], sign * magnitude / MAGNITUDES)
     return images

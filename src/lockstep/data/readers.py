@@ -17,6 +17,7 @@ from lockstep.data import augment
 from lockstep.data.buffers import Pool
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.progressive import Sizes, resize, side_at
+from lockstep.data.sending import send
 from lockstep.data.sets import InputSpec, MemorySplit
 from lockstep.errors import ConfigError
 
@@ -133,7 +134,7 @@ class MemoryReader:
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
         for samples in plan:
-            labels = self._labels.index_select(0, torch.from_numpy(samples).to(self._labels.device))
+            labels = self._labels.index_select(0, send(samples, self._labels.device))
             draws = Draws(self._seed, epoch or 0, samples)
             config = AugmentConfig() if epoch is None else self._config
             yield Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)

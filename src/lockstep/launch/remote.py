@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from lockstep.launch.display import Name
@@ -43,7 +43,8 @@ class Remote:
 
     async def start(self, first: NodeJob) -> None:
         """Start the node process and hand it the job."""
-        kept = [first.stdout] if first.stdout >= 0 else []
+        # a copy, above the three streams that the node process has for itself
+        stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         environment = handed_on(os.environ) if self.node.is_here else dict(os.environ)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -53,18 +54,21 @@ class Remote:
                 stderr=subprocess.PIPE,
                 limit=LIMIT_BYTES,
                 env=environment,
-                pass_fds=kept,
+                pass_fds=[stdout] if stdout >= 0 else [],
                 start_new_session=True,  # what a terminal's Ctrl-C means is the launcher's to say
             )
         except OSError as error:
             raise StartError(f"cannot run {self.node.start[0]}: {error.strerror}") from None
+        finally:
+            if stdout >= 0:
+                os.close(stdout)
         self._heard = time.monotonic()
         self._tasks = [asyncio.create_task(each) for each in (self._listen(), self._overhear())]
         if first.heartbeat:
             self._tasks.append(asyncio.create_task(self._beat()))
         for task in self._tasks:
             task.add_done_callback(self._watch_over)
-        self.send(asdict(first))
+        self.send(asdict(replace(first, stdout=stdout)))
 
     def answer(self, kind: str) -> asyncio.Future[dict[str, Any]]:
         """The message of a kind, when it comes; a failure if the node process ends before."""
