@@ -10,11 +10,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 HERE = Path(__file__).parent
 FOLDER = HERE / ".environments"
+versions: dict[str, str] = {}  # of the packages that this process has asked for, for its records
 
 
 def python_with(*packages: str) -> str:
@@ -37,4 +38,6 @@ def python_with(*packages: str) -> str:
         except subprocess.CalledProcessError as error:
             raise SystemExit(f"uv cannot make the environment of {', '.join(packages)}; its words are above") from error
         (place / "done").touch()
+    (site,) = place.glob("lib/python*/site-packages")
+    versions.update({name: found.version for name in packages for found in distributions(name=name, path=[str(site)])})
     return str(python)

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import psutil
 import torch
+from environments import versions
 
 from lockstep.place import Place
 from lockstep.records import RecordWriter
@@ -165,5 +166,6 @@ def append_record(record: Mapping[str, Any]) -> None:
     path = FOLDER / "records" / f"{record['name'].partition(':')[0]}.jsonl"
     path.parent.mkdir(exist_ok=True)
     writer = RecordWriter(path)
-    writer.write({**record, "environment": describe_publicly(World(Place(), torch.device("cpu")))})
+    environment = describe_publicly(World(Place(), torch.device("cpu")))
+    writer.write({**record, "environment": {**environment, **({"peers": versions} if versions else {})}})
     writer.close()

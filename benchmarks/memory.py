@@ -35,7 +35,7 @@ import psutil
 from harness import FOLDER, Bar, append_record
 from readings import Reading, compare_readings
 
-JOBS = str(FOLDER / "memory_jobs.py")
+BY_HAND = "DDP by hand"
 STEPS = {"mnist-net": 20, "cifar-small": 10, "resnet18": 2}
 ROUNDS, SECONDS = 2, 75.0
 PARTS = 12
@@ -43,12 +43,12 @@ T_95 = {4: 2.776, 10: 2.228}  # Student's t for 95 %, by degrees of freedom
 MEGABYTE = 1e6
 
 
-def run_workers(workers: int, *words: str) -> list[dict[str, Any]]:
-    """Run memory_jobs.py with a folder after the first word; what each worker has left there."""
+def run_workers(workers: int, job: str, *words: str) -> list[dict[str, Any]]:
+    """Run a job in so many workers; what each has left in the folder that it was told."""
     with TemporaryDirectory() as folder:
-        job, *rest = words
+        script = ("peers/memory_loop.py",) if job == BY_HAND else ("memory_jobs.py", job)
         command = [sys.executable, "-m", "lockstep", "run", "-np", str(workers), "--"]
-        command += [sys.executable, JOBS, job, folder, *rest]
+        command += [sys.executable, str(FOLDER / script[0]), *script[1:], folder, *words]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(workers)]
 
@@ -95,7 +95,7 @@ def launcher_of(*words: str) -> Reading:
 def peaks(rounds: int) -> None:
     for net in STEPS:
         for workers in (1, 2):
-            contestants = {job: peak_of(job, net, workers) for job in ("DDP by hand", "Lockstep")}
+            contestants = {job: peak_of(job, net, workers) for job in (BY_HAND, "Lockstep")}
             name = f"memory: {net}, {workers} worker{'s' * (workers > 1)}"
             compare_readings(
                 name, contestants, {("peak", "Lockstep"): Bar("at most", 1.1)}, "MB a worker", rounds, warm_up=0
@@ -122,7 +122,7 @@ def slope(pairs: Sequence[Sequence[int]], parts: int) -> tuple[float, float]:
 def growth(seconds: float) -> None:
     print("\nmemory: growth: bytes a step, with the 95 % confidence interval's half; the second half's; MB in all")
     rows = {}
-    for job in ("DDP by hand", "hvd loop", "Lockstep"):
+    for job in (BY_HAND, "hvd loop", "Lockstep"):
         for rank, read in enumerate(run_workers(2, job, str(seconds))):
             pairs = read["pairs"]
             settled = pairs[len(pairs) // 4 :]

@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as place:
         .decode("pil")
         .to_tuple("jpg", "cls")
         .map_tuple(transform, lambda label: label)
-        .batched(batch, partial=False)
+        .batched(batch)
     )
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=processes, persistent_workers=True)
     take_turns(lambda: sum(len(labels) for _ in range(passes) for _, labels in loader))

@@ -50,7 +50,7 @@ def _chart(index: int, name: str, record: Record) -> Intervals:
             low, high = interval or (quartiles[0], quartiles[2])
             rows.append(Interval(contestant, low, quartiles[1], high))
     label = f"{text(record, 'unit') or 'the figure'}, as a ratio to {first}"
-    note = "Medians of the ratios within rounds, with their 95 % intervals."
+    note = "Medians of the ratios within rounds, with their 95 % intervals; of fewer than six rounds, with their range."
     return Intervals(f"comparison-{index}", name, label, rows, (first, 1.0), note)
 
 
