@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import Bar, Unit, Work, argument, compare, pin
+from harness import Bar, Unit, Work, argument, compare, existing_folder, pin
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
@@ -73,4 +73,4 @@ def main(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(argument("data_dir", Path))
+    main(argument("data_dir", existing_folder))

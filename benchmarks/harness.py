@@ -79,6 +79,17 @@ def argument(name: str, kind: Callable[[str], T], *default: T) -> T:
     return given
 
 
+def existing_folder(words: str) -> Path:
+    """A folder that a command line names, for `argument` and argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: There is none.
+    """
+    if not Path(words).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {words}")
+    return Path(words)
+
+
 def pin() -> None:
     """Keep this process and its children to one thread, on the core that others use least just now."""
     busy = psutil.cpu_percent(interval=1.0, percpu=True)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import Unit, Work, argument, compare, pin
+from harness import Unit, Work, argument, compare, existing_folder, pin
 from PIL import Image
 from torchvision import io
 
@@ -127,4 +127,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(argument("folder", Path))
+    main(argument("folder", existing_folder))

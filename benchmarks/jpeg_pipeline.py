@@ -24,7 +24,7 @@ import psutil
 import torch
 from contestants import contestants
 from environments import python_with
-from harness import Bar, Unit, Work, append_record, argument, compare
+from harness import Bar, Unit, Work, append_record, argument, compare, existing_folder
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
@@ -125,4 +125,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(argument("folder", Path))
+    main(argument("folder", existing_folder))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import Bar, Unit, Work, argument, compare, keep_memory, pin
+from harness import Bar, Unit, Work, argument, compare, existing_folder, keep_memory, pin
 from rich.console import Console
 from torch import nn
 
@@ -119,4 +119,4 @@ def main(data_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(argument("data_dir", Path))
+    main(argument("data_dir", existing_folder))

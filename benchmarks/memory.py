@@ -1,6 +1,6 @@
 """How much memory does a worker take, at most and over time, against a DDP loop by hand?
 
-    python benchmarks/memory.py peak
+    python benchmarks/memory.py peak [ROUNDS]
     python benchmarks/memory.py growth [SECONDS]
 
 peak: mnist-net, cifar-small and resnet18 at batches of 128 from memory, on one worker and on two; a turn is a job of
@@ -18,6 +18,7 @@ the slope of the second half of these alone, which is less where growth levels o
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -139,9 +140,9 @@ def growth(seconds: float) -> None:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.argv[1:2] == ["growth"]:
-        growth(float(sys.argv[2]) if sys.argv[2:] else SECONDS)
-    elif sys.argv[1:2] == ["peak"]:
-        peaks(int(sys.argv[2]) if sys.argv[2:] else ROUNDS)
-    else:
-        sys.exit("memory.py: say peak or growth")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    parts.add_parser("peak").add_argument("rounds", type=int, nargs="?", default=ROUNDS)
+    parts.add_parser("growth").add_argument("seconds", type=float, nargs="?", default=SECONDS)
+    words = parser.parse_args()
+    growth(words.seconds) if words.part == "growth" else peaks(words.rounds)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from harness import append_record
+from harness import append_record, existing_folder
 
 from lockstep.records import read_records
 
@@ -64,7 +64,7 @@ def train(data_dir: Path, run_dir: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("data_dir", type=existing_folder)
     parser.add_argument("--runs", type=int, default=3)
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

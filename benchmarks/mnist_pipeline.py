@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 import torch
-from harness import Bar, Unit, Work, argument, compare, pin
+from harness import Bar, Unit, Work, argument, compare, existing_folder, pin
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, transforms
 
@@ -68,4 +68,4 @@ def main(data_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(argument("data_dir", Path))
+    main(argument("data_dir", existing_folder))

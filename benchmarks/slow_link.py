@@ -14,6 +14,7 @@ Bar: the trainer's ddp and horovod, without compression, take at most 1.05 of th
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -128,6 +129,8 @@ def report_bytes(world: World, name: str, taken: dict[str, tuple[Strategy, Work]
 if __name__ == "__main__":
     if Place.from_environment().launcher == "none":
         os.environ["OMP_NUM_THREADS"] = "1"
-        rates = [float(word) for word in sys.argv[1:]] or list(ROUNDS)
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("megabits", type=float, nargs="*", default=list(ROUNDS))
+        rates = parser.parse_args().megabits
         sys.exit(max(run_over_limited_link(rate, [sys.argv[0], str(rate)]) for rate in rates))
     in_workers(2, main)

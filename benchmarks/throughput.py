@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from contestants import contestants
 from environments import python_with
-from harness import Bar, Unit, compare
+from harness import Bar, Unit, compare, existing_folder
 
 from lockstep.config import DataConfig
 from lockstep.data import folder as image_folder
@@ -78,11 +78,13 @@ def prepare(source: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("data_dir", type=existing_folder)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=11)
     words = parser.parse_args()
+    if unknown := [name for name in words.cases if name not in CASES]:
+        parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         prepare(words.data_dir, folder)
