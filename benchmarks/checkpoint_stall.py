@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import quantiles
 
 import torch
-from harness import Unit, Work, append_record, argument, compare, keep_memory, pin
+from harness import Unit, Work, append_record, argument, compare, existing_folder, keep_memory, pin
 from torch import nn
 
 from lockstep.config import TrainConfig
@@ -94,7 +94,7 @@ def report(plain: Epochs, again: Epochs, saving: Epochs) -> None:
         "in all, CPU time": over(plain.cpu, again.cpu, saving.cpu),
         "in all, wall": over(plain.wall, again.wall, saving.wall),
     }
-    spreads = {name: quantiles(seconds) for name, seconds in figures.items()}
+    spreads = {name: quantiles(seconds, method="inclusive") for name, seconds in figures.items()}
     print("\ncheckpoint_stall: seconds a checkpoint, median (quartiles); share of training at one a minute")
     for name, (low, median, high) in spreads.items():
         print(f"  {name:24}{median:8.3f} ({low:.3f} to {high:.3f}){100 * median / 60:8.2f} %")
@@ -111,4 +111,4 @@ def over(first: Sequence[float], second: Sequence[float], other: Sequence[float]
 
 
 if __name__ == "__main__":
-    main(argument("folder", Path, None))
+    main(argument("folder", existing_folder, None))

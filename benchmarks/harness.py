@@ -90,6 +90,17 @@ def existing_folder(words: str) -> Path:
     return Path(words)
 
 
+def rounds(words: str) -> int:
+    """A number of rounds, at least 2, for `argument` and argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not words.isdecimal() or int(words) < 2:
+        raise argparse.ArgumentTypeError(f"{words} is no number of rounds; give 2 or more")
+    return int(words)
+
+
 def pin() -> None:
     """Keep this process and its children to one thread, on the core that others use least just now."""
     busy = psutil.cpu_percent(interval=1.0, percpu=True)

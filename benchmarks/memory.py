@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from harness import FOLDER, Bar, append_record
+from harness import FOLDER, Bar, append_record, rounds
 from readings import Reading, compare_readings
 
 BY_HAND = "DDP by hand"
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    parts.add_parser("peak").add_argument("rounds", type=int, nargs="?", default=ROUNDS)
+    parts.add_parser("peak").add_argument("rounds", type=rounds, nargs="?", default=ROUNDS)
     parts.add_parser("growth").add_argument("seconds", type=float, nargs="?", default=SECONDS)
     words = parser.parse_args()
     growth(words.seconds) if words.part == "growth" else peaks(words.rounds)

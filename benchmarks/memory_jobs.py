@@ -1,6 +1,6 @@
 """The workers of memory.py: what each trains with Lockstep, and how it reads its own memory.
 
-    lockstep run -np N -- python memory_jobs.py JOB FOLDER NET STEPS      peak, after some steps
+    lockstep run -np N -- python memory_jobs.py Lockstep FOLDER NET STEPS peak, after some steps
     lockstep run -np N -- python memory_jobs.py JOB FOLDER SECONDS        samples over time
 
 A worker leaves FOLDER/RANK.json. JOB: "Lockstep" is the trainer, "hvd loop" a loop by hand with the Horovod API.
@@ -44,7 +44,6 @@ from memory_work import (
     network,
     noise,
     own_bytes,
-    steps,
 )
 
 SUMS = 8  # tensors that the hvd loop sums by name each step
@@ -91,10 +90,7 @@ def loop_of_hvd(net: str, samples: int, batch: int, goes_on: Callable[[], bool])
             return
 
 
-def peak(world: World, job: str, net: str, count: int) -> dict[str, Any]:
-    if job == "hvd loop":
-        loop_of_hvd(net, count * PEAK_BATCH, PEAK_BATCH, steps(count))
-        return own_bytes()
+def peak(world: World, net: str, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = world.from_main(folder)
         lockstep = lockstep_job(world, net, count * PEAK_BATCH * world.size, PEAK_BATCH, 1, run)
@@ -130,7 +126,7 @@ def main(job: str, folder: str, *rest: str) -> None:
     torch.set_num_threads(1)
     place = Place.from_environment()
     with connect(place, "cpu") as world:
-        read = peak(world, job, rest[0], int(rest[1])) if len(rest) == 2 else growth(world, job, float(rest[0]))
+        read = peak(world, rest[0], int(rest[1])) if len(rest) == 2 else growth(world, job, float(rest[0]))
         Path(folder, f"{place.rank}.json").write_text(json.dumps(read))
         world.barrier()
         if job == "hvd loop":

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from harness import Bar, Unit, Work, argument, compare, pin
+from harness import Bar, Unit, Work, argument, compare, pin, rounds
 from readings import compare_readings
 from startup import FIRST_STEP, of_run, timed
 
@@ -90,4 +90,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(argument("rounds", int, 5))
+    main(argument("rounds", rounds, 5))

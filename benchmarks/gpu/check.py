@@ -85,7 +85,7 @@ def run(job: Job, seconds: float) -> list[dict[str, object]]:
             rows.append({"check": f"{job.name}: two workers on one GPU", "status": "refused", "why": known})
     print(f"{job.name}: {time.monotonic() - start:.0f} s", flush=True)
     for row in rows:
-        print(f"  {row['status']:8}{row['check']}{': ' if row['why'] else ''}{row['why']}", flush=True)
+        print(f"  {row['status']:10}{row['check']}{': ' if row['why'] else ''}{row['why']}", flush=True)
     if any(row["status"] in ("failed", "refused", "left out") for row in rows):
         print("  it printed, at the end:\n    " + "\n    ".join(said.splitlines()[-60:]), flush=True)
     return rows

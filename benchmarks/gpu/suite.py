@@ -47,7 +47,7 @@ class Suite:
         """Seconds until the time is over."""
         return self._end - time.monotonic()
 
-    def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 30.0) -> Outcome:
+    def step(self, module: str, words: Sequence[str] = (), *, most: float, least: float = 40.0) -> Outcome:
         """Run `python -m gpu.MODULE WORDS` for at most `most` seconds, unless fewer than `least` are left.
 
         A module is told by --seconds how long it has, if it has to choose what to leave out.

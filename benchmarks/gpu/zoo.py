@@ -1,7 +1,7 @@
 """How many images a second does each network of the CIFAR zoo train with on one GPU, compiled or not?
 
 Lockstep's own loop on noise of 32 x 32 in the GPU's memory: bf16, channels_last, batch 512, 30 steps after a warm-up of
-3 and one epoch. First all plain ones, from the least work to the most; then compiled, which takes 20 to 60 s each, as
+4 and one epoch. First all plain ones, from the least work to the most; then compiled, which takes 20 to 60 s each, as
 long as there is time. What does not fit is left out and said; a network that fails does not stop the others.
 """
 

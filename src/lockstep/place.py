@@ -1,4 +1,4 @@
-"""A worker's place among its peers, as the launcher that started it says: the only reader of RANK and its like.
+"""A worker's place among its peers, as its launcher says: only here it is concluded from RANK and its like.
 
 One row a launcher. Launchers nest (torchrun in a Slurm step, mpirun in a batch job), so the rows stand innermost first:
 torchrun, then `OTHERS`; the first one that is there decides. docs/reference/launchers.md says how each is recognised,

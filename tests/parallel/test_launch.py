@@ -99,16 +99,20 @@ def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path
 def test_on_a_terminal_several_workers_draw_progress_and_print_as_elsewhere(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     words = ["train", "-np", "2", "--epochs", "1", "--run-dir", "run"]
-    job = subprocess.Popen([*LOCKSTEP, *words], cwd=tmp_path, env=_environment() | {"TERM": "xterm"}, stdout=theirs)
+    colourful = {name: value for name, value in _environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    job = subprocess.Popen([*LOCKSTEP, *words], cwd=tmp_path, env=colourful, stdout=theirs)
     os.close(theirs)
     shown = b""
-    with suppress(OSError):  # the last one has closed it
-        while text := os.read(ours, 1 << 16):
-            shown += text
-    os.close(ours)
-    assert job.wait(60) == 0
-    assert "━".encode() in shown
-    assert b"validation images right, over 2 workers" in shown
+    try:
+        with suppress(OSError):  # the last one has closed it
+            while text := os.read(ours, 1 << 16):
+                shown += text
+        assert job.wait(60) == 0
+    finally:
+        os.close(ours)
+        job.kill()
+    assert "━".encode() in shown, shown
+    assert b"validation images right, over 2 workers" in shown, shown
 
 
 def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path) -> None:
