@@ -8,7 +8,7 @@ waits for its slowest worker, so the slowest one's rate counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.config import TrainConfig
 from lockstep.data.draws import Indices
-from lockstep.data.readers import Batch, Reader
+from lockstep.data.readers import Reader
 from lockstep.data.sets import MemorySplit, Split
 from lockstep.world import World, usable_cores
 
@@ -132,24 +132,20 @@ def smallest_of_best(rates: dict[int, float]) -> int:
 
 
 def measure_rate(reader: Reader, plan: list[Indices], processes: int, seconds: float) -> float:
-    """Images a second of a reader that nobody holds up, over `seconds` or to the plan's end, start-up excluded."""
+    """Images a second of a reader that nobody holds up, start-up excluded.
+
+    Over `seconds` and at least a batch of each process, which may all come at the same moment, or to the plan's end.
+    """
+    turn = max(1, processes)
     batches = reader.read(plan, 0)
-    return next(windows(batches, max(1, processes), seconds))
-
-
-def windows(batches: Iterator[Batch], warm_up: int, seconds: float) -> Iterator[float]:
-    """Images a second in stretches of `seconds`, each of one batch at least, while there are batches."""
-    for _ in islice(batches, warm_up):
+    for _ in islice(batches, turn):
         pass
     start, images = time.perf_counter(), 0
-    for batch in batches:
+    for number, batch in enumerate(batches, start=1):
         images += len(batch.labels)
-        elapsed = time.perf_counter() - start
-        if elapsed >= seconds:
-            yield images / elapsed
-            start, images = time.perf_counter(), 0
-    if images:
-        yield images / (time.perf_counter() - start)
+        if number >= turn and time.perf_counter() - start >= seconds:
+            break
+    return images / (time.perf_counter() - start)
 
 
 def _request_size(reader: Reader, samples: Indices, most: int) -> int:
