@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import comb
 from pathlib import Path
 from statistics import quantiles
@@ -116,14 +117,20 @@ def keep_memory() -> None:
         raise RuntimeError("glibc's mallopt refuses")
 
 
+def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:
+    """What each contestant's turns gave, one a round, in random order; the rounds that warm up are left out."""
+    turns: dict[str, list[T]] = {contestant: [] for contestant in contestants}
+    for _ in range(warm_up + rounds):
+        for contestant in random.sample(list(contestants), len(contestants)):
+            turns[contestant].append(contestants[contestant]())
+    return {contestant: taken[warm_up:] for contestant, taken in turns.items()}
+
+
 def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int) -> None:
     """Measure, print a table, append a record; `name` is "FILE" or "FILE: CASE"."""
-    turns: dict[str, list[Turn]] = {contestant: [] for contestant in contestants}
-    for _ in range(1 + rounds):
-        for contestant in random.sample(list(contestants), len(contestants)):
-            turns[contestant].append(_take(contestants[contestant]))
-    base = next(iter(turns.values()))[1:]
-    rows = {contestant: _summarise(taken[1:], base, unit) for contestant, taken in turns.items()}
+    turns = interleave({contestant: partial(_take, work) for contestant, work in contestants.items()}, rounds)
+    base = next(iter(turns.values()))
+    rows = {contestant: _summarise(taken, base, unit) for contestant, taken in turns.items()}
     print(f"\n{name}: {unit.label}, median (quartiles) of {rounds} rounds")
     width = max(22, *map(len, rows)) + 2
     print(f"  {'':{width}}{'wall':34}{'ratio':32}ratio by CPU time")
@@ -137,13 +144,13 @@ def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar],
 
 
 def _take(work: Work) -> Turn:
-    others, own, wall = _childrens_cpu_seconds(), time.process_time(), time.perf_counter()
+    others, own, wall = childrens_cpu_seconds(), time.process_time(), time.perf_counter()
     units = work()
     wall, own = time.perf_counter() - wall, time.process_time() - own  # before what takes time itself
-    return {"units": units, "wall": round(wall, 6), "cpu": round(own + _childrens_cpu_seconds() - others, 6)}
+    return {"units": units, "wall": round(wall, 6), "cpu": round(own + childrens_cpu_seconds() - others, 6)}
 
 
-def _childrens_cpu_seconds() -> float:
+def childrens_cpu_seconds() -> float:
     """Of what this process started, to the hundredth, and of what has ended among them."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = usage.ru_utime + usage.ru_stime

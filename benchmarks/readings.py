@@ -6,12 +6,11 @@ to the first contestant are taken within rounds. A turn may give several figures
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from statistics import quantiles
 from typing import Any
 
-from harness import Bar, append_record, median_interval
+from harness import Bar, append_record, interleave, median_interval
 
 Reading = Callable[[], Mapping[str, float]]  # one turn: its figures, by name
 
@@ -31,11 +30,7 @@ def compare_readings(
         bars: By figure and contestant.
         rounds: At least 2.
     """
-    turns: dict[str, list[Mapping[str, float]]] = {contestant: [] for contestant in contestants}
-    for _ in range(warm_up + rounds):
-        for contestant in random.sample(list(contestants), len(contestants)):
-            turns[contestant].append(contestants[contestant]())
-    taken = {contestant: each[warm_up:] for contestant, each in turns.items()}
+    taken = interleave(contestants, rounds, warm_up)
     base = next(iter(taken.values()))
     for figure in base[0]:
         print(f"\n{name}, {figure}: {unit}, median (quartiles) of {rounds} rounds")

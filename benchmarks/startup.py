@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import FOLDER, Bar, argument, rounds
+from harness import FOLDER, Bar, argument, childrens_cpu_seconds, rounds
 from readings import Reading, compare_readings
 
 PEER = str(FOLDER / "peers" / "first_step.py")
@@ -48,9 +47,9 @@ def timed(
         with TemporaryDirectory() as folder:
             prepare(Path(folder))
             command = [sys.executable, *(word.replace("FOLDER", folder) for word in words)]
-            cpu, began = _childrens_cpu_seconds(), time.time()
+            cpu, began = childrens_cpu_seconds(), time.time()
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            ended, cpu = time.time(), _childrens_cpu_seconds() - cpu
+            ended, cpu = time.time(), childrens_cpu_seconds() - cpu
             if GLOO_ABORTS in done.stderr and again:
                 print(f"{' '.join(command)} was aborted by Gloo, and is run again", file=sys.stderr)
                 return turn(again - 1)
@@ -59,11 +58,6 @@ def timed(
             return {FIRST_STEP: first_step(Path(folder)) - began, END: ended - began, CPU: cpu}
 
     return turn
-
-
-def _childrens_cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def of_peer(folder: Path) -> float:
