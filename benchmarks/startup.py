@@ -7,7 +7,7 @@ images and has no evaluation, records or checkpoint; with one worker it also run
 `lockstep train digits --max-steps 1`, which load the digits, augment, record, evaluate and save. A turn is one command,
 on all cores, and has three figures: the seconds to the end of the first step, as the peer writes it down and as
 metrics.jsonl has it; to the command's end; and of CPU, over all its processes. The launcher's own start and end, with
-workers that do nothing, is a part of cost_growth.py. A command that Gloo aborts as it ends is run again, which is said.
+workers that do nothing, is a part of cost_growth.py.
 
 Bar: at most 1.1 times torchrun to the first step. About 5 minutes.
 """
@@ -28,7 +28,6 @@ from readings import Reading, compare_readings
 
 PEER = str(FOLDER / "peers" / "first_step.py")
 FIRST_STEP, END, CPU = "to the first step", "to the end", "CPU time"
-GLOO_ABORTS = "terminate called without an active exception"  # torch 2.15, now and then, as a script with Gloo ends
 
 
 def timed(
@@ -43,16 +42,13 @@ def timed(
         prepare: Puts into the folder what the command needs, before time counts.
     """
 
-    def turn(again: int = 3) -> dict[str, float]:
+    def turn() -> dict[str, float]:
         with TemporaryDirectory() as folder:
             prepare(Path(folder))
             command = [sys.executable, *(word.replace("FOLDER", folder) for word in words)]
             cpu, began = childrens_cpu_seconds(), time.time()
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             ended, cpu = time.time(), childrens_cpu_seconds() - cpu
-            if GLOO_ABORTS in done.stderr and again:
-                print(f"{' '.join(command)} was aborted by Gloo, and is run again", file=sys.stderr)
-                return turn(again - 1)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
             return {FIRST_STEP: first_step(Path(folder)) - began, END: ended - began, CPU: cpu}

@@ -18,17 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 BATCH = 64
 
 workers, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-if workers > 1:
-    torch.distributed.init_process_group("gloo")
 model: nn.Module = nn.Sequential(
     *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.GroupNorm(8, 32), nn.ReLU(inplace=True)),
     *(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.GroupNorm(8, 64), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
     *(nn.Conv2d(64, 128, 3, padding=1, bias=False), nn.GroupNorm(8, 128), nn.ReLU(inplace=True)),
     *(nn.Flatten(), nn.Linear(128 * 4 * 4, 10)),
 )
-if workers > 1:
-    model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if workers > 1:
+    # After the optimizer, whose making loads modules that would keep the process group for good.
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(model)
 images, labels = torch.randn(BATCH, 1, 8, 8), torch.randint(0, 10, (BATCH,))
 loss = F.cross_entropy(model(images), labels)
 loss.backward()
@@ -37,4 +37,5 @@ loss.item()
 if rank == 0:
     Path(sys.argv[1]).write_text(f"{time.time():.6f}")
 if workers > 1:
+    del model, loss  # they hold the group, whose threads may abort Python's exit
     torch.distributed.destroy_process_group()

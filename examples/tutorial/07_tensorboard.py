@@ -35,8 +35,6 @@ def main(epochs: int, resume: Path | None) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
 
     model = build_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
@@ -46,6 +44,10 @@ def main(epochs: int, resume: Path | None) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         start = state["epochs"]
+
+    # After the optimizer, whose making loads modules that would keep the process group for good.
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model)
 
     train_set, test_set = load_digits()

@@ -25,12 +25,14 @@ def main(batch_size: int, steps: int) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    size = dist.get_world_size()
 
     model = build_model().to(device)
-    parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # all steps compute the same
+
+    # After the optimizer, whose making loads modules that would keep the process group for good.
+    dist.init_process_group("nccl" if cuda else "gloo")
+    size = dist.get_world_size()
+    parallel = DistributedDataParallel(model)
     images = torch.rand(batch_size, 1, 8, 8, device=device)
     labels = torch.randint(10, (batch_size,), device=device)
 

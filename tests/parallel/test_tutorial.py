@@ -111,3 +111,37 @@ def test_accumulated_passes_are_one_large_batch(tmp_path: Path) -> None:
     four = run(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "32", "--accumulate", "4", folder=tmp_path)
     assert one[0] == four[0] == "global batch 256, 5 steps an epoch, rate 0.08"
     assert loss(four[1]) == pytest.approx(loss(one[1]), rel=0.02)
+
+
+NAME_THREADS = """
+import runpy, sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(sys.argv[1]).parent))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(*((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("04_ddp.py", "--epochs", "1"),
+        ("06_mixed_precision.py", "--epochs", "1"),
+        ("07_tensorboard.py", "--epochs", "1"),
+        ("09_large_batch.py", "--epochs", "1"),
+        ("10_throughput.py", "--steps", "1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_gloos_threads_have_ended_before_python_does(words: tuple[str, ...], tmp_path: Path) -> None:
+    """One that still lets go of a tensor then would abort it, now and then."""
+    if torch.cuda.is_available():
+        pytest.skip("these scripts take NCCL where there is a GPU")
+    outside = tmp_path / "name_threads.py"
+    outside.write_text(NAME_THREADS)
+    alone = [*TORCHRUN[:-2], "--standalone", "--nproc-per-node", "1", str(outside)]
+    threads = run(alone, *words, folder=tmp_path)[-1]
+    assert "python" in threads
+    assert "gloo" not in threads
