@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 # Worker processes are forked from this one; a pool of OpenMP threads would not survive that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# On a loaded machine any example may stand still for a while.
+settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -88,6 +88,10 @@ def test_nothing_of_a_bed_is_left() -> None:
         pytest.skip(reason)
     with netns.Bed(hosts=1) as bed:
         sleeper = bed.start("node1", ["sleep", "60"])
+        deadline = time.monotonic() + 20
+        while not bed.processes("node1"):  # before it is there, nothing of the bed knows it
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         spaces = [bed.namespace(name) for name in ("node1", "head", "switch")]
         assert all((netns.NAMESPACES / space).exists() for space in spaces)
     assert sleeper.wait(timeout=1) == -9

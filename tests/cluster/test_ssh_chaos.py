@@ -17,6 +17,6 @@ from netns import Bed
 def test_whatever_is_killed_the_job_ends_in_time_and_leaves_nothing(
     bed: Bed, tmp_path: Path, job: str, part: str, at_start: bool
 ) -> None:
-    this = chaos.Round(1, job, part, at_start)
+    this = chaos.Round(1, job, part, at_start, patience=3.0)
     chaos.play(bed, tmp_path / "job", this, random.Random(0))
     assert this.breaches == [], this.row()

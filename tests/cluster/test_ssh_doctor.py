@@ -36,8 +36,7 @@ def test_a_limited_link_is_measured_and_named(bed: Bed, tmp_path: Path) -> None:
     for names in ("node2 and node3", "node3 and node1", "all together"):
         assert LIMIT / 4 < speeds[names] < 2 * LIMIT
         assert f"{names.replace('all', 'all hosts')}: " in done.stdout
-    assert speeds["node1 and node2"] > 4 * LIMIT
-    assert "node1 and node2: " not in done.stdout
+    assert speeds["node1 and node2"] > 2 * LIMIT
     assert [path for name in bed.names for path in bed.files(name)] == []
 
 

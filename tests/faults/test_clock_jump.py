@@ -34,7 +34,7 @@ time.time = lambda: real() - 1000 * next(looks)
 WORKER = """
 import os, time
 rank = int(os.environ["RANK"])
-time.sleep(0.3 * rank)
+time.sleep(5 * rank)  # it fails while the others are being stopped, or is stopped first
 raise ValueError(f"worker {rank} fails")
 """
 

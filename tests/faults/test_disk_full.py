@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,15 +27,27 @@ def _fill(disk: SmallDisk, run: Path, step: int) -> None:
     while checkpoint.newest(run / "checkpoints") != run / "checkpoints" / f"step-{step:08d}":
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    time.sleep(0.1)  # for what it replaces to be removed
+    _wait_for_writer()  # which removes what it replaces
     disk.fill()
+
+
+def _wait_for_writer() -> None:
+    """Until the checkpoint that is being written in the background, if any, is written or has failed."""
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(30)
 
 
 def test_a_disk_full_for_a_while_costs_only_the_checkpoints_meanwhile(
     small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_disk.path / "run"
-    train(run, {17: lambda: _fill(small_disk, run, 15), 48: small_disk.empty})
+
+    def empty() -> None:
+        _wait_for_writer()
+        small_disk.empty()
+
+    train(run, {17: lambda: _fill(small_disk, run, 15), 48: empty})
     assert newest_step(run) == STEPS
     assert recorded_steps(run) == list(range(1, STEPS + 1))
     assert (run / "model.safetensors").exists()
@@ -72,7 +85,11 @@ def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
     (run / "checkpoints").symlink_to(small_disk.path / "checkpoints")  # the open records would keep it writable
 
     def switch(allowed: bool) -> Callable[[], None]:
-        return lambda: small_disk.allow_writing(allowed)
+        def change() -> None:
+            _wait_for_writer()
+            small_disk.allow_writing(allowed)
+
+        return change
 
     train(run, {18: switch(False), 48: switch(True)})
     assert newest_step(run) == STEPS

@@ -22,7 +22,7 @@ from lockstep.world import World
 
 HOSTS = "node1:1,node2:1"
 CUT = "node2"  # which loses the launcher and its only peer
-END_SECONDS = 15.0  # in which all hosts' parts have ended: 9 s of silence, 3 s from SIGTERM to SIGKILL, and the rest
+END_SECONDS = 40.0  # in which all hosts' parts have ended: 9 s of silence, 3 s from SIGTERM to SIGKILL, and a slow rest
 WORDS = ("digits", "-b", "32", "--checkpoint-epochs", "0", "--device", "cpu")
 START = ("--start-timeout", "120")
 
@@ -43,7 +43,7 @@ def test_a_launcher_keeps_its_hosts_through_a_cut_of_five_seconds(bed: Bed, tmp_
         go.touch()
         assert job.wait() == 0, job.stderr
         assert "lockstep:" not in job.stderr
-        job.seconds_to_end(5)
+        job.seconds_to_end(30)
     assert job.files_left() == []
 
 

@@ -42,12 +42,15 @@ def _stand_still(seconds: float) -> None:
     child = multiprocessing.get_context("fork").Process(target=_wake, args=(os.getpid(), seconds))
     child.start()
     os.kill(os.getpid(), signal.SIGSTOP)
+    child.kill()
     child.join()
 
 
 def _wake(pid: int, seconds: float) -> None:
     time.sleep(seconds)
-    os.kill(pid, signal.SIGCONT)
+    while True:  # it may not even have stopped yet
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.1)
 
 
 def _train(world: World, path: Path, seconds: float) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,9 +26,10 @@ def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:
     """The launcher of a job on this machine, its node process and its agent."""
     found = {"launcher": launcher}
     for child in launcher.children(recursive=True):
-        name = next((word.rpartition(".")[2] for word in child.cmdline() if word.startswith("lockstep.launch.")), "")
-        if name in ("node", "agent"):
-            found.setdefault(name, child)
+        with suppress(psutil.NoSuchProcess):  # a worker's `sleep` that has just ended
+            modules = {word.removeprefix("lockstep.launch.") for word in child.cmdline()}
+            for name in {"node", "agent"} & modules:
+                found.setdefault(name, child)
     assert found.keys() == {"launcher", "node", "agent"}
     return found
 

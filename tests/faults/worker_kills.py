@@ -66,6 +66,7 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
     outcome, started = Outcome(), time.monotonic()
     calm, struck = folder / "calm", folder / "struck"
     folder.mkdir(exist_ok=True)
+    others = memory_of_jobs()
     with (folder / "calm.log").open("wb") as log:
         subprocess.run(command(words, calm, epochs), stdout=log, stderr=log, check=True)
     with (folder / "struck.log").open("wb") as log:
@@ -83,7 +84,7 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
     outcome.repeated = [step - starts[begun] for step, begun in outcome.struck_at if begun < len(starts)]
     if outcome.repeated and max(outcome.repeated) > SNAPSHOT_STEPS:
         outcome.breaches.append(f"{max(outcome.repeated)} recorded steps were taken again")
-    outcome.breaches += [*differences(calm, struck), *leftovers(struck)]
+    outcome.breaches += [*differences(calm, struck), *leftovers(struck, others)]
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -161,9 +162,14 @@ def same_tensors(one: Path, other: Path) -> bool:
     return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
-def leftovers(run: Path) -> list[str]:
-    """Processes of the job, and its memory on this host."""
-    found = [f"{path} is left" for path in Path("/dev/shm").glob(f"{PREFIX}*")]
+def memory_of_jobs() -> set[Path]:
+    """What elastic jobs keep in this host's memory."""
+    return set(Path("/dev/shm").glob(f"{PREFIX}*"))
+
+
+def leftovers(run: Path, others: set[Path]) -> list[str]:
+    """Processes of the job, and its memory on this host, but for what other jobs had there before."""
+    found = [f"{path} is left" for path in memory_of_jobs() - others]
     processes = psutil.process_iter(["pid", "cmdline"])
     return found + [f"process {each.pid} is left" for each in processes if str(run) in (each.info["cmdline"] or ())]
 

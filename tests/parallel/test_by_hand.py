@@ -7,13 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ports import free_port
+
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _both(commands: list[list[str]], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
@@ -38,14 +34,14 @@ def _run(node: int, port: int, workers: int, script: str) -> list[str]:
 
 
 def test_ranks_follow_the_nodes_and_slots_may_differ(tmp_path: Path) -> None:
-    port, script = _free_port(), "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK"
+    port, script = free_port(), "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK"
     second, first = _both([_run(1, port, 1, script), _run(0, port, 2, script)], tmp_path)
     assert sorted(first.stdout.splitlines()[1:]) == ["0/3 0/2 0", "1/3 1/2 0"], first.stderr
     assert second.stdout.splitlines()[1:] == ["2/3 0/1 1"], second.stderr
 
 
 def test_a_failure_on_one_node_ends_the_other_and_is_named_there(tmp_path: Path) -> None:
-    port, script = _free_port(), "test $RANK = 2 && exit 7; sleep 100"
+    port, script = free_port(), "test $RANK = 2 && exit 7; sleep 100"
     for done in _both([_run(0, port, 2, script), _run(1, port, 1, script)], tmp_path):
         assert done.returncode == 7, done.stderr
         assert "worker 2 of 3 on " in done.stderr
@@ -60,7 +56,7 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
 
 
 def test_the_classic_flags_train_one_model_on_both(tmp_path: Path) -> None:
-    where = ["--dist-url", f"tcp://127.0.0.1:{_free_port()}", "--world-size", "2"]
+    where = ["--dist-url", f"tcp://127.0.0.1:{free_port()}", "--world-size", "2"]
     train = ["train", "--epochs", "1", "--run-dir", "run", "--device", "cpu", *where]
     first, second = _both([[*train, "--rank", "0"], [*train, "--rank", "1"]], tmp_path)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr

@@ -119,6 +119,9 @@ def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
         second = job.wait_for(2, 2)
         assert second[0] == first[0]
         (tmp_path / "broken").touch()
+        while "ended with exit code 1" not in job.text:
+            assert job.process.is_running(), job.text
+            time.sleep(0.1)
         time.sleep(2.5)
         assert job.text.count("ended with exit code 1") == 1
         assert "G3" not in job.text

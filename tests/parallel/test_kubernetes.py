@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import yaml
+from ports import free_port
 
 from lockstep.cli.parse import parse_train
 from lockstep.records import read_records
@@ -20,9 +20,7 @@ def test_the_pods_of_the_manifest_train_together(tmp_path: Path) -> None:
     roles = yaml.safe_load(MANIFEST.read_text())["spec"]["pytorchReplicaSpecs"]
     containers = [roles[role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker")]
     volumes = {volume["name"] for volume in roles["Worker"]["template"]["spec"]["volumes"]}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    pods = []
+    port, pods = free_port(), []
     for rank, container in enumerate(containers):
         program, *words = container["command"]
         assert program == "lockstep"

@@ -33,6 +33,7 @@ class Slow:
 
 def _choose(world: World, folder: Path) -> None:
     loader_tuning.usable_cores = lambda: 4  # two for each worker
+    loader_tuning.WINDOW_SECONDS, loader_tuning.LIMIT_SECONDS = 3.0, 60.0  # on a loaded machine
     data = describe("slow", Slow((0.02, 0.05)[world.rank]), Slow(0))
     placement = Placement(world.device)
     chosen = choose_processes(

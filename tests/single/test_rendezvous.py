@@ -24,15 +24,15 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def _fails(place: Place, words: str) -> None:
+def _fails(place: Place, words: str, seconds: float = SECONDS) -> None:
     with pytest.raises(WorldError, match=words):
-        open_store(place, SECONDS)
+        open_store(place, seconds)
 
 
 def test_a_worker_does_not_join_another_jobs_store(monkeypatch: pytest.MonkeyPatch) -> None:
     _store, port = serve_store()
     monkeypatch.setenv("MASTER_PORT", str(port))
-    _fails(Place(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job answers there")
+    _fails(Place(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job answers there", 10.0)
 
 
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from lockstep.hvd.settings import Settings
 from lockstep.hvd.timeline import Timeline
 
 BACKOFF_SECONDS = (0.0005, 0.05)
-NEWS_SECONDS = 0.5
+NEWS_SECONDS = 3.0
 JOINABLE = ("allreduce", "barrier")
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "

@@ -74,12 +74,17 @@ class StallWatch:
             self._store.set(f"pending/{number}/{self._rank}", json.dumps(names))
 
     def _warn(self, number: int, channel: Channel, repeat: int) -> None:
-        """Warn of what is stalled, at the second look, when the others have told, too, and then now and again."""
+        """Warn of what is stalled, at the second look, when the others have told, too, and then now and again.
+
+        What would end the job at the first look is warned of before it does.
+        """
         stalled = channel.pending_since(self._warning_seconds)
         stalled.pop(JOINED, None)
         before = self._looks.get(number, {})
         self._looks[number] = looks = {name: before.get(name, 0) + 1 for name in stalled}
-        due = [name for name, count in looks.items() if count % repeat == 2]
+        oldest = max(stalled.values(), default=0.0)
+        ends = 0 < self._limit_seconds <= oldest
+        due = [name for name, count in looks.items() if count % repeat == 2 or (ends and count == 1)]
         if due:
             told = {rank: self._read(number, rank) for rank in channel.ranks}
             for name in due:
@@ -87,8 +92,7 @@ class StallWatch:
                 missing = [rank for rank, names in told.items() if name not in names and JOINED not in names]
                 if self._rank == min(having, default=self._rank):
                     logger.warning(_report(name, stalled[name], having, missing))
-        oldest = max(stalled.values(), default=0.0)
-        if 0 < self._limit_seconds <= oldest:
+        if ends:
             name = max(stalled, key=lambda name: stalled[name])
             self._stop(f"{name} has been pending for {oldest:.0f} s, longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
 

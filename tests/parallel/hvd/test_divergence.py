@@ -106,7 +106,7 @@ def test_forked_children_do_not_hide_the_end_of_their_parent() -> None:
         hvd.init()
         pids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
         if hvd.rank() == 1:
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(5,), daemon=True)
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(9,), daemon=True)
             child.start()
             assert hvd.is_initialized()
         hvd.barrier()
@@ -115,7 +115,7 @@ def test_forked_children_do_not_hide_the_end_of_their_parent() -> None:
         start = time.monotonic()
         with pytest.raises(hvd.HorovodInternalError, match="rank 1 was lost"):
             hvd.allreduce(torch.ones(1), name="after")
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 8
         return 0.0
 
     with pytest.raises(AssertionError, match=r"worker 1") as failure:

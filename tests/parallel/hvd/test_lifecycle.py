@@ -114,7 +114,7 @@ def test_pending_operations_fail_when_a_worker_shuts_down() -> None:
             hvd.shutdown()
         return time.monotonic() - start
 
-    assert all(seconds < 5 for seconds in run_in_workers(3, work))
+    assert all(seconds < 20 for seconds in run_in_workers(3, work))
 
 
 def test_the_last_operation_succeeds_although_a_peer_leaves_at_once() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.data.sharding import Sharding, evaluation_batches, permutation, share
 
-SETTINGS = settings(derandomize=True, deadline=None)
+SETTINGS = settings(derandomize=True)
 SAMPLES, BATCHES, SIZES = st.integers(1, 300), st.integers(1, 80), st.integers(1, 9)
 
 

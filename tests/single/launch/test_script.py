@@ -154,7 +154,7 @@ def test_pbs_gets_its_signal_from_timeout(stand_ins: Path) -> None:
     assert "--signal=USR1 3480 " in text
     variables = {"CODE": "75", "FIRST": "yes", "PBS_O_WORKDIR": str(stand_ins)}
     variables["PATH"] = f"{stand_ins}/bin:{os.environ['PATH']}"
-    (stand_ins / "job.sh").write_text(text.replace(" 3480 ", " 0.5 "))
+    (stand_ins / "job.sh").write_text(text.replace(" 3480 ", " 3 "))
     assert subprocess.run(["bash", "job.sh"], cwd=stand_ins, env=variables, timeout=20, check=False).returncode == 75
     assert (stand_ins / "got").read_text() == "USR1\n"
 

@@ -38,7 +38,7 @@ def test_work_is_repeated_for_its_time_after_a_warm_up_that_does_not_count() -> 
     assert len(turns) == 3
     assert sum(turn.images for turn in turns) == 2 * (calls - 1)
     assert all(50 * turn.images == turn.size_bytes for turn in turns)
-    assert all(0.05 <= turn.seconds < 0.15 for turn in turns)
+    assert all(turn.seconds >= 0.05 for turn in turns)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count")

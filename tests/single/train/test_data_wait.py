@@ -24,7 +24,7 @@ class Slow:
     classes = ("a", "b")
     def __len__(self): return 16
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.05)
         return torch.full((1, 8, 8), index / 16), index % 2
 
 def load(): return Slow(), Slow()
