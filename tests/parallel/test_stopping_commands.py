@@ -19,7 +19,7 @@ from jobs import final_weights
 from lockstep.records import read_records
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
-DIGITS = ("train", "--epochs", "40", "-b", "32", "--device", "cpu", "--run-dir")
+DIGITS = ("train", "--epochs", "24", "-b", "32", "--device", "cpu", "--run-dir")
 # torchrun would end the second worker as soon as the first has gone; here it cannot, and each leaves its exit code.
 EACH_CODE = "trap '' TERM; \"$@\"; echo $? >code-$RANK; exit 0"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
@@ -94,7 +94,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signal.Signals) -> None:
     with _started(*DIGITS, "run", cwd=tmp_path) as (job, output):
-        _wait_for("epoch  2/40", output, job)
+        _wait_for("epoch  2/24", output, job)
         job.send_signal(number)
         assert job.wait(timeout=30) == 75, output.read_text()
     _check_stop(output.read_text(), number.name, tmp_path / "run")
@@ -149,7 +149,7 @@ def test_a_signal_to_one_worker_of_two_stops_both(tmp_path: Path, whole_of_two: 
     words = (*LOCKSTEP, *DIGITS, "run")
     command = [*TORCHRUN, "sh", "-c", EACH_CODE, "sh"]
     with _started(*words, cwd=tmp_path, command=command) as (job, output):
-        _wait_for("epoch  2/40", output, job)
+        _wait_for("epoch  2/24", output, job)
         workers = [child for child in job.children(recursive=True) if _is_worker(child)]
         assert len(workers) == 2
         next(worker for worker in workers if worker.environ()["RANK"] == rank).send_signal(signal.SIGUSR1)
