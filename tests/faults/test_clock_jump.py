@@ -33,8 +33,19 @@ time.time = lambda: real() - 1000 * next(looks)
 """
 WORKER = """
 import os, time
-rank = int(os.environ["RANK"])
-time.sleep(5 * rank)  # it fails while the others are being stopped, or is stopped first
+from contextlib import suppress
+from pathlib import Path
+
+rank, first = int(os.environ["RANK"]), Path("first")
+if rank == 0:
+    Path("draft").write_text(str(os.getpid()))
+    Path("draft").rename(first)
+else:
+    while not first.exists():
+        time.sleep(0.01)
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended, and is buried
+        while Path("/proc", first.read_text(), "stat").read_text().rpartition(") ")[2][0] != "Z":
+            time.sleep(0.01)
 raise ValueError(f"worker {rank} fails")
 """
 
