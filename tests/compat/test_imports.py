@@ -161,6 +161,29 @@ def test_every_name_is_there(module: str, names: str) -> None:
     assert not missing
 
 
+REACH = """
+import functools, sys, {first}
+for path in {paths!r}:
+    module = functools.reduce(getattr, path.split(".")[1:], horovod)
+    assert module is sys.modules[path], path
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "paths"),
+    [("horovod.torch", [*MODULES]), ("horovod", [path for path in MODULES if not path.startswith("horovod.torch")])],
+)
+def test_submodules_are_attributes_after_one_import(first: str, paths: list[str]) -> None:
+    subprocess.run([sys.executable, "-c", REACH.format(first=first, paths=paths)], check=True)
+
+
+def test_a_star_import_takes_every_name_and_the_submodules() -> None:
+    names: dict[str, Any] = {}
+    exec("from horovod.torch import *", names)
+    submodules = [path.split(".")[2] for path in MODULES if path.startswith("horovod.torch.")]
+    assert not {*MODULES["horovod.torch"].split(), *submodules} - names.keys()
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("horovod.torch")])
 def test_names_are_those_of_lockstep_itself(module: str) -> None:
     own = importlib.import_module(f"lockstep.hvd{module.removeprefix('horovod.torch').replace('.mpi_ops', '')}")

@@ -3,7 +3,8 @@
 Behaviour as documented at https://horovod.readthedocs.io; docs/reference/horovod.md lists every name and what differs.
 """
 
-from lockstep.hvd import elastic
+# `__all__` names no modules: horovod.torch, which takes its names, has modules of its own.
+from lockstep.hvd import elastic as elastic
 from lockstep.hvd.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from lockstep.hvd.allreduce import (
     allreduce,
@@ -99,7 +100,6 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
-    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

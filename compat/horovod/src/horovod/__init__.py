@@ -1,5 +1,6 @@
 """Horovod's package, provided by Lockstep: nothing but names handed on."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
 from typing import Any
 
@@ -19,8 +20,11 @@ lockstep_version = version("lockstep-torch")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":  # not before it is asked for: training needs no launcher
+    """Import `run`, `runner` and `common` on first use: training needs no launcher, and the launcher no torch."""
+    if name == "run":
         from lockstep.launch.function import run
 
         return run
+    if name in ("common", "runner"):
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,7 @@
 """Elastic training; `lockstep.hvd.elastic` does the work."""
 
+from horovod.torch.elastic import sampler, state
 from lockstep.hvd.elastic import *  # noqa: F403
-from lockstep.hvd.elastic import __all__ as __all__
+from lockstep.hvd.elastic import __all__ as _names
+
+__all__ = [*_names, "sampler", "state"]
