@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from jobs import NETS, losses, small_digits, train_digits, weights_of
 from processes import run_in_workers
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import ConfigError
 from lockstep.records import read_records
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
+from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.batch_norm import check_batch_norm
+from lockstep.train.strategies.compression import Compression
+from lockstep.train.strategies.ddp import DistributedStrategy
 from lockstep.world import World
 
 COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
@@ -65,6 +71,30 @@ def test_sync_bn_with_accumulation_takes_as_many_passes_on_every_worker(tmp_path
     for strategy in ("ddp", "horovod"):  # the last step has 29 samples: 14 and 15
         _train(tmp_path / strategy, 2, "normed", strategy=strategy, epochs=1, precision="fp64", **settings)
     assert _distance(weights_of(tmp_path / "ddp"), weights_of(tmp_path / "horovod")) < 1e-10
+
+
+class AsOnGpu(DistributedDataParallel):
+    """Treats its inputs as it would on the GPUs it is given, which torch refuses for a model on the CPU."""
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.device_ids = device_ids and [torch.device(device).index for device in device_ids]
+
+
+def _gradient_as_on_gpu(world: World) -> list[float]:
+    strategy = DistributedStrategy(
+        dataclasses.replace(world, device=torch.device("cuda", world.rank)), Compression(), False, False
+    )
+    with patch("lockstep.train.strategies.ddp.DistributedDataParallel", AsOnGpu):
+        replica = strategy.wrap(nn.Linear(2, 1))
+    replica(torch.full((1, 2), float(world.rank))).sum().backward()
+    with bare_forward(replica.module):
+        replica().backward()  # adds zeros, as the studies of a step do
+    return replica.module.weight.grad.flatten().tolist()
+
+
+def test_ddp_on_gpus_needs_no_inputs_to_settle_its_buckets() -> None:
+    assert run_in_workers(2, _gradient_as_on_gpu) == [[0.5, 0.5], [0.5, 0.5]]
 
 
 class Activated(nn.BatchNorm2d):
