@@ -53,7 +53,7 @@ class DistributedStrategy(Strategy):
         if self._world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         self._ddp = DistributedDataParallel(
-            model,  # without device_ids, with which DDP fails on calls without inputs, such as settle_buckets' own
+            model,  # no device_ids: with them DDP raises IndexError when called without inputs, as settle_buckets does
             find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
         )
