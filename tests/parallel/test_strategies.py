@@ -74,7 +74,7 @@ def test_sync_bn_with_accumulation_takes_as_many_passes_on_every_worker(tmp_path
 
 
 class AsOnGpu(DistributedDataParallel):
-    """Treats its inputs as it would on the GPUs it is given, which torch refuses for a model on the CPU."""
+    """DDP on the CPU that keeps `device_ids`, which torch's constructor refuses for a model there."""
 
     def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
         super().__init__(module, **options)

@@ -1,6 +1,5 @@
 """Horovod's API for PyTorch; `lockstep.hvd` does the work. The submodules are attributes, as libraries expect."""
 
-from horovod import common as _common  # noqa: F401  # makes horovod.common and its submodules attributes as well
 from horovod.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 from lockstep.hvd import *  # noqa: F403
 from lockstep.hvd import __all__ as _names
