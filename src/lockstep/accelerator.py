@@ -1,0 +1,227 @@
+"""The accelerator of this process: the only module that knows kinds of devices.
+
+"cuda" are NVIDIA's GPUs and, under ROCm, AMD's; "xpu" Intel's; "mps" Apple's, for a single worker. torch is imported
+when a function is called, so that the command line can name the choices at once. Elsewhere the question is only
+whether a device is the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Choice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]
+"""What --device takes: "gpu" is the accelerator, of whatever kind."""
+Backend = Literal["auto", "gloo", "nccl", "xccl"]
+"""What --dist-backend takes: "auto" is the device's own library, or Gloo for the CPU."""
+
+KINDS = ("cuda", "xpu", "mps")
+WITH_STREAMS = ("cuda", "xpu")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""The variables that hide devices from a process."""
+
+
+def kind() -> str | None:
+    """What kind of accelerator torch finds here: one of `KINDS`, or None."""
+    import torch
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found.type if found is not None and found.type in KINDS else None
+
+
+def count() -> int:
+    """How many devices of that kind this process sees."""
+    import torch
+
+    return torch.accelerator.device_count() if kind() else 0
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether the device has streams, so that copies from pinned memory can overlap with its work."""
+    return device.type in WITH_STREAMS
+
+
+def use(device: torch.device) -> None:
+    """Make a device this thread's current one. A new thread's is the first, whichever the others use."""
+    import torch
+
+    if overlaps(device):
+        torch.accelerator.set_device_index(device.index)
+
+
+def current() -> torch.device:
+    """This thread's current device; the CPU where there is no accelerator."""
+    import torch
+
+    found = kind()
+    return torch.device(found, torch.accelerator.current_device_index()) if found else torch.device("cpu")
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """The stream on which this thread's operations of the device are."""
+    import torch
+
+    return torch.accelerator.current_stream(device)
+
+
+def new_stream(device: torch.device, urgent: bool = False) -> torch.Stream:
+    """A stream of its own; an urgent one's kernels go before those of others."""
+    import torch
+
+    return torch.Stream(device, priority=-1 if urgent else 0)
+
+
+@contextmanager
+def on(stream: torch.Stream) -> Iterator[None]:
+    """Put this thread's operations on a stream."""
+    # Not `with stream`, which keeps what was before on the stream, where another thread's would overwrite it.
+    import torch
+
+    before = current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+
+
+def new_event(device: torch.device, timing: bool = False) -> torch.Event:
+    """A mark for a stream's `record_event`; with `timing`, one whose time can be read."""
+    import torch
+
+    return torch.Event(device, enable_timing=timing)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream's operations are being captured into a graph instead of run."""
+    capturing = getattr(_module(device.type), "is_current_stream_capturing", None)
+    return bool(capturing()) if capturing else False
+
+
+def synchronize(device: torch.device | None = None) -> None:
+    """Wait until a device, or the current one, has done all that was asked of it; nothing for the CPU."""
+    import torch
+
+    if device.type != "cpu" if device is not None else kind():
+        torch.accelerator.synchronize(device)
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of the current device, if this process has used it."""
+    import torch
+
+    built_for = torch.accelerator.current_accelerator()
+    if built_for is not None and built_for.type in KINDS:
+        module = torch.get_device_module(built_for)
+        in_use = getattr(module, "is_initialized", None) or module.is_available
+        if in_use():
+            module.manual_seed(number)
+
+
+def name(device: torch.device | None = None) -> str:
+    """What the maker calls a device, or the current one."""
+    module = _module(device.type if device is not None else kind() or "")
+    get_name = getattr(module, "get_device_name", None)
+    return str(get_name(device)) if get_name else "Apple GPU"
+
+
+def names() -> list[str]:
+    """The names of all devices that this process sees."""
+    import torch
+
+    found = kind()
+    return [name(torch.device(found, index)) for index in range(count())] if found else []
+
+
+def identity(device: torch.device, environment: Mapping[str, str] = os.environ) -> str:
+    """What tells a device from all others of its host: its UUID and PCI address, as far as torch knows them."""
+    properties = _module(device.type).get_device_properties(device)
+    parts = [str(getattr(properties, field, "")) for field in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")]
+    # Parts of one GPU (MIG) have names of their own there alone.
+    parts += [environment[name] for name in VISIBLE if environment.get(name, "").startswith("MIG-")]
+    if not any(parts):
+        parts = [environment.get("ZE_AFFINITY_MASK", ""), str(device.index)]
+    return " ".join(filter(None, parts))
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory that a device has."""
+    if device.type == "mps":
+        return int(_module("mps").recommended_max_memory())
+    return int(_module(device.type).get_device_properties(device).total_memory)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that tensors of this process have taken of a device at one time; on "mps", what they take now."""
+    module = _module(device.type)
+    return int(module.current_allocated_memory() if device.type == "mps" else module.max_memory_allocated(device))
+
+
+def limit_memory(device: torch.device, size_bytes: int) -> None:
+    """Let this process take no more of a device's memory."""
+    fraction = min(1.0, size_bytes / total_memory(device))
+    _module(device.type).set_per_process_memory_fraction(fraction)
+
+
+def backend(kind_of_device: str) -> str:
+    """What torch.distributed calls the library for collectives of a kind of device: nccl, xccl, or gloo."""
+    import torch.distributed as dist
+
+    known: str = dist.get_default_backend_for_device(kind_of_device)
+    return known
+
+
+def has_collectives(kind_of_device: str) -> bool:
+    """Whether this torch has that library."""
+    import torch.distributed as dist
+
+    return kind_of_device in WITH_STREAMS and bool(dist.is_backend_available(backend(kind_of_device)))
+
+
+def group(store: Any, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:
+    """Connect `size` workers for collectives on their devices, outside torch.distributed's registry.
+
+    Nothing but the caller ends it: `shutdown()` after a good end, `abort()` where a peer is gone.
+
+    Args:
+        timeout: How long an operation may take, from its start on the device, before the group fails.
+    """
+    import torch.distributed as dist
+
+    if device.type == "xpu":
+        if not hasattr(dist.ProcessGroupXCCL, "Options"):  # torch 2.8, where an operation may take as long as it likes
+            return dist.ProcessGroupXCCL(store, rank, size)  # type: ignore[call-arg]
+        xccl_options = dist.ProcessGroupXCCL.Options()
+        xccl_options._timeout = timeout
+        return dist.ProcessGroupXCCL(store, rank, size, xccl_options)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.is_high_priority_stream = True
+    if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # torch's choice, too
+        return dist.ProcessGroupNCCL2(store, rank, size, options, device)
+    with _variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0"):
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+@contextmanager
+def _variables(**values: str) -> Iterator[None]:
+    """Set variables that torch reads within; those that the user has set remain as they are."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _module(kind_of_device: str) -> Any:
+    import torch
+
+    return torch.get_device_module(kind_of_device)
