@@ -11,7 +11,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from lockstep.errors import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +170,50 @@ def limit_memory(device: torch.device, size_bytes: int) -> None:
     """Let this process take no more of a device's memory."""
     fraction = min(1.0, size_bytes / total_memory(device))
     _module(device.type).set_per_process_memory_fraction(fraction)
+
+
+def build() -> str:
+    """What this torch is built for."""
+    import torch
+
+    known = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "oneAPI": torch.version.xpu}
+    built = [f"{name} {number}" for name, number in known.items() if number]
+    return ", ".join(built) or ("Apple's GPUs" if torch.backends.mps.is_built() else "the CPU alone")
+
+
+def drivers(modules: Path = Path("/sys/module")) -> list[str]:
+    """The GPU drivers that this machine's Linux has loaded, with their versions where they have one of their own."""
+    found = []
+    for module, maker in {"nvidia": "NVIDIA", "amdgpu": "AMD", "xe": "Intel", "i915": "Intel"}.items():
+        if (modules / module).is_dir():
+            number = modules / module / "version"
+            found.append(f"{maker}'s {module} {number.read_text().strip() if number.exists() else ''}".strip())
+    return found
+
+
+def why_none() -> str:
+    """What keeps torch from finding a device, in its own words; "" where it says nothing."""
+    import torch
+
+    built_for = torch.accelerator.current_accelerator()
+    init = getattr(_module(built_for.type), "init", None) if built_for is not None else None
+    try:
+        if init:
+            init()
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error)
+    return ""
+
+
+def libraries() -> list[str]:
+    """The libraries for collectives that this torch has, with the version of NCCL, which ROCm's RCCL stands in for."""
+    import torch
+    import torch.distributed as dist
+
+    found = [name for name in ("gloo", "nccl", "xccl", "mpi") if dist.is_backend_available(name)]
+    if "nccl" in found:
+        found[found.index("nccl")] = f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    return found
 
 
 def backend(kind_of_device: str) -> str:

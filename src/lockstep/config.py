@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from lockstep.accelerator import Backend, Choice
 from lockstep.errors import ConfigError
 from lockstep.time_limit import parse_time_limit
 
@@ -224,8 +225,9 @@ class ParallelConfig:
     """Rank of PowerSGD's factors: bytes grow with it, and so does fidelity."""
     shard_optimizer: bool = False
     """Keep a share of the optimizer's state on each worker (ZeRO stage 1), with ddp."""
-    dist_backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries the gradients. auto: nccl between GPUs, gloo between CPUs. By gloo, workers may share a GPU."""
+    dist_backend: Backend = "auto"
+    """What carries the gradients. auto: the GPUs' own library (nccl, Intel's xccl), gloo between CPUs. By gloo, workers
+    may share a GPU."""
     check_replicas: Annotated[int, arg(metavar="STEPS")] = 100
     """Compare the workers' weights every so many steps, and before each checkpoint; 0 does not."""
 
@@ -356,7 +358,7 @@ class TrainConfig:
     """Forward passes in one optimizer step."""
     seed: int = 0
     """Decides the order of samples, the augmentation and the initial weights."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Choice = "auto"
     """auto: cuda where there is one."""
 
     def _check_weights(self) -> None:

@@ -11,6 +11,8 @@ import random
 import numpy as np
 import torch
 
+from lockstep import accelerator
+
 
 def seed_all(*numbers: int) -> None:
     """Seed Python's, NumPy's and torch's generators with a hash of some numbers, each 0 or more."""
@@ -20,5 +22,4 @@ def seed_all(*numbers: int) -> None:
     torch_seed = int(words[0]) << 32 | int(words[1])
     # torch.manual_seed would note the whole call stack for each kind of device that is not in use: 200 µs a step.
     torch.default_generator.manual_seed(torch_seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(torch_seed)
+    accelerator.seed(torch_seed)

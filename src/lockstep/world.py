@@ -14,8 +14,10 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+from lockstep import accelerator
 from lockstep.errors import WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.place import SLURM, Place
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 CONNECT_SECONDS = 600.0  # workers of one job start minutes apart where they load Python from a busy shared file system
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+PEERS_SECONDS = 1800.0  # for a collective, as docs/howto/when-a-job-hangs.md says
+GLOO = "gloo"
 _connections = itertools.count()
 
 
@@ -39,6 +42,8 @@ class World:
 
     place: Place
     device: torch.device
+    host_group: Any = None
+    """What carries tensors on the CPU: torch's process group for them, or None for the default one."""
 
     @property
     def rank(self) -> int:
@@ -58,7 +63,7 @@ class World:
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._group_for(tensor))
         return tensor
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +71,7 @@ class World:
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group_for(tensor))
         return tensor
 
     def barrier(self) -> None:
@@ -83,11 +88,11 @@ class World:
         payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = torch.zeros(self.size, dtype=torch.int64)
         lengths[self.rank] = len(payload)
-        dist.all_reduce(lengths)
+        dist.all_reduce(lengths, group=self.host_group)
         padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
         padded[: len(payload)] = payload
         rows = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(rows, padded)
+        dist.all_gather(rows, padded, self.host_group)
         pairs = zip(rows, lengths.tolist(), strict=True)
         return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]
 
@@ -97,7 +102,7 @@ class World:
             import torch
             import torch.distributed as dist
 
-            dist.broadcast(torch.from_numpy(values), source)
+            dist.broadcast(torch.from_numpy(values), source, self.host_group)
 
     def union(self, values: Iterable[str]) -> list[str]:
         """What any worker has, sorted, on every worker."""
@@ -106,6 +111,9 @@ class World:
     def from_main(self, value: Any) -> Any:
         """Rank 0's value (any JSON), on every worker."""
         return self.gather(value if self.is_main else None)[0]
+
+    def _group_for(self, tensor: torch.Tensor) -> Any:
+        return self.host_group if tensor.is_cpu else None
 
 
 def usable_cores() -> int:
@@ -116,48 +124,52 @@ def usable_cores() -> int:
 
 @contextmanager
 def connect(
-    place: Place,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    backend: Literal["auto", "gloo", "nccl"] = "auto",
+    place: Place, device: accelerator.Choice = "auto", backend: accelerator.Backend = "auto"
 ) -> Iterator[World]:
     """Connect this worker to its peers, and disconnect it after a good end.
 
-    Collectives of CPU tensors go through Gloo, of CUDA tensors through NCCL, or with backend "gloo" through Gloo too,
-    where workers may share a GPU: they take the GPUs in turn.
+    Collectives of CPU tensors go through Gloo, those of the accelerator's through its own library (NCCL, XCCL), or with
+    backend "gloo" through Gloo too, where workers may share a device: they take the devices in turn. A process group
+    that the script has made is used as it is.
 
     Raises:
-        WorldError: The device is not there, the backend does not carry its tensors, or the peers cannot be reached.
+        WorldError: The device is not there, the backend does not carry its tensors, workers share a device or have
+            none, or the peers cannot be reached.
     """
     with collector_paused():
-        import torch
         import torch.distributed as dist
 
     chosen = _choose_device(place, device, may_share=backend == "gloo")
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    elif backend == "nccl":
-        raise WorldError("--dist-backend nccl carries CUDA tensors alone, but this worker is on the CPU; use gloo")
+    library = _choose_library(chosen, backend)
+    accelerator.use(chosen)
     if place.size == 1 or dist.is_initialized():
-        yield World(place, chosen)
+        yield World(place, chosen, _host_group() if place.size > 1 else None)
         return
     with collector_paused():
         # Imported later, as making an optimizer does, it would keep the process group alive for good.
-        import torch._dynamo
+        import torch._dynamo  # noqa: F401
 
-    backends = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" and backend != "gloo" else "gloo"
     # Under a name of its own: a later connection must not find the addresses of an earlier one.
     store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, CONNECT_SECONDS))
+    # Before the group is made, which would choose a device itself and fail in words of its own.
+    if device != "cpu":
+        _check_devices(place, chosen, library, store)
+    own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
     try:
-        dist.init_process_group(backends, store=store, rank=place.rank, world_size=place.size)
+        dist.init_process_group(
+            **(own_library if library != GLOO else {"backend": GLOO}),
+            store=store,
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=PEERS_SECONDS),
+        )
     except (RuntimeError, ValueError) as error:
+        more = "" if library == GLOO else f", {library.upper()}_DEBUG=INFO has {library.upper()} say more"
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot connect to its {place.size - 1} peers: "
-            f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use"
+            f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use{more}"
         ) from error
-    world = World(place, chosen)
-    if chosen.type == "cuda" and backend != "gloo":
-        _check_devices(world)
-    yield world
+    yield World(place, chosen)
     disconnect()  # not after an error: the process then ends, which is what its peers must see
 
 
@@ -174,30 +186,55 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
+def _host_group() -> Any:
+    """What carries CPU tensors where the script has made the process group: all workers call this."""
+    import torch
+    import torch.distributed as dist
+
+    try:
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    except RuntimeError:  # such as init_process_group("nccl")
+        return dist.new_group(backend=GLOO)
+    return None
+
+
 def _choose_device(place: Place, device: str, may_share: bool = False) -> torch.device:
     import torch
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
+    found = accelerator.kind() if device != "cpu" else None
+    if device == "cpu" or (device == "auto" and (found is None or (found == "mps" and place.size > 1))):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise WorldError("--device cuda, but torch finds no CUDA device here; `lockstep doctor` says why")
-    count = torch.cuda.device_count()
+    if found is None or device not in ("auto", "gpu", found):
+        wanted = "accelerator" if device == "gpu" else f"{device.upper()} device"
+        raise WorldError(f"--device {device}, but torch finds no {wanted} here; `lockstep doctor` says why")
+    if found == "mps" and place.size > 1:
+        raise WorldError("--device mps is for a single worker; use -np 1, or --device cpu")
+    count = accelerator.count()
     if count == 1 and _sees_one_device():
-        return torch.device("cuda", 0)  # a launcher or a script has given each worker its own
+        return torch.device(found, 0)  # a launcher or a script has given each worker its own
     if place.local_size > count and not may_share:
         raise WorldError(
             f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
             f"{_slurm_hint(place)}; start at most one worker a GPU, or add --device cpu, or --dist-backend gloo, by "
             f"which workers may share a GPU"
         )
-    return torch.device("cuda", place.local_rank % count)
+    return torch.device(found, place.local_rank % count)
+
+
+def _choose_library(device: torch.device, backend: str) -> str:
+    """What carries the device's tensors."""
+    own = GLOO if device.type in ("cpu", "mps") else accelerator.backend(device.type)
+    if backend not in ("auto", GLOO, own):
+        raise WorldError(
+            f"--dist-backend {backend} does not carry tensors on {device.type}, where this worker's are; use "
+            f"{own}, or leave it out"
+        )
+    return own if backend == "auto" else backend
 
 
 def _sees_one_device() -> bool:
     """Whether somebody has chosen a single GPU for this process."""
-    chosen = [os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)]
+    chosen = [os.environ[name] for name in accelerator.VISIBLE if os.environ.get(name)]
     return any(len(text.split(",")) == 1 for text in chosen)
 
 
@@ -205,27 +242,32 @@ def _slurm_hint(place: Place) -> str:
     if place.launcher != SLURM.name:
         return ""
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "none")
-    return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-task=1 gives each task one)"
+    return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
 
 
-def _check_devices(world: World) -> None:
-    """Check that no two workers share a GPU, which NCCL refuses in words that name neither.
+def _check_devices(place: Place, device: torch.device, library: str, store: Any) -> None:
+    """Check that all workers have a device of one kind, and none that another has, which only Gloo allows.
 
     Raises:
-        WorldError: They do; the same error on every worker.
+        WorldError: They do not; the same error on every worker.
     """
-    import torch
-
-    # Parts of one GPU (MIG) have names of their own there alone.
-    visible = next((os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name, "").startswith("MIG-")), "")
-    device = f"{torch.cuda.get_device_properties(world.device).uuid} {visible}"
+    own = accelerator.identity(device) if device.type != "cpu" else ""
+    store.set(f"device/{place.rank}", json.dumps([socket.gethostname(), device.type, own]))
+    told = [json.loads(said) for said in store.multi_get([f"device/{rank}" for rank in range(place.size)])]
+    ranks_of: dict[str, list[int]] = {}
     workers: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, name) in enumerate(world.gather([socket.gethostname(), device])):
-        workers.setdefault((host, name), []).append(rank)
-    for (host, name), ranks in workers.items():
-        if len(ranks) > 1:
+    for rank, (host, kind, identity) in enumerate(told):
+        ranks_of.setdefault(kind, []).append(rank)
+        workers.setdefault((host, identity), []).append(rank)
+    if len(ranks_of) > 1:
+        kinds = ", ".join(f"{kind} for workers {ranks} ({told[ranks[0]][0]})" for kind, ranks in ranks_of.items())
+        raise WorldError(
+            f"the workers' devices differ: {kinds}; `lockstep doctor` there says why, and --device cpu is for all"
+        )
+    for (host, identity), ranks in workers.items():
+        if len(ranks) > 1 and library != GLOO:
             raise WorldError(
-                f"workers {ranks} on {host} share the GPU {name.strip()}: CUDA_VISIBLE_DEVICES is the same for all; "
-                f"give each worker its own (Slurm: --gpus-per-task=1), unset it, or add --device cpu, or "
-                f"--dist-backend gloo, by which they may share it"
+                f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or its like is the same for "
+                f"all; give each worker its own, unset it (Slurm: --gpus-per-node=N --gpu-bind=none), or add --device "
+                f"cpu, or --dist-backend gloo, by which they may share it"
             )

@@ -10,6 +10,7 @@ import lockstep
 ROOT = Path(lockstep.__file__).parent
 LAYERS = {
     "errors": 0,
+    "accelerator": 0,
     "imports": 0,
     "config": 0,
     "config_mapping": 0,
@@ -51,6 +52,7 @@ WITHOUT_TORCH = (
     "recipes",
     "scaling_model",
     "errors",
+    "accelerator",
     "references",
     "time_limit",
     "run_names",

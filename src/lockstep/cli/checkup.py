@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from lockstep import __version__
+from lockstep import __version__, accelerator
 from lockstep.errors import WorldError
 from lockstep.place import Place
 from lockstep.world import usable_cores
@@ -36,7 +36,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything that a job on this machine depends on."""
-    return [*_versions(), *_devices(), *_backends(), _launcher(), *_machine(), *_storage(), _loopback()]
+    return [*_versions(), *_devices(), _backends(), _launcher(), *_machine(), *_storage(), _loopback()]
 
 
 def _versions() -> Iterator[Finding]:
@@ -56,29 +56,32 @@ def _versions() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    count = torch.cuda.device_count()
-    for index in range(count):
-        properties = torch.cuda.get_device_properties(index)
-        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
-    if count == 0:
-        driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        remedy = ""
-        if hidden == "":
-            remedy = "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs: unset it to use them"
-        elif driver:
-            remedy = "there is an NVIDIA driver, but torch sees no GPU: compare `nvidia-smi` with torch.version.cuda"
-        yield Finding("GPUs", f"none (torch is built for CUDA {torch.version.cuda or '-'})", remedy)
+    kind, drivers = accelerator.kind(), ", ".join(accelerator.drivers())
+    for index in range(accelerator.count()):
+        device = torch.device(kind or "cpu", index)
+        memory = accelerator.total_memory(device) / GIB
+        yield Finding(f"GPU {index}", f"{accelerator.name(device)}, {memory:.0f} GiB ({accelerator.identity(device)})")
+    remedy = _why_no_gpu(drivers) if kind is None else ""
+    found = "none; " if kind is None else ""
+    yield Finding("GPUs", f"{found}driver: {drivers or 'none'}; torch is built for {accelerator.build()}", remedy)
 
 
-def _backends() -> Iterator[Finding]:
+def _why_no_gpu(drivers: str) -> str:
+    """What to do where there is a driver, and so a GPU."""
+    hidden = [f"{name}={os.environ[name]}" for name in accelerator.VISIBLE if os.environ.get(name) in ("", "-1")]
+    if hidden:
+        return f"{' and '.join(hidden)} hides all GPUs: unset {'it' if len(hidden) == 1 else 'them'} to use them"
+    if not drivers:
+        return ""
+    return f"torch sees no GPU ({accelerator.why_none() or 'and does not say why'}): install the torch built for it"
+
+
+def _backends() -> Finding:
     import torch.distributed as dist
 
     if not dist.is_available():
-        yield Finding("backends", "none", "this torch is built without torch.distributed; install another build")
-        return
-    checks = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
-    yield Finding("backends", ", ".join(name for name, available in checks.items() if available()))
+        return Finding("backends", "none", "this torch is built without torch.distributed; install another build")
+    return Finding("backends", ", ".join(accelerator.libraries()))
 
 
 def _launcher() -> Finding:

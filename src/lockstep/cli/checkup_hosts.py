@@ -21,7 +21,7 @@ from lockstep.launch.display import OutputPlan
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
-from lockstep.world import usable_cores
+from lockstep.world import GLOO, usable_cores
 
 MAX_CLOCK_SECONDS = 0.5
 MAX_LATENCY_SECONDS = 5e-3
@@ -93,10 +93,14 @@ def _gpus(hosts: Sequence[HostFacts]) -> Iterator[str]:
 
 
 def _links(report: Report) -> Iterator[str]:
-    fastest = max((link.bits_per_second for link in report.links if len(link.hosts) == 2), default=0.0)
+    fastest: dict[str, float] = {}
+    for link in report.links:
+        if len(link.hosts) == 2:
+            fastest[link.library] = max(fastest.get(link.library, 0.0), link.bits_per_second)
     facts = {host.host: host for host in report.hosts}
     for link in report.links:
         names = " and ".join(link.hosts) if len(link.hosts) == 2 else "all hosts together"
+        names += f" by {link.library}" if link.library != GLOO else ""
         other = sorted({name for host in link.hosts for name in facts[host].others})
         remedy = (
             f"try another network (--interface; there is {', '.join(other)})" if other else "check cable and switch"
@@ -105,7 +109,7 @@ def _links(report: Report) -> Iterator[str]:
             yield f"{names}: no connection ({link.error}): is there a firewall between them? Else {remedy}"
             continue
         speed = link.bits_per_second
-        if speed < MIN_BITS_PER_SECOND or (len(link.hosts) == 2 and speed < SLOW * fastest):
+        if speed < MIN_BITS_PER_SECOND or (len(link.hosts) == 2 and speed < SLOW * fastest[link.library]):
             yield (
                 f"{names}: {rate(speed)} is slow; the gradients of a ResNet-50 take {MODEL_BITS / speed:.1f} s "
                 f"a step: {remedy}"
@@ -134,11 +138,11 @@ def show(report: Report) -> list[str]:
         gpus = ", ".join(f"{host.gpus.count(name)} × {name}" for name in dict.fromkeys(host.gpus)) or "none"
         way = f"{host.interface or 'any'} {host.address}".strip()
         hosts.add_row(host.host, *host.versions.values(), offset, gpus, way)
-    links = Table("between", "small all-reduce", "bandwidth each way", show_edge=False)
+    links = Table("between", "by", "small all-reduce", "bandwidth each way", show_edge=False)
     for link in report.links:
         names = "all together" if len(link.hosts) > 2 else " and ".join(link.hosts)
         figures = (f"{1000 * link.latency_seconds:.2f} ms", rate(link.bits_per_second))
-        links.add_row(names, *(("no connection", "") if link.error else figures))
+        links.add_row(names, link.library, *(("no connection", "") if link.error else figures))
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # for a file or another program

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from lockstep.accelerator import Choice
 from lockstep.cli.parse import Arch, Workers, parse
 from lockstep.cli.workers import run_workers
 from lockstep.config import DataConfig, NumericsConfig, TrainConfig
@@ -29,7 +30,7 @@ class EvalCommand:
     """Images of one worker in one forward pass."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """bf16: autocast to bfloat16. fp64: double precision."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Choice = "auto"
     """auto: cuda where there is one."""
     workers: Workers = None
     """Workers on this machine; auto: one a GPU; by default 1."""

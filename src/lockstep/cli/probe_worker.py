@@ -1,7 +1,8 @@
 """What `lockstep doctor -H a,b` runs on each host: its facts, its clock, and the time of all-reduces between hosts.
 
-One worker a host. They have the job's store in common, and Gloo joins only those that are being measured, and that
-have reached each other before (Gloo itself would try for minutes, and name no host). Rank 0 prints a line of JSON.
+One worker a host. They have the job's store in common. Gloo, or between GPUs their own library, joins only those that
+are being measured, and that have reached each other before (Gloo itself would try for minutes, and name no host). Rank
+0 prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lockstep import __version__
+from lockstep import __version__, accelerator
 from lockstep.cli.checkup import examine
 from lockstep.errors import LockstepError, first_line
 from lockstep.interfaces import VIRTUAL, addresses
@@ -29,6 +31,7 @@ from lockstep.launch.reach import listen
 from lockstep.place import Place
 from lockstep.rendezvous import open_store
 from lockstep.store import LOOPBACK
+from lockstep.world import GLOO
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -39,6 +42,7 @@ REDUCE_SECONDS = 60.0
 CLOCK_ROUNDS = 20
 SMALL_ROUNDS, LARGE_ROUNDS = 50, 3
 LARGE_BYTES = 4 << 20  # 0.7 s at 50 Mbit/s
+LARGE_DEVICE_BYTES = 64 << 20  # 5 ms at 100 Gbit/s
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class HostFacts:
         clock_seconds: By how much its clock is ahead of the first host's, give or take `clock_error_seconds`.
         interface: The one that Gloo uses; `others` are there besides, containers' bridges left out.
         remedies: What stands in the way of a job there, as `lockstep doctor` says it on that host.
+        library: What carries its GPUs' tensors; "" where it has none.
     """
 
     host: str
@@ -62,6 +67,7 @@ class HostFacts:
     address: str
     others: list[str]
     remedies: list[str]
+    library: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,16 @@ class Link:
 
     Args:
         latency_seconds: The median time of one of 4 bytes.
-        bits_per_second: What each host sends, and receives, in the best of some of 4 MiB.
+        bits_per_second: What each host sends, and receives, in the best of some of 4 MiB; of 64 MiB between GPUs.
         error: Why there are no such figures; "" where there are.
+        library: What has carried them: Gloo from memory to memory, or the GPUs' library between one GPU of each.
     """
 
     hosts: list[str]
     latency_seconds: float = 0.0
     bits_per_second: float = 0.0
     error: str = ""
+    library: str = GLOO
 
 
 def clock_offset(store: Store, place: Place) -> tuple[float, float]:
@@ -136,21 +144,46 @@ def cut_links(hosts: Sequence[HostFacts], unreached: Sequence[Collection[int]]) 
     return links
 
 
-def measure(store: Store, name: str, hosts: Sequence[str], member: int) -> Link:
+def measure(store: Store, name: str, hosts: Sequence[str], member: int, library: str = GLOO) -> Link:
     """All-reduces between `hosts`, of which this one is number `member`."""
+    from torch.distributed import PrefixStore
+
+    found: list[Link] = []
+    work = threading.Thread(
+        target=lambda: found.append(_measure(PrefixStore(name, store), list(hosts), member, library)), daemon=True
+    )
+    work.start()
+    work.join(2 * REDUCE_SECONDS)  # a GPU's library may wait for ever
+    return (
+        found[0] if found else Link(list(hosts), error=f"no answer within {2 * REDUCE_SECONDS:.0f} s", library=library)
+    )
+
+
+def _measure(store: Store, hosts: list[str], member: int, library: str) -> Link:
     import torch
-    from torch.distributed import PrefixStore, ProcessGroupGloo
+    from torch.distributed import ProcessGroupGloo
 
     timeout = timedelta(seconds=REDUCE_SECONDS)
+    device = torch.device("cpu") if library == GLOO else accelerator.current()
+    large_bytes = LARGE_BYTES if library == GLOO else LARGE_DEVICE_BYTES
     try:
-        group: Any = ProcessGroupGloo(PrefixStore(name, store), member, len(hosts), timeout)  # its stub is empty
-        small, large = torch.zeros(1), torch.zeros(LARGE_BYTES // 4)
-        latency = median(_times(lambda: group.allreduce([small]).wait(), SMALL_ROUNDS))
-        seconds = min(_times(lambda: group.allreduce([large]).wait(), LARGE_ROUNDS))
+        group: Any  # its stub is empty
+        if library == GLOO:
+            group = ProcessGroupGloo(store, member, len(hosts), timeout)
+        else:
+            group = accelerator.group(store, member, len(hosts), device, timeout)
+        small, large = torch.zeros(1, device=device), torch.zeros(large_bytes // 4, device=device)
+
+        def reduce(tensor: torch.Tensor) -> None:
+            group.allreduce([tensor]).wait()
+            accelerator.synchronize(device)
+
+        latency = median(_times(lambda: reduce(small), SMALL_ROUNDS))
+        seconds = min(_times(lambda: reduce(large), LARGE_ROUNDS))
     except RuntimeError as error:
-        return Link(list(hosts), error=first_line(error))
-    sent_bits = 8 * LARGE_BYTES * 2 * (len(hosts) - 1) / len(hosts)
-    return Link(list(hosts), latency, sent_bits / seconds)
+        return Link(hosts, error=first_line(error), library=library)
+    sent_bits = 8 * large_bytes * 2 * (len(hosts) - 1) / len(hosts)
+    return Link(hosts, latency, sent_bits / seconds, library=library)
 
 
 def _times(work: Callable[[], object], rounds: int) -> list[float]:
@@ -171,7 +204,6 @@ def circles(size: int) -> list[list[int]]:
 
 def facts(host: str, offset: float, error: float) -> HostFacts:
     """What there is on this host."""
-    import torch
 
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     known = addresses()
@@ -180,11 +212,12 @@ def facts(host: str, offset: float, error: float) -> HostFacts:
         {"Lockstep": __version__, "Python": platform.python_version(), "torch": version("torch")},
         clock_seconds=offset,
         clock_error_seconds=error,
-        gpus=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        gpus=accelerator.names(),
         interface=interface,
         address=next((address for name, address in known if name == interface), ""),
         others=sorted({name for name, _ in known if name != interface and not name.startswith(VIRTUAL)}),
         remedies=[f"{finding.subject}: {finding.remedy}" for finding in examine() if finding.remedy],
+        library=accelerator.backend(kind) if (kind := accelerator.kind()) and accelerator.has_collectives(kind) else "",
     )
 
 
@@ -199,13 +232,16 @@ def probe(place: Place, store: Store) -> dict[str, Any]:
     for number, circle in enumerate(circles(place.size)):
         if any(unreached[rank] & set(circle) for rank in circle):
             continue
-        if place.rank in circle:
-            member = circle.index(place.rank)
-            link = measure(store, f"circle/{number}", [hosts[rank].host for rank in circle], member)
-            store.set(f"link/{number}/{member}", json.dumps(asdict(link)))
-        # The next ones wait until all of these have done: nobody else sends meanwhile.
-        parts = [Link(**json.loads(store.get(f"link/{number}/{member}"))) for member in range(len(circle))]
-        links.append(next((part for part in parts if part.error), parts[0]))
+        of_gpus = {hosts[rank].library for rank in circle}
+        for library in (GLOO, *(of_gpus if len(of_gpus) == 1 and "" not in of_gpus else ())):
+            key = f"{library}/{number}"
+            if place.rank in circle:
+                member = circle.index(place.rank)
+                link = measure(store, f"circle/{key}", [hosts[rank].host for rank in circle], member, library)
+                store.set(f"link/{key}/{member}", json.dumps(asdict(link)))
+            # The next ones wait until all of these have done: nobody else sends meanwhile.
+            parts = [Link(**json.loads(store.get(f"link/{key}/{member}"))) for member in range(len(circle))]
+            links.append(next((part for part in parts if part.error), parts[0]))
     return {"hosts": [asdict(host) for host in hosts], "links": [asdict(link) for link in links]}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from lockstep import accelerator
 from lockstep.cli.workers import run_workers
 from lockstep.config import TrainConfig
 from lockstep.errors import tells_of_lost_peer
@@ -92,12 +93,10 @@ def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
     """
     if limit is None:
         return None
-    if world.device.type == "cuda":
-        import torch
-
-        total = int(torch.cuda.get_device_properties(world.device).total_memory)
+    if world.device.type != "cpu":
+        total = accelerator.total_memory(world.device)
         size_bytes = total if limit == "free" else min(limit, total)
-        torch.cuda.set_per_process_memory_fraction(size_bytes / total)
+        accelerator.limit_memory(world.device, size_bytes)
         return size_bytes
     held = psutil.Process().memory_info().data
     free = int(MOST * psutil.virtual_memory().available / world.place.local_size)

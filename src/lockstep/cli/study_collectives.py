@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
+from lockstep.accelerator import Backend, Choice
 from lockstep.cli.parse import Workers, parse
 from lockstep.cli.sizes import parse_size
-from lockstep.cli.workers import Backend, run_workers
+from lockstep.cli.workers import run_workers
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 from lockstep.world import World
@@ -50,7 +51,7 @@ class CollectivesCommand:
     workers: Workers = None
     """Workers in all; auto: one a GPU; by default one a slot of the hosts or the batch job."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Choice = "auto"
     """auto: cuda where there is one."""
     dist_backend: Backend = "auto"
     """What carries the messages; auto: NCCL for CUDA, Gloo for the CPU."""

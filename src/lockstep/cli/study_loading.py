@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from lockstep import accelerator
+from lockstep.accelerator import Choice
 from lockstep.cli.parse import Arch, parse
 from lockstep.config import AugmentConfig, DataConfig
 from lockstep.errors import ConfigError
@@ -38,8 +40,8 @@ class LoadingCommand:
     """Measure also what this network takes: forward, backward and step on the device."""
     precision: Literal["fp32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
     """The number formats of that network."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda where there is one."""
+    device: Choice = "auto"
+    """auto: the GPU where there is one."""
     data_dir: Path = Path("data")
     """Where named data sets are kept."""
     download: bool = True
@@ -147,9 +149,7 @@ def _parse(words: Sequence[str]) -> LoadingCommand:
 
 
 def _name(device: object) -> str:
-    import torch
-
-    return "the CPU" if str(device) == "cpu" else torch.cuda.get_device_name()
+    return "the CPU" if str(device) == "cpu" else accelerator.name()
 
 
 def _table(title: str, rows: Sequence[tuple[str, Figure]], about: bool = True, reads: bool = True) -> Table:

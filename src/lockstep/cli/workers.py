@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from lockstep import accelerator
+from lockstep.accelerator import Backend, Choice
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, tells_of_lost_peer
 from lockstep.launch.allocation import find_allocation
 from lockstep.launch.hosts import names_of_this_machine
@@ -24,8 +26,6 @@ from lockstep.launch.restart_options import RestartOptions
 from lockstep.place import Place
 from lockstep.untrusted import printable
 from lockstep.world import World, connect, disconnect, usable_cores
-
-Backend = Literal["auto", "gloo", "nccl"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run_workers(
     command: str,
     words: Sequence[str],
     workers: int | Literal["auto"] | None,
-    device: Literal["auto", "cpu", "cuda"],
+    device: Choice,
     work: Callable[[World], None],
     check: Callable[[int], None] = lambda size: None,
     where: LaunchOptions | None = None,
@@ -93,9 +93,7 @@ def run_workers(
 
 
 def _one_a_gpu(device: str) -> int:
-    import torch
-
-    return max(1, torch.cuda.device_count()) if device != "cpu" else 1
+    return max(1, accelerator.count()) if device != "cpu" else 1
 
 
 def _check_elastic(place: Place) -> None:
@@ -126,7 +124,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
 
 def _work(
     place: Place,
-    device: Literal["auto", "cpu", "cuda"],
+    device: Choice,
     backend: Backend,
     work: Callable[[World], None],
     expected: int | Literal["auto"] | None,

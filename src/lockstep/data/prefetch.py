@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from lockstep import accelerator
 from lockstep.data.readers import Batch
 
 
@@ -20,7 +21,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = F
             another thread beside them on the same cores makes the step half as slow again. Else batches are made when
             they are asked for.
     """
-    if device.type == "cuda":
+    if accelerator.overlaps(device):
         return _by_stream(batches, device)
     return _by_thread(batches) if in_thread and torch.get_num_threads() == 1 else batches
 
@@ -34,12 +35,12 @@ def _by_thread(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _by_stream(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    side = torch.cuda.Stream(device)
-    used_by = torch.cuda.current_stream(device)
+    side = accelerator.new_stream(device)
+    used_by = accelerator.current_stream(device)
     side.wait_stream(used_by)
 
     def make() -> Batch | None:
-        with torch.cuda.stream(side):
+        with accelerator.on(side):
             return next(batches, None)
 
     coming = make()

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
+from lockstep import accelerator
 from lockstep.config import AugmentConfig
 from lockstep.data.augment import mirrored
 from lockstep.data.buffers import SharedRing, share
@@ -154,7 +155,7 @@ class StreamReader:
             batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
             num_workers=processes,
             collate_fn=as_it_is,  # type: ignore[arg-type]  # a source hands over whole batches
-            pin_memory=placement.device.type == "cuda",
+            pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
             worker_init_fn=_heed_parent_alone,
         )
@@ -188,7 +189,7 @@ class StreamReader:
         device = self._placement.device
         raw = self._finish(request, raw) if self._finish else raw
         labels = torch.from_numpy(raw.labels)
-        if device.type == "cuda":  # from memory that is not pinned, the copy would wait for the images' before it
+        if accelerator.overlaps(device):  # not pinned, the copy would wait for the images' before it
             labels = labels.pin_memory()
         images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, labels))
         if images.dtype == torch.uint8:

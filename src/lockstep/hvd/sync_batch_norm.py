@@ -36,7 +36,7 @@ class SyncBatchNorm(GlobalBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if not input.is_cuda:
+        if input.is_cpu:
             raise ValueError("SyncBatchNorm expected input tensor to be on GPU")
         return self.normalise(input)
 

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from lockstep import accelerator
 from lockstep.errors import LockstepError, first_line, tells_of_lost_peer
 from lockstep.study.figures import Spread, spread
-from lockstep.world import World
+from lockstep.world import GLOO, World
 
 BARRIER = "barrier"
 LEAST_REPEATS = 3
@@ -255,14 +256,16 @@ def _measure_size(world: World, operation: Operation, count: int, dtype: torch.d
 
 def _measure_barrier(world: World, length: Length) -> Point:
     def wait() -> None:
-        dist.barrier(device_ids=[world.device.index] if world.device.type == "cuda" and _uses_nccl() else None)
+        dist.barrier(device_ids=None if _library(world) == GLOO else [world.device.index])
 
     times, calls = _time(world, wait, length)
     return Point(0, spread(times), len(times), calls)
 
 
-def _uses_nccl() -> bool:
-    return "nccl" in dist.get_backend_config()
+def _library(world: World) -> str:
+    """What carries the tensors of this worker's device."""
+    own = accelerator.backend(world.device.type)
+    return own if own in dist.get_backend_config() else GLOO
 
 
 def _zeros(world: World, operation: Operation, count: int, dtype: torch.dtype) -> Arrays:
@@ -302,8 +305,7 @@ def _meet(world: World) -> None:
 
 
 def _finish(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+    accelerator.synchronize(world.device)
 
 
 def describe(world: World, dtype: str, sizes: Sequence[int], length: Length) -> dict[str, Any]:
@@ -312,7 +314,7 @@ def describe(world: World, dtype: str, sizes: Sequence[int], length: Length) -> 
         "kind": "collectives",
         "workers": world.size,
         "nodes": 1 + max(world.gather(world.place.node)),
-        "backend": "nccl" if world.device.type == "cuda" and _uses_nccl() else "gloo",
+        "backend": _library(world),
         "device": world.device.type,
         "dtype": dtype,
         "repeats": length.repeats,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from lockstep import accelerator
 from lockstep.config import NumericsConfig
 from lockstep.data.loaders import reader_for
 from lockstep.data.readers import Reader
@@ -152,8 +153,7 @@ def measure_pipeline(
                 start, images = time.perf_counter(), 0
                 while time.perf_counter() - start < length.seconds or not images:
                     images += len(next(batches).labels)
-                if setting.placement.device.type == "cuda":
-                    torch.cuda.synchronize()
+                accelerator.synchronize(setting.placement.device)
                 elapsed = time.perf_counter() - start
                 turns.append(Turn(elapsed, images, round(images * image_bytes), *counter.take()))
         yield number, Figure("pipeline", count_processes(number), turns)
@@ -198,8 +198,7 @@ def measure_demand(setting: Setting, arch: str, precision_name: str, length: Len
         precision.unscale(optimizer)
         precision.step(optimizer)
         model.zero_grad()
-        if place.device.type == "cuda":
-            torch.cuda.synchronize()
+        accelerator.synchronize(place.device)
         return len(images), images.nbytes
 
     return Figure(

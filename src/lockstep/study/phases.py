@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lockstep import accelerator
 from lockstep.train.step_clock import Phase, StepClock
 
 
@@ -15,7 +16,8 @@ class PhaseClock(StepClock):
     """Keeps when each phase began. Events are read only in `take`, so that a GPU is never waited for in a step."""
 
     def __init__(self, device: torch.device):
-        self._on_gpu = device.type == "cuda"
+        self._device = device
+        self._on_gpu = accelerator.overlaps(device)
         self._marks: list[tuple[Phase | None, Any]] = []
 
     def begin(self, phase: Phase) -> None:
@@ -27,7 +29,7 @@ class PhaseClock(StepClock):
     def take(self) -> list[Mapping[Phase, float]]:
         """The seconds of each phase, for every step that has ended since the last call."""
         if self._on_gpu:
-            torch.cuda.synchronize()
+            accelerator.synchronize(self._device)
         steps: list[Mapping[Phase, float]] = []
         step: dict[Phase, float] = {}
         for (phase, start), (following, end) in zip(self._marks, self._marks[1:], strict=False):
@@ -42,8 +44,8 @@ class PhaseClock(StepClock):
     def _now(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event = accelerator.new_event(self._device, timing=True)
+        accelerator.current_stream(self._device).record_event(event)
         return event
 
     def _seconds(self, start: Any, end: Any) -> float:

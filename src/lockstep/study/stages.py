@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from lockstep import accelerator
 from lockstep.config import AugmentConfig
 from lockstep.data import augment
 from lockstep.data.buffers import SharedRing, share
@@ -150,7 +151,7 @@ def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
         batch_sampler=_Endless(),
         num_workers=1,
         collate_fn=as_it_is,  # type: ignore[arg-type]
-        pin_memory=setting.placement.device.type == "cuda",
+        pin_memory=accelerator.overlaps(setting.placement.device),
     )
     batches = iter(loader)
 
@@ -187,7 +188,7 @@ def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -
     """What happens to a batch of uint8 pixels, or of the user's own numbers, on the device."""
     device, config = setting.placement.device, setting.augment
     normalize = Normalizer(setting.data.input, setting.placement)
-    host = images.pin_memory() if device.type == "cuda" else images
+    host = images.pin_memory() if accelerator.overlaps(device) else images
 
     def copy() -> tuple[int, int]:
         there = host.to(device, non_blocking=True)
@@ -221,12 +222,12 @@ def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -
 
 def _finished(work: Work, setting: Setting) -> Work:
     """The same, until the device has done it."""
-    if setting.placement.device.type != "cuda":
+    if setting.placement.device.type == "cpu":
         return work
 
     def wait() -> tuple[int, int]:
         done = work()
-        torch.cuda.synchronize()
+        accelerator.synchronize()
         return done
 
     return wait

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, get_args
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from lockstep import accelerator
 from lockstep.data.readers import Batch
 from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
@@ -107,7 +107,7 @@ def measure_steps(job: Job, length: Length) -> dict[str, Any]:
         "step_seconds": _mean_spread(job.world, seconds)._asdict(),
         "gradient_bytes": sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad),
         "peak_memory_bytes": memory,
-        "memory": "device" if job.world.device.type == "cuda" else "resident",
+        "memory": "resident" if job.world.device.type == "cpu" else "device",
     }
     if job.world.size > 1 and not apart:
         return figures
@@ -185,8 +185,7 @@ def _measure_exchange(job: Job, isolated: Job) -> float:
             with current.strategy.accumulating(is_last=True):
                 replica().backward()
             current.strategy.finish_gradients()
-            if job.world.device.type == "cuda":
-                torch.cuda.synchronize()
+            accelerator.synchronize(job.world.device)
             seconds[travels].append(max(job.world.gather(time.perf_counter() - start)))
             job.model.zero_grad()
     warm = {travels: median(times[1:]) for travels, times in seconds.items()}
@@ -199,8 +198,8 @@ def _is_trained(job: Job) -> bool:
 
 def _peak_memory(world: World) -> int:
     """The most that a worker has held, in bytes: of its GPU's memory, else of the machine's."""
-    if world.device.type == "cuda":
-        held = torch.cuda.max_memory_allocated()
+    if world.device.type != "cpu":
+        held = accelerator.peak_memory(world.device)
     else:
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(max(world.gather(held)))

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from lockstep import __version__
+from lockstep import __version__, accelerator
 from lockstep.world import World, usable_cores
 
 PRIVATE = ("command", "folder", "host")  # facts that are not for a public record
@@ -39,7 +39,7 @@ def describe_environment(world: World) -> dict[str, Any]:
         "project_commit": _commit(Path.cwd()),  # of the folder that the run was started in
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "gpus": accelerator.names(),
         "workers": world.size,
         "threads_per_worker": torch.get_num_threads(),
     }

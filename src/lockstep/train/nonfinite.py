@@ -209,7 +209,7 @@ class Rewind(ScaledRewind, DeferredWatch):
 
 
 def build_guard(config: NumericsConfig, precision: Precision, device_type: str) -> Guard:
-    """The guard that --on-nan asks for, on "cpu" or "cuda"."""
+    """The guard that --on-nan asks for, on a type of device."""
     if precision.state_dict():  # it scales the loss, and leaves out what overflows
         return ScaledRewind() if config.on_nan == "rewind" else Guard()
     if config.on_nan == "stop":

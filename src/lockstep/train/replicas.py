@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from lockstep import accelerator
 from lockstep.errors import ReplicasDifferError
 from lockstep.global_batch_norm import GlobalBatchNorm
 from lockstep.world import World
@@ -109,8 +110,8 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def processor(device: torch.device) -> str:
     """What computes on a device, as far as it decides how sums are rounded."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return accelerator.name(device)
     return f"a CPU with {torch.backends.cpu.get_cpu_capability()}"
 
 

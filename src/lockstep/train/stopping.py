@@ -107,8 +107,9 @@ class Stopping:
 class StoppingTogether(Stopping):
     """The same for several workers."""
 
-    def __init__(self, has_launcher: bool = True):
+    def __init__(self, has_launcher: bool = True, host_group: Any = None):
         super().__init__(has_launcher)
+        self._group = host_group
         # What this worker noted, and the negative of how many rounds it would leave out. The highest of both count. On
         # the CPU, where no device is waited for.
         self._ballot = torch.zeros(2, dtype=torch.int32)
@@ -126,7 +127,7 @@ class StoppingTogether(Stopping):
         self._wait()  # before the ballot is another
         left_out = min(int(APART_SECONDS / max(round_seconds, 1e-6)), MOST_LEFT_OUT)
         self._ballot.copy_(torch.tensor([self._noted, -left_out]))
-        self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, async_op=True)
+        self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def answer(self) -> bool:
         has_asked = self._work is not None
@@ -145,8 +146,8 @@ class StoppingTogether(Stopping):
 
 def build_stopping(world: World) -> Stopping:
     """What a worker of this world stops by."""
-    kind = StoppingTogether if world.size > 1 else Stopping
-    return kind(has_launcher=world.place.launcher != "none")
+    has_launcher = world.place.launcher != "none"
+    return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)
 
 
 def ignore_signals() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from lockstep.cli import main
+import pytest
+import torch
+
+from lockstep import accelerator
+from lockstep.cli import checkup, main
 
 
 def test_it_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +27,57 @@ def test_stale_variables_are_named_with_the_cure(
     said = " ".join(capsys.readouterr().out.split())
     assert "unset RANK" in said
     assert "export OMP_NUM_THREADS=" in said
+
+
+def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "kind", lambda: "xpu")
+    monkeypatch.setattr(accelerator, "count", lambda: 2)
+    monkeypatch.setattr(accelerator, "name", lambda device: "Data Center GPU Max")
+    monkeypatch.setattr(accelerator, "total_memory", lambda device: 64 << 30)
+    monkeypatch.setattr(accelerator, "identity", lambda device: f"0 {device.index}")
+    monkeypatch.setattr(accelerator, "drivers", lambda: ["Intel's xe"])
+    monkeypatch.setattr(torch.version, "xpu", "20250101")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    first, second, both = checkup._devices()
+    assert (first.subject, first.found) == ("GPU 0", "Data Center GPU Max, 64 GiB (0 0)")
+    assert second.subject == "GPU 1"
+    assert both.found == "driver: Intel's xe; torch is built for oneAPI 20250101"
+    assert not any(finding.remedy for finding in (first, second, both))
+
+
+@pytest.mark.parametrize(
+    ("variable", "drivers", "words"),
+    [
+        (None, ["NVIDIA's nvidia 470.1"], "torch sees no GPU (the driver is too old): install the torch built for it"),
+        ("ROCR_VISIBLE_DEVICES", ["AMD's amdgpu"], "ROCR_VISIBLE_DEVICES= hides all GPUs: unset it to use them"),
+        (None, [], ""),
+    ],
+)
+def test_why_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, drivers: list[str], words: str
+) -> None:
+    for name in accelerator.VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setattr(accelerator, "kind", lambda: None)
+    monkeypatch.setattr(accelerator, "count", lambda: 0)
+    monkeypatch.setattr(accelerator, "drivers", lambda: drivers)
+    monkeypatch.setattr(accelerator, "why_none", lambda: "the driver is too old")
+    (finding,) = checkup._devices()
+    assert finding.remedy == words
+    assert finding.found.startswith(f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for ")
+
+
+def test_drivers_that_linux_has_loaded(tmp_path: Path) -> None:
+    assert accelerator.drivers(tmp_path) == []
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "version").write_text("550.54.15\n")
+    (tmp_path / "xe").mkdir()
+    assert accelerator.drivers(tmp_path) == ["NVIDIA's nvidia 550.54.15", "Intel's xe"]
+
+
+def test_the_libraries_name_their_versions() -> None:
+    assert accelerator.libraries()[0] == "gloo"
+    if torch.distributed.is_nccl_available():
+        assert any(library.startswith("nccl 2.") for library in accelerator.libraries())

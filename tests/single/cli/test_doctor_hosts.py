@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed import HashStore, ProcessGroupGloo, Store
 
-from lockstep.cli import main
+from lockstep import accelerator
+from lockstep.cli import main, probe_worker
 from lockstep.cli.checkup_hosts import Report, plan_probe, rate, show, troubles
-from lockstep.cli.probe_worker import HostFacts, Link, circles, cut_links
+from lockstep.cli.probe_worker import HostFacts, Link, circles, cut_links, measure
 from lockstep.launch.options import LaunchOptions
 
 A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, 0.0, 0.0, [], "eth0", "10.0.0.1", [], [])
@@ -86,3 +93,35 @@ def test_nodes_started_by_hand_are_refused(capsys: pytest.CaptureFixture[str]) -
 def test_rates_are_in_the_units_of_networks() -> None:
     assert rate(50e6) == "50 Mbit/s"
     assert rate(25e9) == "25.0 Gbit/s"
+
+
+def test_the_link_is_measured_by_the_gpus_own_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two members, with Gloo in the library's place and the CPU in the GPU's."""
+    asked, store = [], HashStore()
+
+    def group(store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:
+        asked.append(device)
+        return ProcessGroupGloo(store, rank, size, timeout)
+
+    monkeypatch.setattr(accelerator, "group", group)
+    monkeypatch.setattr(probe_worker, "LARGE_DEVICE_BYTES", 1 << 20)
+    with ThreadPoolExecutor(2) as pool:
+        links = list(pool.map(lambda member: measure(store, "x", ["a", "b"], member, "xccl"), range(2)))
+    assert asked == [torch.device("cpu")] * 2
+    for link in links:
+        assert (link.library, link.error) == ("xccl", "")
+        assert link.bits_per_second > 0
+
+
+def test_a_library_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_worker, "REDUCE_SECONDS", 0.05)
+    monkeypatch.setattr(probe_worker, "_measure", lambda *_: threading.Event().wait(5))
+    assert "no answer within" in measure(HashStore(), "x", ["a", "b"], 0, "nccl").error
+
+
+def test_each_library_has_its_own_fastest_link() -> None:
+    links = [LINK, replace(LINK, bits_per_second=200e9, library="nccl")]
+    assert troubles(Report([A, B], links)) == []
+    slow = replace(LINK, hosts=["b", "c"], bits_per_second=20e9, library="nccl")
+    (line,) = troubles(Report([A, B, replace(A, host="c")], [*links, slow]))
+    assert line.startswith("b and c by nccl: 20.0 Gbit/s is slow")

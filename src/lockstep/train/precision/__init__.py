@@ -9,7 +9,7 @@ __all__ = ["Precision", "build_precision"]
 
 
 def build_precision(config: NumericsConfig, device_type: str) -> Precision:
-    """The precision that a configuration names, on "cpu" or "cuda"."""
+    """The precision that a configuration names, on a type of device."""
     name, keep = config.precision, config.keep_batchnorm_fp32
     if name == "bf16":
         from lockstep.train.precision.bf16 import Bfloat16

@@ -44,7 +44,7 @@ class DistributedStrategy(Strategy):
 
     def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
         check_batch_norm(model)
-        if self._world.device.type == "cuda":
+        if self._world.device.type != "cpu":
             converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
             return converted
         return convert_batch_norm(model, GroupPeers()) if self._world.size > 1 else model

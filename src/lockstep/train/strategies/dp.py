@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from lockstep import accelerator
 from lockstep.train.strategies.base import Strategy
 
 
@@ -16,8 +17,8 @@ class DataParallelStrategy(Strategy):
     name = "dp"
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-        return Parallel(model) if on_gpu and torch.cuda.device_count() > 1 else model
+        on_gpu = any(not parameter.is_cpu for parameter in model.parameters())
+        return Parallel(model) if on_gpu and accelerator.count() > 1 else model
 
 
 class Parallel(nn.DataParallel[nn.Module]):

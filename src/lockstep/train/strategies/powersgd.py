@@ -83,7 +83,7 @@ class PowerSGD(Compression):
         for bucket, error in sorted(self._hook_state.error_dict.items()):
             mine = error.detach().cpu()
             rows = [torch.empty_like(mine) for _ in range(self._world.size)] if self._world.is_main else None
-            dist.gather(mine, rows, dst=0)
+            dist.gather(mine, rows, dst=0, group=self._world.host_group)
             self._errors_of_all |= {f"error.{bucket}.{rank}": row for rank, row in enumerate(rows or [])}
 
     def state_dict(self) -> Tensors:
