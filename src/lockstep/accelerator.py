@@ -26,6 +26,7 @@ Backend = Literal["auto", "gloo", "nccl", "xccl"]
 
 KINDS = ("cuda", "xpu", "mps")
 WITH_STREAMS = ("cuda", "xpu")
+ALONE = ("mps",)  # for a single worker: without collectives
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """The variables that hide devices from a process."""
 
@@ -86,12 +87,13 @@ def on(stream: torch.Stream) -> Iterator[None]:
     # Not `with stream`, which keeps what was before on the stream, where another thread's would overwrite it.
     import torch
 
-    before = current_stream(stream.device)
-    torch.accelerator.set_stream(stream)
+    before, index = current_stream(stream.device), torch.accelerator.current_device_index()
+    torch.accelerator.set_stream(stream)  # and so the current device
     try:
         yield
     finally:
         torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(index)
 
 
 def new_event(device: torch.device, timing: bool = False) -> torch.Event:
@@ -229,6 +231,11 @@ def has_collectives(kind_of_device: str) -> bool:
     import torch.distributed as dist
 
     return kind_of_device in WITH_STREAMS and bool(dist.is_backend_available(backend(kind_of_device)))
+
+
+def may_be_shared() -> bool:
+    """Whether the library lets workers share a device, which newer NCCLs do where they are told."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def group(store: Any, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:

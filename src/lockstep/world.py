@@ -202,13 +202,13 @@ def _choose_device(place: Place, device: str, may_share: bool = False) -> torch.
     import torch
 
     found = accelerator.kind() if device != "cpu" else None
-    if device == "cpu" or (device == "auto" and (found is None or (found == "mps" and place.size > 1))):
+    if device == "cpu" or (device == "auto" and (found is None or (found in accelerator.ALONE and place.size > 1))):
         return torch.device("cpu")
     if found is None or device not in ("auto", "gpu", found):
         wanted = "accelerator" if device == "gpu" else f"{device.upper()} device"
         raise WorldError(f"--device {device}, but torch finds no {wanted} here; `lockstep doctor` says why")
-    if found == "mps" and place.size > 1:
-        raise WorldError("--device mps is for a single worker; use -np 1, or --device cpu")
+    if found in accelerator.ALONE and place.size > 1:
+        raise WorldError(f"--device {found} is for a single worker; use -np 1, or --device cpu")
     count = accelerator.count()
     if count == 1 and _sees_one_device():
         return torch.device(found, 0)  # a launcher or a script has given each worker its own
@@ -223,7 +223,7 @@ def _choose_device(place: Place, device: str, may_share: bool = False) -> torch.
 
 def _choose_library(device: torch.device, backend: str) -> str:
     """What carries the device's tensors."""
-    own = GLOO if device.type in ("cpu", "mps") else accelerator.backend(device.type)
+    own = GLOO if device.type in ("cpu", *accelerator.ALONE) else accelerator.backend(device.type)
     if backend not in ("auto", GLOO, own):
         raise WorldError(
             f"--dist-backend {backend} does not carry tensors on {device.type}, where this worker's are; use "
@@ -265,7 +265,7 @@ def _check_devices(place: Place, device: torch.device, library: str, store: Any)
             f"the workers' devices differ: {kinds}; `lockstep doctor` there says why, and --device cpu is for all"
         )
     for (host, identity), ranks in workers.items():
-        if len(ranks) > 1 and library != GLOO:
+        if len(ranks) > 1 and library != GLOO and not accelerator.may_be_shared():
             raise WorldError(
                 f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or its like is the same for "
                 f"all; give each worker its own, unset it (Slurm: --gpus-per-node=N --gpu-bind=none), or add --device "

@@ -17,6 +17,7 @@ from layers import ROOT
 from lockstep import accelerator
 
 CUDA = torch.device("cuda", 1)
+KINDS_AND_LIBRARIES = (*accelerator.KINDS, "nccl", "xccl")
 # Where a name of CUDA's is right, because the feature is NVIDIA's own, or Horovod's or an older script's word.
 NVIDIAS_OWN = {
     "accelerator.py",
@@ -38,13 +39,7 @@ NVIDIAS_OWN = {
 
 def named(tree: ast.AST) -> Iterator[str]:
     """What code, not a docstring, says of one kind of device."""
-    spoken = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
+    spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "xpu", "is_xpu"):
             yield f".{node.attr}"
@@ -52,9 +47,8 @@ def named(tree: ast.AST) -> Iterator[str]:
             word = node.attr if isinstance(node, ast.Attribute) else node.id
             if any(kind in word.lower() for kind in ("nccl", "xccl")):
                 yield word
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
-            if node.value in accelerator.KINDS or "nccl" in node.value.lower():
-                yield repr(node.value)
+        elif isinstance(node, ast.Constant) and node.value in KINDS_AND_LIBRARIES and id(node) not in spoken:
+            yield repr(node.value)
 
 
 def test_nobody_else_names_a_kind_of_device() -> None:
@@ -151,10 +145,11 @@ def test_a_stream_is_left_as_it_was_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: taken[-1])
     monkeypatch.setattr(torch.accelerator, "set_stream", taken.append)
     stream: Any = SimpleNamespace(device=CUDA)
-    with pytest.raises(ZeroDivisionError), accelerator.on(stream):
-        assert taken[-1] is stream
-        raise ZeroDivisionError
-    assert taken[-1] == "first"
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 5)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
+    with accelerator.on(stream):
+        assert taken == ["first", stream]
+    assert taken == ["first", stream, "first", 5]
 
 
 def test_a_machine_without_a_device() -> None:

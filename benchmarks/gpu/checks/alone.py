@@ -48,18 +48,20 @@ def check_the_device_is_there() -> None:
         print(f"  {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
 
 
-def check_nccl_in_a_group_of_one() -> None:
+def check_the_library_in_a_group_of_one() -> None:
     _only_on_gpu()
-    from lockstep.hvd.groups import nccl_group
-    from lockstep.hvd.transfers import NcclTransfers
+    from lockstep import accelerator
+    from lockstep.hvd.settings import NO_TIMEOUT
+    from lockstep.hvd.transfers import DeviceTransfers
     from lockstep.store import serve_store
 
     store, _ = serve_store()
-    group = nccl_group(store, 0, 1)
-    transfers = NcclTransfers(group, 0, 1)
-    stream = torch.cuda.Stream(DEVICE)
-    stream.wait_stream(torch.cuda.current_stream(DEVICE))
-    with torch.cuda.stream(stream):
+    accelerator.use(DEVICE)
+    group = accelerator.group(store, 0, 1, DEVICE, NO_TIMEOUT)
+    transfers = DeviceTransfers(group, 0, 1)
+    stream = accelerator.new_stream(DEVICE, urgent=True)
+    stream.wait_event(accelerator.current_stream(DEVICE).record_event())
+    with accelerator.on(stream):
         for dtype in DTYPES:
             values = [torch.arange(count, device=DEVICE).remainder(100).to(dtype) for count in (1, 0, 1000, 1 << 20)]
             for operation in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):

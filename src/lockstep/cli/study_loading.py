@@ -120,7 +120,7 @@ def main(words: Sequence[str]) -> int:
             console.print(_table("model", [(command.arch or "", demand)], about=False, reads=False))
         stages = list(loading.measure_stages(setting, length))
         console.print(_table("stage", [(stage.name, stage) for stage in stages]))
-        processes = command.processes or (0, *candidates(usable_cores(), "cuda"))
+        processes = command.processes or (0, *candidates(usable_cores(), "gpu"))
         pipeline = dict(loading.measure_pipeline(setting, sorted(set(processes)), loading.image_bytes(stages), length))
         console.print(_table("whole pipeline", [(figure.about, figure) for figure in pipeline.values()], about=False))
         study = loading.LoadingStudy(stages, pipeline, demand)

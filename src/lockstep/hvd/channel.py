@@ -14,6 +14,8 @@ to 50 ms, and at most as long as it has waited already.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 
+from lockstep import accelerator
 from lockstep.errors import first_line, tells_of_lost_peer
 from lockstep.hvd import inline
 from lockstep.hvd.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
@@ -39,6 +42,16 @@ DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
     "being processed.  If you want to request another tensor, use a different tensor name."
 )
+
+
+def end_process(reason: str) -> None:
+    """End this worker before its accelerator, let go by an abort, computes with sums that are not whole.
+
+    The script could save such a result before it sees an error. An elastic job goes back to its last commit instead.
+    """
+    print(f"lockstep: {reason} This worker ends too, as its GPU waits for it.", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 class Bell:
@@ -99,12 +112,13 @@ class Channel:
         self._urgent = False
         self._asleep = False
         self._join: tuple[Request, torch.device] | None = None
-        self._cuda_device: torch.device | None = None  # the one that this worker's CUDA tensors are on
+        self._device: torch.device | None = None  # the accelerator that this worker's tensors are on
         self._alone = threading.Lock()  # taken where there is no thread of the engine's own
         self._last_joined = -1
         self._joined: tuple[bool, ...] = (False,) * self.size
         self._closing: str | None = None  # why, once no more requests are taken
         self._lost_peer = False
+        self._has_failed = False  # what is under way may come to a wrong end
         self._thread: threading.Thread | None = None
         if self.size > 1:
             self._thread = threading.Thread(target=self._work, name=f"lockstep-hvd-{ranks}", daemon=True)
@@ -123,12 +137,10 @@ class Channel:
                 raise HorovodInternalError(self._closing)
             if request.key in self._pending:
                 raise ValueError(DUPLICATE_NAME)
-            if device is not None and device.type == "cuda":
-                if self._cuda_device not in (None, device):
-                    raise ValueError(
-                        f"a worker's CUDA tensors must all be on one device: {self._cuda_device}, {device}"
-                    )
-                self._cuda_device = device
+            if device is not None and device.type != "cpu":
+                if self._device not in (None, device):
+                    raise ValueError(f"a worker's tensors on GPUs must all be on one: {self._device}, {device}")
+                self._device = device
             self._pending[request.key] = request
             self._bytes_waiting += request.size_bytes
             self._urgent |= request.urgent or self._bytes_waiting >= self._settings.fusion_threshold_bytes
@@ -164,7 +176,7 @@ class Channel:
                 raise HorovodInternalError(self._closing)
             if self._join is not None:
                 raise ValueError("join is still in progress on this worker")
-            self._join = request, self._cuda_device or device
+            self._join = request, self._device or device
         self.hurry()
 
     def pending_since(self, seconds: float) -> dict[str, float]:
@@ -185,7 +197,19 @@ class Channel:
             if self._closing is None:
                 self._closing = reason
                 self._lost_peer = lost_peer
+                self._has_failed |= lost_peer
         self.hurry()
+
+    def settle(self) -> None:
+        """Wait until the accelerator has done what it was asked for, and see whether that is what was asked for.
+
+        Raises:
+            HorovodInternalError: A collective has failed, and what came after it on the accelerator may be wrong.
+        """
+        if self._device is not None:
+            accelerator.synchronize(self._device)
+        if self._has_failed:
+            raise HorovodInternalError(self._closing or "Horovod has been shut down, because a collective failed.")
 
     @property
     def is_closed(self) -> bool:
@@ -238,10 +262,16 @@ class Channel:
                     backoff = min(2 * backoff, BACKOFF_SECONDS[1])
         except Exception as error:
             failure = first_line(error), tells_of_lost_peer(error)  # not the error, which holds on to the connections
+        lost_peer = self._lost_peer or (self._closing is None and failure is not None and failure[1])
+        if lost_peer or failure is not None:
+            self._has_failed = True  # before an abort lets the accelerator go on, with part of a sum
+        if lost_peer and self._links.is_under_way and not self._settings.elastic:
+            self._explain(*(failure or ("", True)))
+            end_process(self._closing or "")
         # Closes the connections, so that peers that wait for this worker notice.
         try:
-            self._links.close(self._lost_peer or (self._closing is None and failure is not None and failure[1]))
-        except Exception as error:  # a CUDA error that an operation has left behind
+            self._links.close(lost_peer)
+        except Exception as error:  # a device's error that an operation has left behind
             failure = failure or (first_line(error), False)
         del self._execution, self._control
         if failure is not None:

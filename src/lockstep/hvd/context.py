@@ -130,7 +130,7 @@ class Context:
             return None
         rank, size = list(ranks).index(self.place.rank), len(ranks)
         group = self._group(f"set{number}", ranks) if size > 1 else None
-        links = Links(group, dist.PrefixStore(f"nccl{number}", self._store), rank, size)
+        links = Links(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
         channel = Channel(ranks, Control(group, rank, size), links, self.settings, self.timeline, self._failed)
         with self._lock:
             self.channels[number] = channel
@@ -166,6 +166,15 @@ class Context:
     def fail(self, reason: str) -> None:
         """Fail everything that is pending and everything that comes."""
         self._close(list(self._channels().values()), reason, LOSS_PATIENCE_SECONDS, lost=True)
+
+    def settle(self) -> None:
+        """Wait until the accelerator has done what it was asked for.
+
+        Raises:
+            HorovodInternalError: A collective has failed, so that what was computed since may be wrong.
+        """
+        for channel in self._channels().values():
+            channel.settle()
 
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, here and, when they notice, on the other workers."""

@@ -13,13 +13,19 @@ from lockstep.hvd.adasum import adasum_
 from lockstep.hvd.agreement import ENTRY_BYTES, HEADER_BYTES
 from lockstep.hvd.control import Control
 from lockstep.hvd.links import Links
-from lockstep.hvd.reduction import ADASUM, AVERAGE, REDUCE_OPS, SUM, WIRE_TYPES, reduce_rows, scale_
+from lockstep.hvd.reduction import ADASUM, AVERAGE, HALF_TYPES, REDUCE_OPS, SUM, WIRE_TYPES, reduce_rows, scale_
 from lockstep.hvd.request import Request
 from lockstep.hvd.timeline import Timeline
 from lockstep.hvd.transfers import Transfers
 
-EARLY_TYPES = (torch.float32, torch.float64)  # the exponents of smaller ones have too little room below
+EARLY_TYPES = (torch.float32, torch.float64)
 FUSED_BYTES = 1 << 20  # a larger tensor gains nothing from being copied into the fusion buffer and back
+FUSED_DEVICE_BYTES = 32 << 20  # on a GPU, where the copy is cheap and each call of the library dear
+
+
+def fused_bytes(tensor: torch.Tensor) -> int:
+    """The largest size of a tensor that is fused with others, where this one is."""
+    return FUSED_BYTES if tensor.is_cpu else FUSED_DEVICE_BYTES
 
 
 def plan_batches(requests: Sequence[Request], threshold_bytes: int) -> list[list[Request]]:
@@ -32,7 +38,7 @@ def plan_batches(requests: Sequence[Request], threshold_bytes: int) -> list[list
     open_batches: dict[Any, tuple[list[Request], int]] = {}
     for request in requests:
         fuses = request.kind == "allreduce" and not request.grouped and request.operation != ADASUM
-        if not fuses or request.size_bytes > FUSED_BYTES:
+        if not fuses or request.size_bytes > fused_bytes(request.tensors[0]):
             batches.append([request])
             continue
         tensor = request.tensors[0]
@@ -127,11 +133,14 @@ class Execution:
         """All-reduce tensors of one dtype, each into its output: small ones fused, large ones where they are."""
         divisor = self._size if request.operation == AVERAGE else 1
         operation = REDUCE_OPS[request.operation]
-        wire = WIRE_TYPES.get(pairs[0][0].dtype)
-        small = [pair for pair in pairs if wire or (pair[0].nbytes <= FUSED_BYTES and len(pairs) > 1)]
-        large = [pair for pair in pairs if not wire and not (pair[0].nbytes <= FUSED_BYTES and len(pairs) > 1)]
-        # Where a power of two divides the bits come out the same before the sum, which takes one pass less.
-        early = divisor if large and large[0][0].dtype in EARLY_TYPES and divisor & (divisor - 1) == 0 else 1
+        dtype, limit = pairs[0][0].dtype, fused_bytes(pairs[0][0])
+        wire = WIRE_TYPES.get(dtype)
+        fuses = [bool(wire) or (pair[0].nbytes <= limit and len(pairs) > 1) for pair in pairs]
+        small = [pair for pair, fused in zip(pairs, fuses, strict=True) if fused]
+        large = [pair for pair, fused in zip(pairs, fuses, strict=True) if not fused]
+        # Where a power of two divides the bits come out the same before the sum, which takes one pass less. The range
+        # of half precision has no room for the sum of many.
+        early = divisor if dtype in HALF_TYPES or (dtype in EARLY_TYPES and divisor & (divisor - 1) == 0) else 1
         for tensor, output in large:
             _copy(tensor, output, request.prescale, early)
         wholes = [output.view(-1) for _, output in large]
@@ -145,9 +154,9 @@ class Execution:
                 torch._foreach_copy_(parts, [tensor.reshape(-1) for tensor in tensors])
             else:
                 torch.cat([tensor.reshape(-1) for tensor in tensors], out=buffer)
-            scale_(buffer, request.prescale)
+            scale_(buffer, request.prescale, early)
             transfers.all_reduce([*wholes, buffer], operation)
-            scale_(buffer, request.postscale, divisor)
+            scale_(buffer, request.postscale, divisor // early)
             torch._foreach_copy_([output.view(-1) for output in outputs], parts)
         for _, output in large:
             scale_(output, request.postscale, divisor // early)

@@ -297,7 +297,8 @@ def _no_gradient(slot: Slot) -> Tensor:
     """Stands for the gradient of a parameter that has none: zeros, or a sparse tensor without entries."""
     parameter = slot.parameter
     if slot.sparse:
-        no_indices, no_rows = torch.empty(1, 0, dtype=torch.int64), parameter.new_empty(0, *parameter.shape[1:])
+        no_indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
+        no_rows = parameter.new_empty(0, *parameter.shape[1:])
         return torch.sparse_coo_tensor(no_indices, no_rows, parameter.shape, check_invariants=False)
     gradient = torch.zeros_like(parameter)
     if parameter.requires_grad:

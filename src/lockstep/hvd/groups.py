@@ -65,8 +65,3 @@ def own_address(one_host: bool) -> str:
 @cache  # each has a thread of its own
 def _gloo_device(address: str) -> Any:
     return dist.ProcessGroupGloo.create_device(hostname=address)
-
-
-def nccl_group(store: dist.Store, rank: int, size: int) -> Any:
-    """Connect `size` workers for CUDA tensors, each on its current device."""
-    return dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lockstep import accelerator
 from lockstep.hvd import state
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.hvd.request import Request
@@ -16,8 +17,8 @@ def join(device: int = -1) -> int:
     For workers that have run out of data. Average still divides by the number of all workers.
 
     Args:
-        device: The CUDA device for the zeros where the others reduce CUDA tensors and this worker has had none yet; -1
-            for the current one. A worker that has had some uses their device.
+        device: The number of the GPU for the zeros where the others reduce tensors on GPUs and this worker has had none
+            yet; -1 for the current one. A worker that has had some uses their device.
 
     Returns:
         The rank that joined last, the same on all workers.
@@ -27,16 +28,15 @@ def join(device: int = -1) -> int:
     """
     request = Request("join", "all", [])
     context = state.get_for_operation()
-    context.channels[0].join(request, _cuda_device(device))
+    context.channels[0].join(request, _own_device(device))
     last: int = request.wait()
     context.restart_counts(0)
     return last
 
 
-def _cuda_device(device: int) -> torch.device:
-    if device < 0 and torch.cuda.is_available():
-        device = torch.cuda.current_device()
-    return torch.device("cuda", device) if device >= 0 else torch.device("cpu")
+def _own_device(number: int) -> torch.device:
+    current = accelerator.current()
+    return torch.device(current.type, number) if number >= 0 and current.type != "cpu" else current
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -10,6 +10,7 @@ OPERATION_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: ReduceOp.MAX, PRODUCT: ReduceOp.PRODUCT}
 # Truth values are reduced as whole numbers: Sum and Max say whether any is true, Product, Min and Average whether all.
 WIRE_TYPES = {torch.bool: torch.int32}
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
@@ -28,9 +29,13 @@ def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
 
 
 def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:
-    """Reduce [workers, ...] over the workers, in the order of their ranks and in the rows' dtype; no division."""
+    """Reduce [workers, ...] over the workers, in the order of their ranks; no division.
+
+    In the rows' dtype, but sums of half precision are float32, of which an average may be had that their own range
+    has no room for.
+    """
     if operation in (AVERAGE, SUM):
-        return rows.sum(0, dtype=rows.dtype)
+        return rows.sum(0, dtype=torch.float32 if rows.dtype in HALF_TYPES else rows.dtype)
     if operation == PRODUCT:
         return rows.prod(0, dtype=rows.dtype)
     return rows.amin(0) if operation == MIN else rows.amax(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lockstep import accelerator
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.reduction import OPERATION_NAMES, SUM
 
@@ -63,6 +64,7 @@ class Request:
         "root",
         "size_bytes",
         "splits",
+        "stream",
         "submitted",
         "tensors",
         "urgent",
@@ -101,8 +103,9 @@ class Request:
         self.urgent = urgent
         self.size_bytes = sum([tensor.nbytes for tensor in tensors])
         self.channel: Any = None  # to which it was submitted
-        self.written: Any = None  # a CUDA event after which the tensors are there
-        self.ready: Any = None  # a CUDA event after which the results are there
+        self.stream: Any = None  # of the accelerator, on which the tensors came about
+        self.written: Any = None  # an event of that stream, after which they are there
+        self.ready: Any = None  # an event of the set's stream, after which the results are there
         self.submitted = time.monotonic()
         self.error: str | None = None
         self.result: Any = None
@@ -123,6 +126,21 @@ class Request:
         )
         self.key = _digest(self.name)
         self.entry = self.key + _digest(signature)
+
+    def follow_stream(self) -> None:
+        """Have the work come after what this thread has asked of the tensors' accelerator so far.
+
+        Raises:
+            ValueError: That is being captured into a graph, in which the collective would not be.
+        """
+        device = self.tensors[0].device
+        if accelerator.is_capturing(device):
+            raise ValueError(
+                f"{self.name} cannot be captured into a graph, since the workers agree on it each time; capture the "
+                "forward and backward passes alone, without hooks of a DistributedOptimizer, and reduce after replay"
+            )
+        self.stream = accelerator.current_stream(device)
+        self.written = self.stream.record_event()
 
     @property
     def done(self) -> bool:
@@ -169,17 +187,27 @@ class Request:
 
 
 def _use_on_this_stream(request: Request) -> None:
-    """Order this thread's CUDA stream after the collective; the host does not wait."""
-    stream = torch.cuda.current_stream(request.tensors[0].device)
+    """Order this thread's stream after the collective; the host does not wait."""
+    stream = accelerator.current_stream(request.tensors[0].device)
     stream.wait_event(request.ready)
+    if request.in_place and stream == request.stream:
+        return  # whose memory it is, and which now comes after the collective
     results = request.result if isinstance(request.result, (list, tuple)) else [request.result]
     for tensor in results:
-        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
             tensor.record_stream(stream)
 
 
 def ghost(description: Description, device: torch.device) -> Request:
-    """The request of a worker that has joined: zeros for what the others reduce."""
+    """The request of a worker that has joined: zeros for what the others reduce.
+
+    Raises:
+        ValueError: They reduce tensors on GPUs, and this worker has none.
+    """
+    if "GPU" in description["devices"] and device.type == "cpu":
+        raise ValueError(
+            "the other workers reduce tensors on GPUs, but this one, which has joined, has none: let it see a GPU"
+        )
     tensors = [
         torch.zeros(shape, dtype=getattr(torch, dtype), device=device if where == "GPU" else "cpu")
         for shape, dtype, where in zip(
@@ -195,8 +223,8 @@ def ghost(description: Description, device: torch.device) -> Request:
         prescale=description["prescale"],
         postscale=description["postscale"],
     )
-    if any(tensor.is_cuda for tensor in tensors):
-        request.written = torch.cuda.current_stream(device).record_event()
+    if any(not tensor.is_cpu for tensor in tensors):
+        request.follow_stream()
     return request
 
 

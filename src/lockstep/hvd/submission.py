@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lockstep import accelerator
 from lockstep.hvd import state
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.hvd.request import Request
@@ -35,8 +36,8 @@ def submit(
 
     Raises:
         AttributeError: `tensors` holds something else, or the name is no string.
-        ValueError: A dtype or device is not supported, a tensor cannot be written to, the same name is pending, or
-            this worker is not in the set.
+        ValueError: A dtype or device is not supported, a tensor cannot be written to, the same name is pending, a
+            graph is being captured, or this worker is not in the set.
         TypeError: The set is not registered.
         HorovodInternalError: Horovod is not running.
     """
@@ -45,7 +46,7 @@ def submit(
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise AttributeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__!r}")
-        if tensor.dtype not in types or tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
+        if tensor.dtype not in types or tensor.layout is not torch.strided or not is_carried(tensor.device):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
         raise ValueError(f"the tensors of a grouped {kind} must be on one device")
@@ -64,9 +65,14 @@ def submit(
     elif not isinstance(name, str):
         raise AttributeError(f"the name of a tensor is a string, not {name!r}")
     request = Request(kind, name, tensors, **details)
-    if tensors and tensors[0].is_cuda:
-        request.written = torch.cuda.current_stream(tensors[0].device).record_event()
+    if tensors and not tensors[0].is_cpu:
+        request.follow_stream()
     return channel.submit(request)
+
+
+def is_carried(device: torch.device) -> bool:
+    """Whether there are collectives for tensors on a device: on the CPU, or an accelerator with streams."""
+    return device.type == "cpu" or accelerator.overlaps(device)
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:

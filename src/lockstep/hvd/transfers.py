@@ -1,9 +1,9 @@
-"""The data collectives beneath the engine: three operations, through Gloo for CPU tensors and NCCL for CUDA tensors.
+"""The data collectives beneath the engine: three operations, through Gloo or the accelerator's own library.
 
-Where NCCL cannot connect the workers, as when several share a GPU, CUDA tensors go through the host's memory and Gloo.
+Where that cannot connect the workers, as when several share a GPU, its tensors go through the host's memory and Gloo.
 
 All tensors are contiguous. Every worker calls the same operations in the same order; operations return when their
-result is there (Gloo) or ordered on the current CUDA stream (NCCL).
+result is there (Gloo) or ordered on the current stream (an accelerator's library).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class GlooTransfers(Transfers):
 
 
 class StagedTransfers(GlooTransfers):
-    """Through a Gloo group, for CUDA tensors: copied to the host, sent, and copied back on the current stream.
+    """Through a Gloo group, for an accelerator's tensors: to the host, sent, and back on the current stream.
 
     The host waits for the device.
     """
@@ -99,8 +99,8 @@ class StagedTransfers(GlooTransfers):
             output.copy_(part)
 
 
-class NcclTransfers(Transfers):
-    """Through an NCCL group, on the current CUDA stream; the host does not wait."""
+class DeviceTransfers(Transfers):
+    """Through a group of the accelerator's library, on the current stream; the host does not wait."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)

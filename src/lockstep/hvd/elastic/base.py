@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from lockstep.hvd import state as horovod
 from lockstep.hvd.elastic.commits import Commits, stop
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 
@@ -44,10 +45,10 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed; on every worker.
+            HorovodInternalError: A worker was lost, and the state may hold part of a sum: the last copy remains.
             SystemExit: They have, and all workers are started anew.
         """
-        self.save()
-        self._commits.keep(self)
+        self._keep()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -63,11 +64,17 @@ class State:
         must_stop = self._commits.must_stop()
         self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
         if must_stop:
-            self.save()
-            self._commits.keep(self)
+            self._keep()
             stop()
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+
+    def _keep(self) -> None:
+        """Save the state once it is whole; before, an accelerator may still be waiting for a worker that is gone."""
+        if horovod.context is not None:
+            horovod.context.settle()
+        self.save()
+        self._commits.keep(self)
 
     def keep_in(self, commits: Commits) -> None:
         """Keep commits there from now on."""

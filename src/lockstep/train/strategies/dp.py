@@ -17,15 +17,15 @@ class DataParallelStrategy(Strategy):
     name = "dp"
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        on_gpu = any(not parameter.is_cpu for parameter in model.parameters())
-        return Parallel(model) if on_gpu and accelerator.count() > 1 else model
+        kinds = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
+        return Parallel(model, kinds.pop()) if kinds and accelerator.count() > 1 else model
 
 
 class Parallel(nn.DataParallel[nn.Module]):
     """DataParallel whose threads autocast to the caller's dtype; torch's own take the default, float16."""
 
-    def __init__(self, model: nn.Module):
-        super().__init__(CallersAutocast(model))
+    def __init__(self, model: nn.Module, device_type: str):
+        super().__init__(CallersAutocast(model, device_type))
 
     def forward(self, *inputs: Any) -> Any:
         cast(CallersAutocast, self.module).follow()
@@ -35,7 +35,7 @@ class Parallel(nn.DataParallel[nn.Module]):
 class CallersAutocast(nn.Module):
     """A module that autocasts as the thread did which called `follow`."""
 
-    def __init__(self, model: nn.Module, device_type: str = "cuda"):
+    def __init__(self, model: nn.Module, device_type: str):
         super().__init__()
         self.model = model
         self._device_type = device_type
