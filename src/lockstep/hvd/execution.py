@@ -140,7 +140,9 @@ class Execution:
         large = [pair for pair, fused in zip(pairs, fuses, strict=True) if not fused]
         # Where a power of two divides the bits come out the same before the sum, which takes one pass less. The range
         # of half precision has no room for the sum of many.
-        early = divisor if dtype in HALF_TYPES or (dtype in EARLY_TYPES and divisor & (divisor - 1) == 0) else 1
+        early = divisor if dtype in EARLY_TYPES and divisor & (divisor - 1) == 0 else 1
+        if dtype in HALF_TYPES:
+            early = 1 << (divisor - 1).bit_length()
         for tensor, output in large:
             _copy(tensor, output, request.prescale, early)
         wholes = [output.view(-1) for _, output in large]
@@ -156,10 +158,10 @@ class Execution:
                 torch.cat([tensor.reshape(-1) for tensor in tensors], out=buffer)
             scale_(buffer, request.prescale, early)
             transfers.all_reduce([*wholes, buffer], operation)
-            scale_(buffer, request.postscale, divisor // early)
+            scale_(buffer, request.postscale * early, divisor)
             torch._foreach_copy_([output.view(-1) for output in outputs], parts)
         for _, output in large:
-            scale_(output, request.postscale, divisor // early)
+            scale_(output, request.postscale * early, divisor)
 
     def _buffer(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """A fusion buffer for the elements of all tensors; kept, since fresh memory costs more than the copy."""

@@ -15,7 +15,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
     """Multiply by factor / divisor in place; whole numbers are truncated toward zero."""
-    if factor == 1 and divisor == 1:
+    if factor == divisor:
         return
     if tensor.is_floating_point():
         if factor == 1:

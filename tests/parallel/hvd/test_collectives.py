@@ -510,3 +510,18 @@ def test_fp16_compression_restores_the_dtype() -> None:
         assert_is(two, torch.tensor([140_000]))
 
     in_workers(2, check)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_averages_in_half_precision_do_not_overflow(size: int) -> None:
+    """Of numbers whose sum is beyond what half precision holds, 65,504, on every way that an average can take."""
+
+    def check(rank: int, size: int) -> None:
+        given = [torch.full((count,), 60_000.0, dtype=torch.float16) for count in (INLINE, FUSED, FUSED, 2 * ALONE)]
+        results = [*hvd.grouped_allreduce(given[1:3]), *(hvd.allreduce(tensor) for tensor in given)]
+        results.append(hvd.reducescatter(given[1]))
+        results.append(hvd.allreduce(given[-1].float(), compression=hvd.Compression.fp16))
+        for result in results:
+            assert all(abs(float(extreme) - 60_000) < 100 for extreme in result.aminmax()), result
+
+    in_workers(size, check)

@@ -1,0 +1,44 @@
+"""What calls of hvd do with tensors of an accelerator, before they reach the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep import accelerator
+from lockstep.hvd.gradients import Bucket, Slot, _no_gradient
+from lockstep.hvd.request import Request, ghost
+
+META = torch.device("meta")
+
+
+def test_no_gradient_of_a_sparse_parameter_is_on_its_device() -> None:
+    parameter = nn.Parameter(torch.zeros(5, 3, device=META))
+    gradient = _no_gradient(Slot("embedding", parameter, Bucket(), 1, sparse=True))
+    assert gradient.device == META
+    assert gradient._indices().device == META
+    assert gradient._values().shape == (0, 3)
+
+
+def test_capturing_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "is_capturing", lambda device: True)
+    with pytest.raises(ValueError, match=r"allreduce\.w cannot be captured into a graph"):
+        Request("allreduce", "w", [torch.zeros(3, device=META)]).follow_stream()
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_who_says_that_a_graph_is_being_captured(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    assert accelerator.is_capturing(torch.device("cuda", 0)) is capturing
+    assert not accelerator.is_capturing(torch.device("cpu"))
+
+
+def test_a_worker_that_has_joined_without_a_gpu_is_told() -> None:
+    """Zeros on the CPU would be reduced by Gloo, and the other workers wait in NCCL for ever."""
+    said: dict[str, Any] = Request("allreduce", "w", [torch.zeros(3, device=META)]).describe()
+    assert said["devices"] == ["GPU"]
+    with pytest.raises(ValueError, match="has joined, has none"):
+        ghost(said, torch.device("cpu"))
