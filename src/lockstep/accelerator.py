@@ -29,6 +29,7 @@ WITH_STREAMS = ("cuda", "xpu")
 ALONE = ("mps",)  # for a single worker: without collectives
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """The variables that hide devices from a process."""
+TELLS_MORE = {"nccl": "NCCL_DEBUG=INFO has NCCL say", "xccl": "CCL_LOG_LEVEL=info has oneCCL say"}
 
 
 def kind() -> str | None:

@@ -21,12 +21,16 @@ def first_line(error: BaseException) -> str:
 
 
 # What Gloo and NCCL say when a peer is gone.
-LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+LOST_PEER = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+    *("remote process exited", "remote process exiting", "was aborted"),
+)
 
 
 def tells_of_lost_peer(error: BaseException) -> bool:
     """Whether an error of a collective only follows from another worker's end."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
+    return said or isinstance(error, LostPeerError)
 
 
 class ConfigError(LockstepError, ValueError):
@@ -39,6 +43,12 @@ class WorldError(LockstepError):
     """The worker's place in the job is unknown or contradictory, or the job cannot be connected. Exit code 3."""
 
     exit_code = 3
+    retryable = True
+
+
+class LostPeerError(LockstepError):
+    """Another worker has ended, or its host cannot be reached, while an accelerator waited for it. Exit code 1."""
+
     retryable = True
 
 

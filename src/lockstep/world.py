@@ -11,15 +11,17 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lockstep import accelerator
-from lockstep.errors import WorldError, first_line
+from lockstep.errors import LostPeerError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
+from lockstep.loss_watch import LossWatch, print_error
 from lockstep.place import SLURM, Place
 from lockstep.rendezvous import open_store
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 600.0  # workers of one job start minutes apart where they load Python from a busy shared file system
 PEERS_SECONDS = 1800.0  # for a collective, as docs/howto/when-a-job-hangs.md says
 GLOO = "gloo"
+ABORT_SECONDS = 3.0
 _connections = itertools.count()
+_watches: list[LossWatch] = []  # that of the connection, if it has one
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,18 @@ def usable_cores() -> int:
 
 @contextmanager
 def connect(
-    place: Place, device: accelerator.Choice = "auto", backend: accelerator.Backend = "auto"
+    place: Place,
+    device: accelerator.Choice = "auto",
+    backend: accelerator.Backend = "auto",
+    tell: Callable[[LostPeerError], int] = print_error,
 ) -> Iterator[World]:
     """Connect this worker to its peers, and disconnect it after a good end.
 
     Collectives of CPU tensors go through Gloo, those of the accelerator's through its own library (NCCL, XCCL), or with
     backend "gloo" through Gloo too, where workers may share a device: they take the devices in turn. A process group
     that the script has made is used as it is.
+
+    A worker whose accelerator waits for one that is lost ends within seconds, with the exit code that `tell` returns.
 
     Raises:
         WorldError: The device is not there, the backend does not carry its tensors, workers share a device or have
@@ -164,12 +173,21 @@ def connect(
             timeout=timedelta(seconds=PEERS_SECONDS),
         )
     except (RuntimeError, ValueError) as error:
-        more = "" if library == GLOO else f", {library.upper()}_DEBUG=INFO has {library.upper()} say more"
+        more = f", {tells_more} more" if (tells_more := accelerator.TELLS_MORE.get(library)) else ""
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot connect to its {place.size - 1} peers: "
             f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use{more}"
         ) from error
-    yield World(place, chosen)
+    if library != GLOO:
+        _watches.append(LossWatch(place, store, CONNECT_SECONDS, tell))
+    try:
+        yield World(place, chosen)
+    except StoppedError:
+        raise  # all workers stop
+    except Exception:
+        if library != GLOO:
+            abort()
+        raise
     disconnect()  # not after an error: the process then ends, which is what its peers must see
 
 
@@ -181,9 +199,20 @@ def disconnect() -> None:
     """
     import torch.distributed as dist
 
+    while _watches:
+        _watches.pop().close()
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def abort() -> None:
+    """Let go of the accelerator's collectives, which would hold up this process's end: it has failed."""
+    import torch.distributed as dist
+
+    work = threading.Thread(target=dist.distributed_c10d._abort_process_group, daemon=True)
+    work.start()
+    work.join(ABORT_SECONDS)
 
 
 def _host_group() -> Any:

@@ -38,7 +38,18 @@ LAYERS = {
 }
 # Modules that belong together as a package's do.
 TOGETHER = dict.fromkeys(
-    ("hostlist", "store", "place", "address", "interfaces", "rendezvous", "elastic_rendezvous"), "world"
+    (
+        "hostlist",
+        "store",
+        "place",
+        "address",
+        "interfaces",
+        "rendezvous",
+        "elastic_rendezvous",
+        "lifeline",
+        "loss_watch",
+    ),
+    "world",
 )
 WITHOUT_TORCH = (
     "cli",

@@ -133,7 +133,7 @@ def _work(
     try:
         if expected not in (None, "auto", started):
             raise ConfigError(f"-np {expected}, but {place.launcher} has started {started} workers; leave -np out")
-        with connect(place, device, backend) as world:
+        with connect(place, device, backend, tell=lambda error: _fail(place, error)) as world:
             work(world)
     except KeyboardInterrupt:
         if place.launcher == "none":
@@ -167,12 +167,12 @@ def _fail(place: Place, error: Exception) -> int:
     code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace
-    if lost_peer:
+    if lost_peer and not isinstance(error, LockstepError):
         text = "error: lost the connection to a peer, which has ended or cannot be reached"
     logger = logging.getLogger("lockstep")
     logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     if logs:
-        logger.error(trace)
+        logger.error(trace if error.__traceback__ else text)
     text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
     if error_file := _error_file():
         final = isinstance(error, LockstepError) and not error.retryable

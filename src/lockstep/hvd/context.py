@@ -18,11 +18,11 @@ from lockstep.errors import WorldError
 from lockstep.hvd.channel import Channel
 from lockstep.hvd.control import Control
 from lockstep.hvd.groups import gloo_group
-from lockstep.hvd.lifeline import Lifeline
 from lockstep.hvd.links import Links
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.stall import StallWatch
 from lockstep.hvd.timeline import Timeline
+from lockstep.lifeline import Lifeline
 from lockstep.place import Place
 
 SHUT_DOWN = "Horovod has been shut down."

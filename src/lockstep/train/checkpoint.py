@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import CheckpointError
+from lockstep.loss_watch import unbroken
 from lockstep.train import checkpoint_format
 from lockstep.train.checkpoint_format import MANIFEST_FILE, MODEL_FILE, PARTIAL, sync
 from lockstep.train.checkpoint_writer import BackgroundWriter
@@ -126,7 +127,7 @@ class CheckpointFolder(Checkpoints):
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
         """Write this one, and the best one that there was no room for before."""
-        with self._writing():
+        with self._writing(), unbroken():
             self._failure = self._try(snapshot, is_best)
         if is_best:
             self._unwritten_best = snapshot if self._failure else None

@@ -5,7 +5,7 @@ worker that shuts down sends one; the operating system closes the connection of 
 notice within seconds that a host is gone. Either way the news is passed on to the right, once around.
 
 The connections are plain sockets, since a thread that waits in Gloo cannot be woken by its own process: it would have
-to stay behind when Horovod shuts down, and woken while the interpreter ends, it aborts the process.
+to stay behind at a good end, and woken while the interpreter ends, it aborts the process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from lockstep.errors import WorldError, first_line
-from lockstep.hvd.groups import own_address
+from lockstep.interfaces import own_address
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 NEWS = struct.Struct("<II")  # what, and which rank
 FINISHED, LOST = 1, 2
@@ -41,7 +43,7 @@ class Lifeline:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         timeout_seconds: float,
@@ -60,7 +62,7 @@ class Lifeline:
                 f"worker {rank} on {socket.gethostname()} cannot connect to its neighbours: {first_line(error)}; "
                 f"GLOO_SOCKET_IFNAME names the network interface to use"
             ) from error
-        self._thread = threading.Thread(target=self._watch, name="lockstep-hvd-lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="lockstep-lifeline", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ class Lifeline:
 
 
 def _neighbours(
-    store: dist.Store, rank: int, size: int, timeout_seconds: float, one_host: bool
+    store: Store, rank: int, size: int, timeout_seconds: float, one_host: bool
 ) -> tuple[socket.socket, socket.socket]:
     """Connect to the right, and be connected to from the left, by whoever knows the password in the store."""
     with socket.create_server((own_address(one_host), 0)) as listener:

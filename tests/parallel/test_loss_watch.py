@@ -1,0 +1,118 @@
+"""A worker that waits in its device for one that is lost ends, and says why; no launcher helps."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import run_in_workers
+
+from lockstep import accelerator, loss_watch
+from lockstep import world as worlds
+from lockstep.errors import LostPeerError, StoppedError, tells_of_lost_peer
+from lockstep.loss_watch import LossWatch, unbroken
+from lockstep.place import Place
+from lockstep.store import serve_store
+from lockstep.world import World, connect
+
+
+def _wait_for_ever(world: World, folder: Path, writes_seconds: float) -> None:
+    """The last worker ends; the others' main threads wait where no error reaches them."""
+    loss_watch.PATIENCE_SECONDS = 0.5
+
+    def tell(error: LostPeerError) -> int:
+        (folder / f"told by {world.rank}").write_text(str(error))
+        return 1
+
+    watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0, tell)
+    world.barrier()
+    if world.rank == world.size - 1:
+        os._exit(9)
+
+    def write() -> None:
+        with unbroken():
+            time.sleep(writes_seconds)
+            (folder / f"written by {world.rank}").touch()
+
+    threading.Thread(target=write, daemon=True).start()
+    time.sleep(60)
+    watch.close()
+
+
+def test_all_others_end(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match="worker 0:\nended without an answer\nworker 1:\nended without an answer"):
+        run_in_workers(3, _wait_for_ever, tmp_path, 2.0)
+    assert time.monotonic() - start < 50
+    for rank in range(2):
+        assert "worker 2 was lost" in (tmp_path / f"told by {rank}").read_text()
+        assert (tmp_path / f"written by {rank}").exists()
+
+
+def _come_to_a_good_end(world: World) -> str:
+    loss_watch.PATIENCE_SECONDS = 0.1
+    watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0)
+    world.barrier()
+    time.sleep(0.3 * world.rank)
+    watch.close()
+    time.sleep(1)
+    return "here"
+
+
+def test_good_ends_are_told_apart() -> None:
+    assert run_in_workers(3, _come_to_a_good_end) == ["here"] * 3
+
+
+def test_it_counts_as_what_follows_from_another_error() -> None:
+    assert tells_of_lost_peer(LostPeerError("worker 1 was lost"))
+    for words in ("NCCL communicator was aborted on rank 1.", "remote process exiting", "remote process exited"):
+        assert tells_of_lost_peer(RuntimeError(words))
+
+
+class Watch:
+    """Stands for a LossWatch: what became of it."""
+
+    def __init__(self, *_: Any) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("error", "aborted"), [(None, False), (ZeroDivisionError, True), (StoppedError, False)])
+def test_groups_of_devices_are_watched_and_aborted_by_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None, aborted: bool
+) -> None:
+    """With a group that carries nothing, and a device that there is not."""
+    happened: list[str] = []
+    monkeypatch.setattr(accelerator, "kind", lambda: "cuda")
+    monkeypatch.setattr(accelerator, "count", lambda: 2)
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    monkeypatch.setattr(accelerator, "backend", lambda kind: "fake")
+    monkeypatch.setattr(worlds, "_check_devices", lambda *_: None)
+    monkeypatch.setattr(worlds, "open_store", lambda *_: serve_store()[0])
+    monkeypatch.setattr(worlds, "LossWatch", Watch)
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: happened.append("abort"))
+    start_group = dist.init_process_group
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda **given: start_group(**{**given, "backend": "fake", "device_id": None})
+    )
+    try:
+        with connect(Place(0, 2, 0, 2, 0, "Slurm")) as ours:
+            assert ours.device == torch.device("cuda", 0)
+            (watch,) = worlds._watches
+            if error:
+                raise error("words")
+        assert watch.closed  # type: ignore[attr-defined]
+        assert not worlds._watches
+    except (ZeroDivisionError, StoppedError):
+        assert not watch.closed  # type: ignore[attr-defined]
+        worlds.disconnect()
+        assert watch.closed  # type: ignore[attr-defined]
+    assert happened == ["abort"] * aborted
