@@ -91,7 +91,8 @@ KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
 class Place:
     """A worker's place among its peers.
 
-    `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0.
+    `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0. In
+    an elastic job of one machine `local_rank` is the worker's slot, which may be `local_size` or more.
     `restart` counts the times that torchrun, or Lockstep's launcher, has started the job's workers anew; `snapshots` is
     the folder in this host's memory that outlives them, if there is one.
     """

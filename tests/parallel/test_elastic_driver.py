@@ -160,7 +160,7 @@ def test_who_has_been_there_longest_stays_when_slots_are_lost(tmp_path: Path) ->
         job.order(1, "die 0")
         job.wait_for(2, 2)
         hosts.write_text("localhost:1\n")
-        assert job.wait_for(3, 1) == [(1, 0, first[1][2])]
+        assert job.wait_for(3, 1) == [(1, 1, first[1][2])]
         job.order(3, "done")
         assert job.process.wait(20) == 0
 
@@ -185,7 +185,7 @@ def test_during_a_cooldown_the_job_goes_on_with_fewer(tmp_path: Path) -> None:
     with elastic(tmp_path, "--min-np", "1", "-np", "2", "--blacklist-cooldown-range", "4", "9") as job:
         first = job.wait_for(1, 2)
         job.order(1, "die 0")
-        assert job.wait_for(2, 1) == [(1, 0, first[1][2])]
+        assert job.wait_for(2, 1) == [(1, 1, first[1][2])]
         third = job.wait_for(3, 2)
         assert third[0] == (1, 1, first[1][2])
         job.order(3, "done")

@@ -185,7 +185,10 @@ def local_size() -> int:
 
 
 def local_rank() -> int:
-    """This worker's number on its host, from 0; the number of the GPU to use."""
+    """This worker's number on its host, from 0; the number of the GPU to use.
+
+    In an elastic job on one machine it is the worker's slot, which may be `local_size()` or more.
+    """
     return state.get().place.local_rank
 
 

@@ -84,7 +84,7 @@ class Context:
             self._lifeline = Lifeline(
                 self._store, place.rank, place.size, settings.gloo_timeout_seconds, self._one_host, self._ended
             )
-        else:
+        elif self.launched > 1:  # counted alone; an elastic job's only worker keeps its slot
             self.place = replace(place, local_rank=0, local_size=1)
         self.open_channel(0, range(place.size))
         if place.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:

@@ -110,6 +110,14 @@ def ranked(members: Iterable[Worker], workers: Iterable[Worker]) -> list[Worker]
     return old + sorted((worker for worker in living if worker not in old), key=lambda worker: worker.slot)
 
 
+def places(members: Sequence[Worker]) -> list[dict[str, int]]:
+    """Rank, local rank and size of each member; the members are in the order of ranks.
+
+    The local rank is the slot and may exceed the size: a survivor keeps its GPU, and no new worker takes it.
+    """
+    return [{"rank": rank, "local_rank": member.slot, "size": len(members)} for rank, member in enumerate(members)]
+
+
 class Driver:
     """The state of an elastic job, and the loop that moves it.
 
@@ -288,11 +296,10 @@ class Driver:
         self._generation += 1
         self._members = ranked(self._members, members)
         self._members_store, port = serve_store()
-        slots = sorted(worker.slot for worker in members)
-        for rank, worker in enumerate(self._members):
-            worker.rank = worker.streams[0].rank = worker.streams[1].rank = rank
-            answer = {"generation": self._generation, "rank": rank, "local_rank": slots.index(worker.slot)}
-            self._answer(worker, {**answer, "size": len(slots), "port": port, "changes": len(self._changes)})
+        common = {"generation": self._generation, "port": port, "changes": len(self._changes)}
+        for worker, place in zip(self._members, places(self._members), strict=True):
+            worker.rank = worker.streams[0].rank = worker.streams[1].rank = place["rank"]
+            self._answer(worker, {**place, **common})
 
     def _answer(self, worker: Worker, answer: Mapping[str, int]) -> None:
         assert worker.after is not None

@@ -10,9 +10,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from lockstep import hvd
 from lockstep.hvd.basics import is_homogeneous
+from lockstep.hvd.context import Context
+from lockstep.hvd.settings import Settings
+from lockstep.place import Place
 
 ONE, TWO = torch.ones(3), [torch.ones(3), torch.arange(4)]
 
@@ -155,3 +159,17 @@ def test_the_constants_are_plain_whole_numbers() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(hvd, name) for name in hvd.__all__)
+
+
+def test_the_last_worker_of_an_elastic_job_keeps_its_slot_and_one_of_a_group_is_counted_alone() -> None:
+    def connected(place: Place, launched: int) -> Context:
+        context = Context(place, dist.HashStore(), Settings(), launched)
+        context.connect()
+        context.shut_down()
+        return context
+
+    survivor = connected(Place(0, 1, 3, 1, launcher="horovodrun"), launched=1)
+    assert (survivor.place.local_rank, survivor.place.local_size) == (3, 1)
+    assert survivor.neighbours.cross(0) == (0, 1)
+    alone = connected(Place(0, 1, 3, 4, launcher="torchrun"), launched=4)
+    assert (alone.place.local_rank, alone.place.local_size) == (0, 1)

@@ -1,10 +1,10 @@
-"""The order of an elastic job's workers."""
+"""The order of an elastic job's workers, and their places."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lockstep.launch.elastic import Worker, ranked
+from lockstep.launch.elastic import Worker, places, ranked
 
 
 def _worker(slot: int) -> Worker:
@@ -23,3 +23,12 @@ def test_survivors_keep_their_order_before_new_workers() -> None:
     second = ranked([zero, one, two], [again, one, two, three])
     assert second == [one, two, again, three]
     assert ranked(second, [three, again, two]) == [two, again, three]
+
+
+def test_a_local_rank_is_the_slot_so_that_a_survivor_keeps_its_gpu() -> None:
+    one, three, again = _worker(1), _worker(3), _worker(0)
+    assert places([one, three]) == [
+        {"rank": 0, "local_rank": 1, "size": 2},
+        {"rank": 1, "local_rank": 3, "size": 2},
+    ]
+    assert [place["local_rank"] for place in places([one, three, again])] == [1, 3, 0]
