@@ -15,9 +15,9 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 
 from lockstep.cli.probe_worker import HostFacts, Link
-from lockstep.cli.run import count_gpus
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
+from lockstep.launch.gpus import count_gpus
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan

@@ -15,6 +15,7 @@ from tyro.conf import arg
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
+from lockstep.launch.gpus import count_gpus
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
@@ -85,11 +86,3 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(words[:position]), list(words[position + 1 :])
         position += 1 if word in plain or "=" in word else 2
     return list(words[:position]), list(words[position:])
-
-
-def count_gpus() -> int:
-    """GPUs of this machine, without torch: those that CUDA_VISIBLE_DEVICES leaves of the devices that Linux lists."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))

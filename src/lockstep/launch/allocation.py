@@ -58,8 +58,8 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     Args:
         environment: The variables of a process inside the job.
         read: Reads a host file.
-        gpus: The GPUs of this machine, which stand for every node's where the system does not tell (PBS, LSF, Cobalt
-            and Grid Engine); CUDA_VISIBLE_DEVICES, where they set it, goes before.
+        gpus: The GPUs that this process sees, which stand for every node's where the system does not tell (PBS, LSF,
+            Cobalt and Grid Engine).
 
     Raises:
         ConfigError: A host list or file is missing or malformed; the message names the variable and the file.
@@ -75,7 +75,7 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     ):
         if environment.get(variable):
             listed = hosts(environment, variable, read)
-            slots, reason = _workers(listed, _visible_gpus(environment, gpus), variable)
+            slots, reason = _workers(listed, gpus, variable)
             return Allocation(system, environment.get(job, ""), slots, reason)
     return None
 
@@ -179,14 +179,6 @@ def _workers(listed: tuple[Host, ...], gpus: int, variable: str) -> tuple[tuple[
     if not gpus or 1 < max(host.slots for host in listed) <= gpus:
         return listed, f"the slots of {variable}"
     return tuple(Host(host.name, gpus) for host in listed), f"{gpus} GPUs a node, as on this one"
-
-
-def _visible_gpus(environment: Mapping[str, str], gpus: int) -> int:
-    """How many devices CUDA_VISIBLE_DEVICES names; CUDA stops at the first that it does not know, such as -1."""
-    if "CUDA_VISIBLE_DEVICES" not in environment:
-        return gpus
-    named = [device.strip() for device in environment["CUDA_VISIBLE_DEVICES"].split(",")]
-    return next((at for at, device in enumerate(named) if not device or device.startswith("-")), len(named))
 
 
 def _table(path: str, variable: str, most: int, read: Read) -> list[list[str]]:

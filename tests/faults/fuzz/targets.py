@@ -517,7 +517,7 @@ def host_file(folder: Path) -> Target:
 ENVIRONMENTS = [
     {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "hal[01-02]", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"},
     {"SLURM_JOB_NODELIST": "a,b", "SLURM_GPUS": "a100:8", "SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_ID": "0"},
-    {"PBS_JOBID": "9", "PBS_NODEFILE": "nodes", "PBS_NUM_PPN": "4", "CUDA_VISIBLE_DEVICES": "0,1", "text": "a\nb\n"},
+    {"PBS_JOBID": "9", "PBS_NODEFILE": "nodes", "PBS_NUM_PPN": "4", "text": "a\nb\n"},
     {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes", "LSB_MCPU_HOSTS": "a 4 b 4", "text": "batch1\na\na\n"},
     {"JOB_ID": "7", "PE_HOSTFILE": "nodes", "text": "a 4 all.q UNDEFINED\nb 2 all.q UNDEFINED\n"},
 ]

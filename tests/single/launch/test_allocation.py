@@ -83,9 +83,6 @@ def test_the_system_is_told_by_its_variables(environment: dict[str, str], system
         (PBS | {"PBS_NUM_PPN": "4"}, "a\nb\n", 0, {"a": 4, "b": 4}),
         (PBS | {"PBS_NUM_PPN": "2"}, "a\na\nb\nb\n", 0, {"a": 2, "b": 2}),
         (PBS, "a\nb\n", 4, {"a": 4, "b": 4}),
-        (PBS | {"CUDA_VISIBLE_DEVICES": "GPU-1a,GPU-2b"}, "a\nb\n", 4, {"a": 2, "b": 2}),
-        (PBS | {"CUDA_VISIBLE_DEVICES": ""}, "a\nb\n", 4, {"a": 1, "b": 1}),
-        (PBS | {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, "a\nb\n", 4, {"a": 1, "b": 1}),
         (PBS, "a\n" * 32 + "b\n" * 32, 4, {"a": 4, "b": 4}),  # cores
         (PBS, "a\na\nb\nb\n", 4, {"a": 2, "b": 2}),  # mpiprocs=2
         (PBS, "a\na\nb\n", 4, {"a": 2, "b": 1}),
