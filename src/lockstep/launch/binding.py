@@ -1,16 +1,18 @@
 """Which CPUs each worker of a machine is bound to: `--bind cores|numa|none`.
 
 `cores` shares the usable cores out: each worker has its own. `numa` keeps a worker and its memory on one NUMA node,
-whose cores it shares with the node's other workers. Where a worker's GPU is attached is not asked. The machine's facts
-are Linux's, in /sys/devices/system (the kernel's Documentation/ABI: sysfs-devices-node, sysfs-devices-system-cpu).
+whose cores it shares with the node's other workers: the node of the worker's GPU, where that is known. What is read is
+/sys of Linux (the kernel's Documentation/ABI: sysfs-devices-node, sysfs-devices-system-cpu, sysfs-bus-pci).
 Standard library alone, and no import of Lockstep: tether.py runs this in a process that becomes the worker.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 SYSTEM = "/sys/devices/system"
 
@@ -27,7 +29,8 @@ def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
     if hasattr(os, "sched_setaffinity"):
         usable = os.sched_getaffinity(0)
         nodes, siblings = numa_nodes(), thread_siblings(usable)
-        cpus = cpus_of(kind, local_rank, local_size, usable, nodes or [], siblings or [])
+        near = cpus_near_gpu(local_rank, local_size, usable) if kind == "numa" else None
+        cpus = near or cpus_of(kind, local_rank, local_size, usable, nodes or [], siblings or [])
         unknown = kind == "numa" and nodes is None
         reason = f"{SYSTEM} shows no NUMA nodes" if unknown else f"{len(usable)} CPUs for {local_size} workers"
     if cpus is not None:
@@ -94,6 +97,27 @@ def _of_nodes(local_rank: int, local_size: int, nodes: list[set[int]]) -> set[in
         return set().union(*nodes[block])
     owners = [node for node in nodes for _ in node]
     return set(owners[(2 * local_rank + 1) * len(owners) // (2 * local_size)])
+
+
+def cpus_near_gpu(
+    local_rank: int,
+    local_size: int,
+    usable: Collection[int],
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+) -> set[int]:
+    """The usable CPUs of the NUMA node that has the GPU of a worker's local rank.
+
+    Empty where there are fewer GPUs than workers, or where the GPU's address or its node is not known.
+    """
+    gpus = runpy.run_path(str(Path(__file__).with_name("gpus.py")))["visible_gpus"](root, environment)
+    if local_size > len(gpus):
+        return set()
+    try:
+        node = int((root / "sys/bus/pci/devices" / gpus[local_rank] / "numa_node").read_text())
+        return set(usable) & _cpus(f"{root}/sys/devices/system/node/node{node}/cpulist")  # of node -1, an OSError
+    except (OSError, ValueError):
+        return set()
 
 
 def numa_nodes(system: str = SYSTEM) -> list[set[int]] | None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.launch import binding
-from lockstep.launch.binding import cpus_of, describe, numa_nodes, thread_siblings
+from lockstep.launch.binding import cpus_near_gpu, cpus_of, describe, numa_nodes, thread_siblings
 
 # Two sockets of four cores with two threads each, numbered as Intel's are: 0-3, 8-11 and 4-7, 12-15.
 NODES = [{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}]
@@ -110,12 +110,65 @@ def test_numa_gives_whole_nodes(machine: tuple[list[set[int]], list[set[int]], s
         assert sorted(cpu for share in bound for cpu in share) == sorted(usable)
 
 
-def test_the_machine_is_read_from_sysfs(tmp_path: Path) -> None:
-    files = {"node/online": "0-1,3\n", "node/node0/cpulist": "0-1,4\n", "node/node1/cpulist": "\n"}
-    files |= {"node/node3/cpulist": "2\n", "cpu/cpu0/topology/thread_siblings_list": "0,4\n"}
+def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def two_nodes(root: Path, gpu_nodes: list[int]) -> None:
+    """A machine with one NVIDIA GPU for each number, which is that of its NUMA node."""
+    write(root, {"sys/devices/system/node/node0/cpulist": "0-3", "sys/devices/system/node/node1/cpulist": "4-7"})
+    for number, node in enumerate(gpu_nodes):
+        address = f"0000:{number:02x}:00.0"
+        write(root, {f"dev/nvidia{number}": "", f"sys/bus/pci/devices/{address}/numa_node": str(node)})
+        write(root, {f"proc/driver/nvidia/gpus/{address}/information": f"Device Minor: \t {number}"})
+
+
+@pytest.mark.parametrize(
+    ("gpu_nodes", "size", "visible", "bound"),
+    [
+        ([1, 1, 0, 0], 4, {}, ["4-6", "4-6", "1-3", "1-3"]),  # as a DGX A100 numbers them
+        ([1, 1, 0, 0], 2, {}, ["4-6", "4-6"]),
+        ([1, 1, 0, 0], 2, {"CUDA_VISIBLE_DEVICES": "3,0"}, ["1-3", "4-6"]),
+        ([1, 1, 0, 0], 1, {"CUDA_VISIBLE_DEVICES": "2"}, ["1-3"]),
+        ([1, -1], 2, {}, ["4-6", ""]),
+        ([1, 0], 2, {"CUDA_VISIBLE_DEVICES": "GPU-1a,GPU-2b"}, ["", ""]),
+        ([1, 0], 3, {}, ["", "", ""]),  # fewer GPUs than workers, which then have none or share them
+        ([], 2, {}, ["", ""]),
+    ],
+)
+def test_numa_is_the_node_of_the_gpu(
+    gpu_nodes: list[int], size: int, visible: dict[str, str], bound: list[str], tmp_path: Path
+) -> None:
+    two_nodes(tmp_path, gpu_nodes)
+    usable = {1, 2, 3, 4, 5, 6}
+    assert [describe(cpus_near_gpu(rank, size, usable, tmp_path, visible)) for rank in range(size)] == bound
+
+
+def test_gpus_of_amd_have_a_node_too(tmp_path: Path) -> None:
+    two_nodes(tmp_path, [])
+    for node, (bus, numa) in enumerate([(0xC1, 1), (0xC6, 0)], start=4):
+        text = f"simd_count 440\nlocation_id {bus << 8}\ndomain 0"
+        write(tmp_path, {f"sys/class/kfd/kfd/topology/nodes/{node}/properties": text})
+        write(tmp_path, {f"sys/bus/pci/devices/0000:{bus:02x}:00.0/numa_node": str(numa)})
+    assert [cpus_near_gpu(rank, 2, ALL, tmp_path, {}) for rank in range(2)] == [{4, 5, 6, 7}, {0, 1, 2, 3}]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_worker_is_bound_near_its_gpu_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
+    monkeypatch.setattr(binding, "cpus_near_gpu", lambda *_: {5})
+    assert binding.bind_here("numa", 0, 1) == {5}
+    assert bound == [{5}]
+    assert binding.bind_here("cores", 0, 1) != {5}
+
+
+def test_the_machine_is_read_from_sysfs(tmp_path: Path) -> None:
+    files = {"node/online": "0-1,3", "node/node0/cpulist": "0-1,4", "node/node1/cpulist": ""}
+    files |= {"node/node3/cpulist": "2", "cpu/cpu0/topology/thread_siblings_list": "0,4"}
+    write(tmp_path, files)
     assert numa_nodes(str(tmp_path)) == [{0, 1, 4}, {2}]
     assert thread_siblings({0}, str(tmp_path)) == [{0, 4}]
     assert thread_siblings({0, 1}, str(tmp_path)) is None
@@ -152,3 +205,4 @@ def test_a_process_is_bound_on_this_machine() -> None:
     too_many = bind("cores", 0, len(usable) + 1)
     assert too_many.stdout == f"{usable} []\n"
     assert "--bind cores has no effect" in too_many.stderr
+    assert bind("numa", 0, 1).returncode == 0
