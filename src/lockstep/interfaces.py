@@ -124,8 +124,14 @@ def listening_address(host: str) -> str:
 
 def only_address(own: Sequence[tuple[str, str]]) -> str:
     """The address of the only interface, containers' bridges aside; EVERYWHERE where there are several or none."""
+    only = only_interface(own)
+    return next(address for name, address in own if name == only) if only else EVERYWHERE
+
+
+def only_interface(own: Sequence[tuple[str, str]]) -> str:
+    """The only interface among (interface, address) pairs, containers' bridges aside; "" for several or none."""
     interfaces = {name for name, _ in own if not name.startswith(VIRTUAL)}
-    return next((address for name, address in own if name in interfaces), "") if len(interfaces) == 1 else EVERYWHERE
+    return interfaces.pop() if len(interfaces) == 1 else ""
 
 
 def address_towards(host: str) -> str:

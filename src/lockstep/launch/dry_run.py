@@ -55,7 +55,8 @@ def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
     slots = [] if hand else [each.workers for each in plan.nodes]
     interface = LOOPBACK_INTERFACE if plan.is_local else "<the one that leads to the first host>"
     own = {"HOROVOD_HOSTNAME": node.host, "HOROVOD_GLOO_IFACE": interface, "GLOO_SOCKET_IFNAME": interface}
-    own |= {"NCCL_SOCKET_IFNAME": interface}
+    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<that, if there is no other>"
+    own["NCCL_SOCKET_IFNAME"] = nccl
     if "OMP_NUM_THREADS" not in plan.own_environment:
         own["OMP_NUM_THREADS"] = f"<cores of {node.host} / {node.workers}>"
     return {**torchrun, **horovod_variables(torchrun, slots), **own, **plan.environment}

@@ -29,7 +29,7 @@ import psutil
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
-from lockstep.interfaces import address_towards, addresses, interface_of, is_loopback, only_address
+from lockstep.interfaces import address_towards, addresses, interface_of, is_loopback, only_address, only_interface
 from lockstep.launch.family import adopt_orphans, allow_many_files, kill_descendants
 from lockstep.launch.leftovers import remove_dead_sockets
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, threads
@@ -277,10 +277,17 @@ class Node:
             variables["OMP_NUM_THREADS"] = str(threads(usable_cores(), self._job.workers))
         if interface:
             variables["HOROVOD_GLOO_IFACE"] = interface
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                if name not in given:
-                    variables[name] = interface
+            found = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": self._for_nccl(interface)}
+            variables |= {name: value for name, value in found.items() if value and name not in given}
         return variables
+
+    def _for_nccl(self, interface: str) -> str:
+        """What NCCL may use, where that is known: of several interfaces it takes all, which adds up their bandwidth."""
+        if interface == LOOPBACK_INTERFACE:
+            return f"={interface}"  # without "=", eth1 means eth10, too
+        if self._job.interfaces:
+            return f"={','.join(self._job.interfaces)}"
+        return f"={interface}" if only_interface(addresses()) == interface else ""
 
     def _pipes(self) -> tuple[list[list[int]], list[tuple[int, str, int]], list[int]]:
         """For each local rank the descriptors that its streams are written to, and those that are read here."""
