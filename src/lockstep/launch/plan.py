@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lockstep.accelerator import VISIBLE
 from lockstep.errors import ConfigError
 from lockstep.launch.hosts import Host
 from lockstep.launch.transports import Transport, start_words
@@ -23,8 +24,8 @@ SECRET = "LOCKSTEP_JOB_SECRET"
 # What belongs to a host or a session there, and would be wrong on another host.
 OF_THE_HOST = (
     *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
-    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
+    *VISIBLE,
+    *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
 )
 OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lockstep.accelerator import VISIBLE
 from lockstep.errors import ConfigError
 from lockstep.launch.hosts import Host
 from lockstep.launch.plan import (
@@ -166,7 +167,8 @@ def test_cross_ranks_count_the_nodes_that_have_such_a_worker() -> None:
 
 def test_what_is_a_hosts_own_is_not_handed_on_to_another() -> None:
     own = {"HOME": "/root", "TMPDIR": "/tmp", "SSH_CONNECTION": "x", "CUDA_VISIBLE_DEVICES": "1", "SLURM_PROCID": "0"}
-    kept = {"PATH": "/bin", "PYTHONPATH": "/x", "SLURM_JOB_ID": "7"}
+    own |= dict.fromkeys(VISIBLE, "1")
+    kept = {"PATH": "/bin", "PYTHONPATH": "/x", "SLURM_JOB_ID": "7", "ONEAPI_DEVICE_SELECTOR": "level_zero:gpu"}
     assert handed_on({**own, **kept}, elsewhere=True) == kept
 
 
