@@ -45,6 +45,8 @@ PROOF = "lockstep/proof"
 WATCH_SECONDS = 1.0
 FINISHED_POLL_SECONDS = 0.05
 SETTLE_SECONDS = 0.5  # in which failures that belong together become known
+LEFT_ALONE = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP)
+HANDLED = (*LEFT_ALONE, signal.SIGTERM, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,10 @@ class Agent(LocalElasticAgent):
         if self._by_hand:
             self.watch = Watch(worker_group.store)
             self.watch.start()
+        handlers = {number: signal.getsignal(number) for number in HANDLED}
         pids: dict[int, Any] = super()._start_workers(worker_group)
+        for number, handler in handlers.items():  # torch 2.8 ignores TORCHELASTIC_SIGNALS_TO_HANDLE and replaces them
+            signal.signal(number, handler)
         first = worker_group.workers[0]
         started = {"is": "started", "pids": pids, "first_rank": first.global_rank, "size": first.world_size}
         os.write(self._report, pack(started))
@@ -317,7 +322,7 @@ def _work(job: AgentJob, report: int) -> int:
     if not end_with_parent(job.parent, signal.SIGQUIT):
         return 1
     adopt_orphans()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP):
+    for number in LEFT_ALONE:
         signal.signal(number, _leave_it)  # what reaches the agent has reached the node process, which decides
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     _silence()
