@@ -19,7 +19,7 @@ from lockstep.place import Place
 from lockstep.world import usable_cores
 
 GIB = 1 << 30
-MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
+MIN_PYTHON, MIN_TORCH = (3, 11), (2, 8)
 MIN_DISK_BYTES = 1 * GIB
 MIN_SHARED_MEMORY_BYTES = GIB // 4
 MIN_OPEN_FILES = 1024
@@ -48,7 +48,7 @@ def _versions() -> Iterator[Finding]:
     yield Finding(
         "torch",
         found,
-        "" if number >= MIN_TORCH else "Lockstep needs torch 2.11 or newer: pip install -U torch",
+        "" if number >= MIN_TORCH else "Lockstep needs torch 2.8 or newer: pip install -U torch",
     )
     yield Finding("torchvision", version("torchvision"))
 
