@@ -25,6 +25,7 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     **{
         name: getattr(optim, name)
         for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "Muon")
+        if hasattr(optim, name)  # Muon is not, before torch 2.9
     },
     "SparseAdam": lambda p, lr: optim.SparseAdam(p, lr),
 }

@@ -36,6 +36,8 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "LBFGS, strong Wolfe": lambda p: torch.optim.LBFGS(p, max_iter=4, line_search_fn="strong_wolfe"),
     "SparseAdam": lambda p: torch.optim.SparseAdam(p, lr=0.01),
 }
+if not hasattr(torch.optim, "Muon"):  # before torch 2.9
+    del OPTIMIZERS["Muon"]
 # Muon's own arithmetic is bfloat16, where the last bits of the gradient may tip a rounding.
 TOLERANCES = {"Muon": 1e-3}
 
@@ -69,7 +71,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, s
             optimizer.zero_grad()
             loss = losses_of(model, name, step, samples)
             loss.backward()
-            return loss
+            return loss.detach()  # LBFGS of torch 2.8 converts it to a float, with a warning if it has a graph
 
         if name.startswith("LBFGS") or step == 3:  # the others take closures too
             optimizer.step(closure)
