@@ -359,7 +359,7 @@ class TrainConfig:
     seed: int = 0
     """Decides the order of samples, the augmentation and the initial weights."""
     device: Choice = "auto"
-    """auto: cuda where there is one."""
+    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
 
     def _check_weights(self) -> None:
         """Refuse two sources of weights, and an evaluation of none."""

@@ -1,7 +1,7 @@
 """Installing over an existing torch changes no torch package, also over a center's own build of it.
 
-The environments hold metadata alone, and installers only plan. A center's versions are those of torch's own build script
-(2.8.0a0+git1234567): in PEP 440 they precede 2.8.
+The environments hold metadata alone, and the installers only plan. A center's versions come from torch's build script,
+such as 2.8.0a0+git1234567, which precedes 2.8 in PEP 440.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class EvalCommand:
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """bf16: autocast to bfloat16. fp64: double precision."""
     device: Choice = "auto"
-    """auto: cuda where there is one."""
+    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
     workers: Workers = None
     """Workers on this machine; auto: one a GPU; by default 1."""
 

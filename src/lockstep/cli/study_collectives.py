@@ -52,9 +52,9 @@ class CollectivesCommand:
     """Workers in all; auto: one a GPU; by default one a slot of the hosts or the batch job."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     device: Choice = "auto"
-    """auto: cuda where there is one."""
+    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
     dist_backend: Backend = "auto"
-    """What carries the messages; auto: NCCL for CUDA, Gloo for the CPU."""
+    """What carries the messages; auto: the library of the GPUs, Gloo for the CPU."""
     out: Path = Path("study/collectives.jsonl")
     """File that a record for each operation is appended to."""
     again: bool = False

@@ -41,7 +41,7 @@ class LoadingCommand:
     precision: Literal["fp32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
     """The number formats of that network."""
     device: Choice = "auto"
-    """auto: the GPU where there is one."""
+    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
     data_dir: Path = Path("data")
     """Where named data sets are kept."""
     download: bool = True
