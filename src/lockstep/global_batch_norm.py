@@ -87,7 +87,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
         count = input.numel() // max(1, features)
         local_mean = values.mean(dimensions) if count else values.new_zeros(features)
         deviations = (values - _shaped(local_mean, values)).square().sum(dimensions)
-        row = torch.cat([local_mean, deviations, local_mean.new_tensor([count])])
+        row = torch.cat([local_mean, deviations, local_mean.new_full((1,), count)])
         means, squares, counts = peers.gather(row).split([features, features, 1], 1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total

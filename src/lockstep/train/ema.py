@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain, compress
+
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 
 class NoAverage:
@@ -27,24 +29,45 @@ class NoAverage:
 
 
 class MovingAverage(NoAverage):
-    """Exponential moving average with torch's AveragedModel; `model` is the averaged copy."""
+    """Exponential moving average in torch's AveragedModel; `model` is the averaged copy.
+
+    The update is not torch's, which copies its count of updates to the device in each step and so waits for it.
+    """
 
     def __init__(self, weights: nn.Module, decay: float):
         self._source = weights
-        self._averaged = AveragedModel(weights, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        self._decay = decay
+        self._averaged = AveragedModel(weights, use_buffers=True)
         super().__init__(self._averaged.module)
 
     def begin(self) -> None:
         self.model.load_state_dict(self._source.state_dict())
 
+    @torch.no_grad()
     def update(self) -> None:
-        self._averaged.update_parameters(self._source)
+        averages, values = _tensors(self.model), _tensors(self._source)
+        if self._averaged.n_averaged == 0:  # it is on the CPU
+            torch._foreach_copy_(averages, values)
+        else:
+            floating = [average.is_floating_point() or average.is_complex() for average in averages]
+            counts = [not each for each in floating]
+            if any(floating):
+                torch._foreach_lerp_(
+                    list(compress(averages, floating)), list(compress(values, floating)), 1 - self._decay
+                )
+            if any(counts):
+                torch._foreach_copy_(list(compress(averages, counts)), list(compress(values, counts)))
+        self._averaged.n_averaged += 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._averaged.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._averaged.load_state_dict(state)
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return list(chain(module.parameters(), module.buffers()))
 
 
 def build_average(model: nn.Module, weights: nn.Module, decay: float) -> NoAverage:
