@@ -97,6 +97,39 @@ def test_ddp_on_gpus_needs_no_inputs_to_settle_its_buckets() -> None:
     assert run_in_workers(2, _gradient_as_on_gpu) == [[0.5, 0.5], [0.5, 0.5]]
 
 
+class Counting(nn.BatchNorm2d):
+    """More than a batch norm: its buffer goes into the forward pass."""
+
+
+def _statistics(world: World, net: str, broadcasts: bool | None) -> tuple[bool, list[list[float]]]:
+    """Whether DDP broadcasts buffers before each forward pass, and this worker's after three steps of training."""
+    torch.manual_seed(0)
+    model = NETS[net]() if net in NETS else nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Counting(1))
+    replica: Any = DistributedStrategy(world, Compression(), False, False).wrap(model)
+    broadcast = replica.broadcast_buffers
+    if broadcasts is not None:
+        replica.broadcast_buffers = broadcasts
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+    for step in range(3):
+        torch.manual_seed(10 * step + world.rank)
+        replica(torch.randn(4, 1, 8, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return broadcast, [buffer.flatten().tolist() for buffer in model.buffers()]
+
+
+def test_ddp_broadcasts_no_buffers_where_all_are_batch_norms_and_rank_0s_stay_the_same() -> None:
+    (off, first), (_, second) = run_in_workers(2, _statistics, "normed", None)
+    (_, expected), (_, broadcast) = run_in_workers(2, _statistics, "normed", True)
+    assert not off
+    assert first == expected
+    assert first != second != broadcast  # each worker has its own, until they are broadcast for an evaluation
+
+
+def test_ddp_broadcasts_buffers_of_modules_that_may_read_them() -> None:
+    assert [on for on, _ in run_in_workers(2, _statistics, "counting", None)] == [True, True]
+
+
 class Activated(nn.BatchNorm2d):
     """More than a batch norm."""
 

@@ -52,6 +52,8 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     Raises:
         NonFiniteLossError: They are not; raised on all workers.
     """
+    if not durably and job.world.size > job.world.place.local_size:  # each host keeps a copy of its own
+        job.strategy.broadcast([*job.weights.buffers(), *job.average.model.buffers()])
     (job.checkpoints if durably else job.snapshots).save(prepare_snapshot(job), is_best)
 
 

@@ -25,6 +25,14 @@ def check_batch_norm(model: nn.Module) -> None:
             )
 
 
+def has_other_buffers(model: nn.Module) -> bool:
+    """Whether a module other than torch's batch norms and ours has buffers, which its forward pass may depend on."""
+    known = (*PLAIN, nn.SyncBatchNorm, GlobalBatchNorm)
+    return any(
+        type(module) not in known and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
+    )
+
+
 def convert_batch_norm(model: nn.Module, peers: Peers) -> nn.Module:
     """The model with each batch norm replaced by a `GlobalBatchNorm` of the same parameters, buffers and names.
 

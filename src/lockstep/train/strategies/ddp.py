@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy, Tensors
-from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
+from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm, has_other_buffers
 from lockstep.train.strategies.compression import Compression
 from lockstep.world import World
 
@@ -57,6 +57,9 @@ class DistributedStrategy(Strategy):
             find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
         )
+        # In training a batch norm reads no statistics, and the loop broadcasts them before it evaluates. An attribute,
+        # since the constructor's argument would also leave out the broadcast of the first values.
+        self._ddp.broadcast_buffers = has_other_buffers(model)
         settle_buckets(self._ddp)
         self._compression.attach(self._ddp)
         return self._ddp
