@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+Tensors = list[torch.Tensor]
+
 
 class NoAverage:
     """Evaluates the weights as they are."""
@@ -18,8 +20,15 @@ class NoAverage:
     def begin(self) -> None:
         """Begin the average with the weights as they are, which come from elsewhere."""
 
-    def update(self) -> None:
-        """Take the step's weights into the average."""
+    def update(self, unless: torch.Tensor | None = None) -> None:
+        """Take the step's weights into the average.
+
+        Args:
+            unless: If 1, change nothing but counts: float32, a scalar on the weights' device. `take_back` follows then.
+        """
+
+    def take_back(self) -> None:
+        """The last update was left out by its `unless`."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {}
@@ -44,20 +53,19 @@ class MovingAverage(NoAverage):
         self.model.load_state_dict(self._source.state_dict())
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update(self, unless: torch.Tensor | None = None) -> None:
         averages, values = _tensors(self.model), _tensors(self._source)
-        if self._averaged.n_averaged == 0:  # it is on the CPU
-            torch._foreach_copy_(averages, values)
-        else:
-            floating = [average.is_floating_point() or average.is_complex() for average in averages]
-            counts = [not each for each in floating]
-            if any(floating):
-                torch._foreach_lerp_(
-                    list(compress(averages, floating)), list(compress(values, floating)), 1 - self._decay
-                )
-            if any(counts):
-                torch._foreach_copy_(list(compress(averages, counts)), list(compress(values, counts)))
+        floating = [average.is_floating_point() or average.is_complex() for average in averages]
+        counts = [not each for each in floating]
+        if any(floating):
+            weight = 1.0 if self._averaged.n_averaged == 0 else 1 - self._decay  # the count is on the CPU
+            _approach(list(compress(averages, floating)), list(compress(values, floating)), weight, unless)
+        if any(counts):
+            torch._foreach_copy_(list(compress(averages, counts)), list(compress(values, counts)))
         self._averaged.n_averaged += 1
+
+    def take_back(self) -> None:
+        self._averaged.n_averaged -= 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._averaged.state_dict()
@@ -66,7 +74,17 @@ class MovingAverage(NoAverage):
         self._averaged.load_state_dict(state)
 
 
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
+def _approach(averages: Tensors, values: Tensors, weight: float, unless: torch.Tensor | None) -> None:
+    """Move averages towards values by a share of the way, unless the flag on the device is 1."""
+    if unless is None:
+        torch._foreach_lerp_(averages, values, weight)
+        return
+    ways = torch._foreach_sub(values, averages)
+    torch._foreach_mul_(ways, weight * (1 - unless))
+    torch._foreach_add_(averages, ways)
+
+
+def _tensors(module: nn.Module) -> Tensors:
     return list(chain(module.parameters(), module.buffers()))
 
 

@@ -43,6 +43,6 @@ class LARS(LayerwiseOptimizer):
             if "momentum_buffer" not in self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, directions)
-        torch._foreach_sub_(weights, buffers)
+        self.decay_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, self.taken(directions))
+        torch._foreach_sub_(weights, self.taken(buffers))

@@ -12,7 +12,13 @@ Tensors = list[torch.Tensor]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Hands a variant each parameter group's weights and gradients."""
+    """Hands a variant each parameter group's weights and gradients.
+
+    As with torch's fused optimizers, a step changes nothing where `found_inf`, a scalar on the device, is 1; gradients
+    are lost then.
+    """
+
+    found_inf: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -25,8 +31,23 @@ class LayerwiseOptimizer(Optimizer):
             pairs = [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
             if pairs:
                 weights, gradients = map(list, zip(*pairs, strict=True))
+                if self.found_inf is not None:
+                    for gradient in gradients:  # so that all that follows is finite
+                        gradient.masked_fill_(self.found_inf.bool(), 0.0)
                 self.step_group(group, weights, gradients)
         return result
+
+    def take_back(self) -> None:
+        """The last step was skipped by `found_inf`: correct what the host has counted."""
+
+    def decay_(self, moments: Tensors, factor: float) -> None:
+        """Multiply moments by a factor, unless the step is skipped."""
+        found_inf = self.found_inf
+        torch._foreach_mul_(moments, factor if found_inf is None else torch.where(found_inf.bool(), 1.0, factor))
+
+    def taken(self, changes: Tensors) -> Tensors:
+        """The changes, or zeros if the step is skipped."""
+        return changes if self.found_inf is None else list(torch._foreach_mul(changes, 1 - self.found_inf))
 
     def step_group(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
         """Change the weights of one group in place."""

@@ -122,6 +122,7 @@ def train_epoch(job: Job) -> None:
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
+            _settle(job, progress.step)
             report_steps(job, interval)
             if due or due_in_memory:
                 save(job, durably=due)
@@ -137,7 +138,6 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock = job.clock
     clock.begin("optimizer")
     job.guard.begin_step(job)
-    set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
     sharding = job.train_loader.sharding
     passes = _split(batch, sharding.passes(position, job.batching.accumulate))
     # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
@@ -157,28 +157,57 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock.begin("reduction")
     job.strategy.finish_gradients()
     clock.begin("optimizer")
+    _settle(job, job.progress.step)  # now, since the device has this step's passes to do while the host waits
+    set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
     job.precision.unscale(job.optimizer)
     norm = job.guard.norm(job.optimizer, of_order_two=job.config.optim.clip_norm > 0)
-    loss_scale = job.precision.loss_scale
-    if not job.guard.allows(job, passes):
-        job.strategy.forget_gradients()
-    elif _step(job, norm):
-        job.progress.skipped_in_a_row = 0
-        job.average.update()
-        if job.precision.loss_scale != loss_scale:
-            job.strategy.rescale(job.precision.loss_scale / loss_scale)
+    if job.guard.allows(job, passes):
+        _step(job, norm)
     else:
         job.strategy.forget_gradients()
-        report_overflow(job)
     job.model.zero_grad()
     clock.end()
 
 
-def _step(job: Job, norm: torch.Tensor | None) -> bool:
-    """The optimizer's own part of a step; False if the loss scaler has skipped it."""
+def _step(job: Job, norm: torch.Tensor | None) -> None:
+    """The optimizer's own part of a step, which the loss scaler may skip."""
     if job.config.optim.clip_norm:
         clip_gradients(job.optimizer, job.config.optim.clip_norm, norm)
-    return job.precision.step(job.optimizer)
+    step, loss_scale = job.progress.step + 1, job.precision.loss_scale
+    taken = job.precision.step(job.optimizer)
+    if taken is None:
+        job.average.update(unless=job.precision.found_inf)
+        if job.strategy.remembers_gradients:
+            _settle(job, step)
+        return
+    if taken:
+        job.average.update()
+    _conclude(job, step, taken, loss_scale)
+
+
+def _settle(job: Job, step: int) -> None:
+    """Learn whether a step was taken, if the device decided that and it was not read yet; all that follows from it."""
+    loss_scale = job.precision.loss_scale
+    taken = job.precision.outcome(job.optimizer)
+    if taken is False:
+        job.average.take_back()
+    if taken is not None:
+        _conclude(job, step, taken, loss_scale)
+
+
+def _conclude(job: Job, step: int, taken: bool, loss_scale: float) -> None:
+    """Count a step as taken or skipped, with what the strategy keeps; `loss_scale` is the one before it.
+
+    Raises:
+        NonFiniteLossError, RewindError: As for `report_overflow`.
+    """
+    if not taken:
+        job.strategy.forget_gradients()
+        report_overflow(job, step)
+        return
+    job.progress.skipped_in_a_row = 0
+    if job.precision.loss_scale != loss_scale:
+        job.strategy.rescale(job.precision.loss_scale / loss_scale)
 
 
 def _split(batch: Batch, passes: int) -> list[Batch]:

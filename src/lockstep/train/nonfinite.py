@@ -60,8 +60,8 @@ class Guard:
             RewindError: Likewise.
         """
 
-    def refuse_weights(self, job: Job, why: str) -> None:
-        """The weights are no numbers any more after the newest step, `job.progress.step`.
+    def refuse_weights(self, job: Job, after: int, why: str) -> None:
+        """The weights are no numbers any more after a step; `skipped_in_a_row` counts those up to it.
 
         Raises:
             NonFiniteLossError: Always, on all workers.
@@ -175,8 +175,8 @@ class ScaledRewind(Guard):
         self._leave_out(job, passes)
         return False
 
-    def refuse_weights(self, job: Job, why: str) -> None:
-        raise self._back(job.progress.step - job.progress.skipped_in_a_row, why)
+    def refuse_weights(self, job: Job, after: int, why: str) -> None:
+        raise self._back(after - job.progress.skipped_in_a_row, why)
 
     def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
         _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} has spoilt the weights")
@@ -224,7 +224,7 @@ def _leave_out(job: Job, why: str) -> None:
         NonFiniteLossError: Too many in a row; raised on all workers.
     """
     progress = job.progress
-    progress.leave_out()
+    progress.leave_out(progress.step + 1)
     say(job, [f"{why}; step left out"])
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {advice(job)}")

@@ -9,10 +9,15 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
+from lockstep import accelerator
 from lockstep.config import OptimConfig
 from lockstep.train.lamb import LAMB
 from lockstep.train.lars import LARS
+from lockstep.train.layerwise import LayerwiseOptimizer
 from lockstep.train.strategies import Strategy
+
+FUSED = (optim.SGD, optim.Adam, optim.AdamW)
+"""The kinds that torch computes in one kernel for many tensors, which can skip a step by a flag on the device."""
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -> Optimizer:
@@ -26,6 +31,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -
         {"params": spared, "weight_decay": 0.0},
     ]
     kind, settings = _kind(config)
+    if kind in FUSED and all(p.is_floating_point() and accelerator.overlaps(p.device) for p in parameters):
+        settings["fused"] = True
     return strategy.build_optimizer(kind, [group for group in groups if group["params"]], settings)
 
 
@@ -52,9 +59,50 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay."""
     configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(dict(state))
+    # First in what is loaded: whether the optimizer is fused decides where Adam's count of steps is put.
+    groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
+
+
+def takes_found_inf(optimizer: Optimizer) -> bool:
+    """Whether `step_unless` can have the optimizer skip a step without the host."""
+    steps = _stepping(optimizer)
+    return isinstance(steps, LayerwiseOptimizer) or bool(getattr(steps, "_step_supports_amp_scaling", False))
+
+
+def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
+    """Take the optimizer's step, which changes nothing if `found_inf` is 1: float32, a scalar on the device."""
+    steps: Any = _stepping(optimizer)
+    if isinstance(steps, optim.SGD):
+        _start_momentum(steps)
+    steps.grad_scale, steps.found_inf = None, found_inf  # as torch's GradScaler hands them over
+    try:
+        optimizer.step()
+    finally:
+        del steps.grad_scale, steps.found_inf
+
+
+def take_back(optimizer: Optimizer) -> None:
+    """The last `step_unless` changed nothing: correct what the host has counted."""
+    steps = _stepping(optimizer)
+    if isinstance(steps, LayerwiseOptimizer):
+        steps.take_back()
+
+
+def _stepping(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, or the one that a ZeroRedundancyOptimizer steps with."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner
+
+
+def _start_momentum(optimizer: optim.SGD) -> None:
+    """Make the buffers that a first step makes, which leaves them unwritten if it is skipped (torch 2.15)."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -46,11 +46,11 @@ class Progress:
         self.epoch_seconds += seconds
         self.epoch_wait_seconds += wait_seconds
 
-    def leave_out(self) -> None:
-        """Count the step that is being taken as one that changes nothing."""
+    def leave_out(self, step: int) -> None:
+        """Count a step, the newest or the one that is being taken, as one that changes nothing."""
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
-        self.overflowed.append(self.step + 1)
+        self.overflowed.append(step)
 
     def forget_best(self) -> None:
         """The checkpoint of the best evaluation is not there: the next one is the best."""

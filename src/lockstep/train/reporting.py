@@ -78,8 +78,8 @@ def report_stop(job: Job, reason: str) -> None:
     )
 
 
-def report_overflow(job: Job) -> None:
-    """Say that the step which is being taken was skipped, because a gradient was infinite or not a number.
+def report_overflow(job: Job, step: int) -> None:
+    """Count and say that a step was skipped, because a gradient was infinite or not a number.
 
     Raises:
         NonFiniteLossError: No loss scale will help: so many were skipped in a row, or the weights are no numbers any
@@ -88,14 +88,14 @@ def report_overflow(job: Job) -> None:
     """
     progress, scale = job.progress, job.precision.loss_scale
     if not are_finite(job.world, job.model):
-        job.guard.refuse_weights(job, f"the weights are NaN or infinite before step {progress.step + 1}")
-    progress.leave_out()
+        job.guard.refuse_weights(job, step - 1, f"the weights are NaN or infinite before step {step}")
+    progress.leave_out(step)
     now = "now" if job.precision.adapts_loss_scale else "stays"
-    job.tracker.say(f"gradient overflow at step {progress.step + 1}, step skipped, loss scale {now} {scale:g}")
+    job.tracker.say(f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}")
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
             f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
-            f"{progress.step + 1}, now at loss scale {scale:g}. "
+            f"{step}, now at loss scale {scale:g}. "
             + ("Use --loss-scale dynamic" if scale > 1 else f"{advice(job)}, or use --precision bf16")
         )
 

@@ -36,8 +36,9 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
     """
     job.replicas.check(job.progress.step)  # first: a NaN on one worker alone is its fault, and not the training's
     if not are_finite(job.world, job.weights):
+        step = job.progress.step
         job.guard.refuse_weights(
-            job, f"the weights are NaN or infinite after step {job.progress.step}; no checkpoint of them is written"
+            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint of them is written"
         )
     job.strategy.gather_state(job.optimizer)
     return partial(take_snapshot, job)

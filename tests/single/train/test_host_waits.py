@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lockstep import accelerator
 from lockstep.config import TrainConfig
 from lockstep.data import digits
 from lockstep.data.readers import Batch
@@ -42,14 +43,14 @@ STEPS = 3
 TABLE: dict[str, tuple[dict[str, Any], int]] = {
     "`--precision fp32`": ({}, 0),
     "`--precision bf16`": ({"precision": "bf16"}, 0),
-    "`--precision O1`": ({"precision": "O1"}, 1),
-    "`--precision O2`": ({"precision": "O2"}, 1),
-    "`--precision O3`": ({"precision": "O3"}, 1),
-    "`--precision O3 --loss-scale dynamic`": ({"precision": "O3", "loss_scale": "dynamic"}, 1),
-    "`--precision O1 --optimizer adamw`": ({"precision": "O1", "optimizer": "adamw"}, 1),
-    "`--precision O1 --optimizer lars`": ({"precision": "O1", "optimizer": "lars"}, 1),
-    "`--precision O1 --optimizer lamb`": ({"precision": "O1", "optimizer": "lamb"}, 1),
-    "`--precision O2 --ema-decay 0.99 --clip-norm 1`": ({"precision": "O2", "ema_decay": 0.99, "clip_norm": 1.0}, 1),
+    "`--precision O1`": ({"precision": "O1"}, 0),
+    "`--precision O2`": ({"precision": "O2"}, 0),
+    "`--precision O3`": ({"precision": "O3"}, 0),
+    "`--precision O3 --loss-scale dynamic`": ({"precision": "O3", "loss_scale": "dynamic"}, 0),
+    "`--precision O1 --optimizer adamw`": ({"precision": "O1", "optimizer": "adamw"}, 0),
+    "`--precision O1 --optimizer lars`": ({"precision": "O1", "optimizer": "lars"}, 0),
+    "`--precision O1 --optimizer lamb`": ({"precision": "O1", "optimizer": "lamb"}, 0),
+    "`--precision O2 --ema-decay 0.99 --clip-norm 1`": ({"precision": "O2", "ema_decay": 0.99, "clip_norm": 1.0}, 0),
     "`--optimizer adam`": ({"optimizer": "adam"}, 0),
     "`--optimizer adamw`": ({"optimizer": "adamw"}, 0),
     "`--optimizer lars`": ({"optimizer": "lars"}, 0),
@@ -77,7 +78,7 @@ class HostWaits(TorchDispatchMode):
         kwargs, name = kwargs or {}, str(func)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(tensor.is_cuda for tensor in tensors) and self._reads(name, args):
-            self._note(name)
+            self.note(name)
         if "_fused_" in name:  # fake tensors have no kernel for it
             return None
         try:
@@ -89,7 +90,7 @@ class HostWaits(TorchDispatchMode):
         )
         blocks = not kwargs.get("non_blocking") and not any(argument is True for argument in args)
         if ("_to_copy" in name or "copy_.default" in name) and blocks and source.device.type != target.device.type:
-            self._note(f"{name} from {source.device.type} to {target.device.type}")
+            self.note(f"{name} from {source.device.type} to {target.device.type}")
         return result
 
     def _reads(self, name: str, args: Any) -> bool:
@@ -98,10 +99,36 @@ class HostWaits(TorchDispatchMode):
         )
         return by_mask or any(read in name for read in READS)
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
         ours = [frame for frame in traceback.extract_stack() if "/lockstep/" in frame.filename]
         where = f"{ours[-1].filename.split('/lockstep/')[-1]}:{ours[-1].lineno}" if ours else "outside Lockstep"
         self.seen.append(f"{what} at {where}")
+
+
+class Device:
+    """The device's order of work, by the backward passes that were enqueued."""
+
+    def __init__(self, waits: HostWaits) -> None:
+        self.passes, self.waits = 0, waits
+
+    def give_gradients(self, model: nn.Module) -> None:
+        self.passes += 1
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.add_(1)
+
+
+class Mark:
+    """An event, and the stream that records it; waiting counts if the device would have nothing else to do."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._passes = device, -1
+
+    def record_event(self, event: Mark) -> None:
+        event._passes = self._device.passes
+
+    def synchronize(self) -> None:
+        if self._device.passes <= self._passes:
+            self._device.waits.note("Event.synchronize before the next backward pass")
 
 
 class Alone:
@@ -163,12 +190,19 @@ def test_the_host_waits_as_often_as_the_table_says(row: str, tmp_path: Path, mon
     settings, expected = TABLE[row]
     monkeypatch.setattr(nn.Module, "_apply", _convert)
     job = _job(tmp_path, settings)
-    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: _give_gradients(job.model))  # autograd needs a driver
+    waits = HostWaits()
+    device = Device(waits)
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda loss: device.give_gradients(job.model)
+    )  # torch's needs a driver
+    monkeypatch.setattr(accelerator, "new_event", lambda _, timing=False: Mark(device))
+    monkeypatch.setattr(accelerator, "current_stream", lambda _: Mark(device))
     with FakeTensorMode(allow_non_fake_inputs=True):
         images = torch.randn(96, 1, 8, 8, device=DEVICE, dtype=job.precision.input_dtype)
         batch = Batch(images, torch.randint(0, 10, (96,), device=DEVICE))
         for step in range(STEPS):
-            with HostWaits() as waits:
+            waits.seen.clear()
+            with waits:
                 take_step(job, batch, 0)
             job.progress.step += 1
             assert len(waits.seen) == expected, f"step {step + 1}: " + "; ".join(waits.seen)
@@ -189,8 +223,3 @@ def _convert(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) 
         for name, buffer in each._buffers.items():
             each._buffers[name] = buffer if buffer is None else change(buffer)
     return module
-
-
-def _give_gradients(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.add_(1)

@@ -47,10 +47,10 @@ def test_the_second_time_that_a_step_spoils_the_weights_in_fp16_is_the_end() -> 
     guard = ScaledRewind()
     job: Any = SimpleNamespace(progress=Progress(step=7, skipped_in_a_row=2, skipped_steps=2))
     with pytest.raises(RewindError) as caught:
-        guard.refuse_weights(job, "bad")
+        guard.refuse_weights(job, 7, "bad")
     assert caught.value.step == 5
     with pytest.raises(NonFiniteLossError, match="bad, although the update of step 5 was left out"):
-        guard.refuse_weights(job, "bad")
+        guard.refuse_weights(job, 7, "bad")
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])

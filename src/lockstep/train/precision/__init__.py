@@ -26,9 +26,9 @@ def build_precision(config: NumericsConfig, device_type: str) -> Precision:
     if name == "O2":
         from lockstep.train.precision.o2 import MasterWeights
 
-        return MasterWeights(config.loss_scale or "dynamic", keep_batchnorm_fp32=keep is not False)
+        return MasterWeights(device_type, config.loss_scale or "dynamic", keep_batchnorm_fp32=keep is not False)
     if name == "O3":
         from lockstep.train.precision.o3 import Half
 
-        return Half(config.loss_scale or 1.0, keep_batchnorm_fp32=bool(keep))
+        return Half(device_type, config.loss_scale or 1.0, keep_batchnorm_fp32=bool(keep))
     return Precision()

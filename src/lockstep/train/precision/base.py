@@ -22,6 +22,8 @@ class Precision:
     """What the loss is multiplied with at present."""
     adapts_loss_scale = False
     """Whether an overflow lowers it."""
+    found_inf: torch.Tensor | None = None
+    """Where the device decides whether a step is taken: 1 if it skips the one at hand, else 0 (float32, a scalar)."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model with its parameters in this precision."""
@@ -45,10 +47,17 @@ class Precision:
     def unscale(self, optimizer: Optimizer) -> None:
         """Give the optimizer's parameters their gradients, true to size."""
 
-    def step(self, optimizer: Optimizer) -> bool:
-        """Take the optimizer's step; False if it was skipped because a gradient is infinite or not a number."""
+    def step(self, optimizer: Optimizer) -> bool | None:
+        """Take the optimizer's step; False if it was skipped because a gradient is infinite or not a number.
+
+        None: the device decides by `found_inf`, and `outcome` tells.
+        """
         optimizer.step()
         return True
+
+    def outcome(self, optimizer: Optimizer) -> bool | None:
+        """What `step` left to the device, read once, before the next `step`; None: nothing. It waits for that step."""
+        return None
 
     def refresh(self) -> None:
         """After weights were loaded: make the model follow them."""

@@ -19,7 +19,7 @@ class AutocastHalf(ScaledPrecision):
     name = "O1"
 
     def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"]):
-        super().__init__(loss_scale)
+        super().__init__(loss_scale, device_type)
         self._device_type = device_type
 
     def autocast(self) -> AbstractContextManager[object]:

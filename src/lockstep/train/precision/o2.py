@@ -25,8 +25,8 @@ class MasterWeights(ScaledPrecision):
     name = "O2"
     input_dtype = torch.float16
 
-    def __init__(self, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
-        super().__init__(loss_scale)
+    def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
+        super().__init__(loss_scale, device_type)
         self._keep_batchnorm = keep_batchnorm_fp32
         self._exact: dict[str, torch.Tensor] = {}
         self._parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
@@ -54,9 +54,9 @@ class MasterWeights(ScaledPrecision):
         _copy([(half.grad, full.grad) for half, full in self._parameters])
         super().unscale(optimizer)
 
-    def step(self, optimizer: Optimizer) -> bool:
+    def step(self, optimizer: Optimizer) -> bool | None:
         taken = super().step(optimizer)
-        if taken:
+        if taken is not False:  # where the device has skipped it, the weights are what they were
             _copy([(full, half) for half, full in self._parameters])
         _copy(self._buffers)
         return taken

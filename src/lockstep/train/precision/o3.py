@@ -17,8 +17,8 @@ class Half(ScaledPrecision):
     name = "O3"
     input_dtype = torch.float16
 
-    def __init__(self, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
-        super().__init__(loss_scale)
+    def __init__(self, device_type: str, loss_scale: float | Literal["dynamic"], keep_batchnorm_fp32: bool):
+        super().__init__(loss_scale, device_type)
         self._keep_batchnorm = keep_batchnorm_fp32
 
     def prepare(self, model: nn.Module) -> nn.Module:

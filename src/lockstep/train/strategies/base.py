@@ -35,6 +35,8 @@ class Strategy:
     workers_averaged = 1
     """Workers over which gradients are averaged: what a loss must be scaled by for its mean to be over all samples."""
 
+    remembers_gradients = False
+    """Whether one step's gradients change what later ones send, so that an overflow must be known before the next."""
     gathers_state = False
     """Whether a snapshot needs `gather_state`, and so can be taken on rank 0 alone."""
 

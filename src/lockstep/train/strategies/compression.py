@@ -23,6 +23,8 @@ HALF_HOOKS: dict[str, Callable[[Any, dist.GradBucket], Future]] = {
 class Compression:
     """What the strategy asks of a compression, done without one: gradients travel as they are."""
 
+    remembers_gradients = False
+    """Whether what is left out of a step's gradients is added to the next one's."""
     gathers_state = False
     """Whether `gather_state` is needed before the state is whole on rank 0."""
 

@@ -38,6 +38,7 @@ class DistributedStrategy(Strategy):
         self.traffic = compression.traffic
         self._find_unused = find_unused_parameters
         self._shards = shard_optimizer and world.size > 1
+        self.remembers_gradients = compression.remembers_gradients
         self.gathers_state = self._shards or compression.gathers_state
         self.workers_averaged = world.size
         self._ddp: DistributedDataParallel | None = None

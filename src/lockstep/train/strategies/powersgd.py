@@ -38,6 +38,7 @@ class PowerSGD(Compression):
     workers each goes on with their mean, which leaves the mean of the gradients as it was.
     """
 
+    remembers_gradients = True
     gathers_state = True
 
     def __init__(self, world: World, rank: int, total_steps: int, seed: int, one_at_a_time: bool):
