@@ -118,6 +118,18 @@ def synchronize(device: torch.device | None = None) -> None:
         torch.accelerator.synchronize(device)
 
 
+def tune(device: torch.device) -> None:
+    """Have cuDNN time its kernels for each new shape and keep the fastest, unless torch is to be deterministic.
+
+    NVIDIA's alone: MIOpen's search takes minutes. The kernel may be another one in the next process.
+    """
+    import torch
+
+    deterministic = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+    if device.type == "cuda" and torch.version.hip is None and not deterministic:
+        torch.backends.cudnn.benchmark = True
+
+
 def seed(number: int) -> None:
     """Seed the random numbers of the current device, if this process has used it."""
     import torch

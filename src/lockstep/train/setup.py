@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
+from lockstep import accelerator
 from lockstep.config import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
@@ -153,6 +154,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         ConfigError: The configuration contradicts the world or the data, or the workers are about to do different jobs.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
+    accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
     start = find_start(config, world)
     notes = list(start.notes)
