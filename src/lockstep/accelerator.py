@@ -104,6 +104,13 @@ def new_event(device: torch.device, timing: bool = False) -> torch.Event:
     return torch.Event(device, enable_timing=timing)
 
 
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Empty, contiguous host memory for a tensor's values, to which a device with streams copies while it works."""
+    import torch
+
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream's operations are being captured into a graph instead of run."""
     capturing = getattr(_module(device.type), "is_current_stream_capturing", None)

@@ -127,6 +127,7 @@ class CheckpointFolder(Checkpoints):
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
         """Write this one, and the best one that there was no room for before."""
+        snapshot.wait()
         with self._writing(), unbroken():
             self._failure = self._try(snapshot, is_best)
         if is_best:

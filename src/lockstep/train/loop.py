@@ -171,6 +171,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
 
 def _step(job: Job, norm: torch.Tensor | None) -> None:
     """The optimizer's own part of a step, which the loss scaler may skip."""
+    job.copies.protect()
     if job.config.optim.clip_norm:
         clip_gradients(job.optimizer, job.config.optim.clip_norm, norm)
     step, loss_scale = job.progress.step + 1, job.precision.loss_scale

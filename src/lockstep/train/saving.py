@@ -8,22 +8,28 @@ from functools import partial
 from lockstep.errors import CheckpointError
 from lockstep.train.finite_weights import are_finite
 from lockstep.train.setup import Job
-from lockstep.train.snapshot import Snapshot, copy_state
+from lockstep.train.snapshot import Snapshot
 
 
 def take_snapshot(job: Job) -> Snapshot:
     """The job's state after its last step, on rank 0 after `gather_state`; training on changes nothing of it."""
-    return Snapshot(
-        step=job.progress.step,
-        model=copy_state(job.weights.state_dict()),
-        average=copy_state(job.average.state_dict()),
-        optimizer=copy_state(job.optimizer.state_dict()),
-        strategy=copy_state(job.strategy.state_dict()),
-        precision=copy_state({"name": job.precision.name, **job.precision.state_dict()}),
-        progress=job.progress.to_mapping(),
-        about=job.about(),
-        job=job.identity,
-    )
+    copies = job.copies
+    weights = job.weights.state_dict()
+    # The next forward pass changes these already; all else is changed by the step, before which copies are protected.
+    buffers = copies.steady({name: tensor for name, tensor in job.weights.named_buffers() if name in weights})
+    with copies.making() as wait:
+        return Snapshot(
+            step=job.progress.step,
+            model=copies.copy({**weights, **buffers}),
+            average=copies.copy(job.average.state_dict()),
+            optimizer=copies.copy(job.optimizer.state_dict()),
+            strategy=copies.copy(job.strategy.state_dict()),
+            precision=copies.copy({"name": job.precision.name, **job.precision.state_dict()}),
+            progress=job.progress.to_mapping(),
+            about=job.about(),
+            job=job.identity,
+            wait=wait,
+        )
 
 
 def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:

@@ -44,6 +44,7 @@ from lockstep.train.resume import Start, find_start, identify, open_folder, rest
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.same_job import check_same_job
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.snapshot import HostCopies
 from lockstep.train.snapshots import open_snapshots
 from lockstep.train.step_clock import StepClock
 from lockstep.train.stopping import Stopping, build_stopping
@@ -88,6 +89,7 @@ class Job:
     guard: Guard
     identity: dict[str, Any]
     notes: list[str]
+    copies: HostCopies
     clock: StepClock = field(default_factory=StepClock)
 
     @property
@@ -231,6 +233,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         guard=build_guard(config.numerics, precision, world.device.type),
         identity=identity,
         notes=notes,
+        copies=HostCopies(world.device),
     )
 
 

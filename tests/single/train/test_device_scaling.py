@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,26 @@ class NoStream:
     def record_event(self, event: NoStream) -> None:
         pass
 
+    def wait_event(self, event: NoStream) -> None:
+        pass
+
+    def wait_stream(self, stream: NoStream) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
+
+    def elapsed_time(self, end: NoStream) -> float:
+        return 0.0
 
 
 @pytest.fixture
 def as_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    monkeypatch.setattr(accelerator, "on", lambda stream: nullcontext())
+    monkeypatch.setattr(accelerator, "pinned_like", lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+    monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent=False: NoStream())
     monkeypatch.setattr(accelerator, "new_event", lambda device, timing=False: NoStream())
     monkeypatch.setattr(accelerator, "current_stream", lambda device: NoStream())
 
