@@ -106,11 +106,11 @@ def train_epoch(job: Job) -> None:
     job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
     job.replica.train()
     batches = job.train_loader.epoch(epoch, start)
-    interval = Interval()
+    interval = Interval(job.world.device)
     for position in range(start, steps):
         batch = interval.next_of(batches)
         if position == start:
-            job.data_wait.first_batch(interval.wait_seconds)
+            job.data_wait.first_batch(interval.batch_seconds)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
@@ -126,7 +126,7 @@ def train_epoch(job: Job) -> None:
             report_steps(job, interval)
             if due or due_in_memory:
                 save(job, durably=due)
-            interval = Interval()
+            interval = Interval(job.world.device)
         if stop:
             raise _stopped(job)
         if finished:

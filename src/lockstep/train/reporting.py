@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lockstep import accelerator
 from lockstep.data.progressive import side_at
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
@@ -22,21 +25,43 @@ MOST_SKIPPED_IN_A_ROW = 25  # from 65,536, a dynamic loss scale has then come do
 
 
 class Interval:
-    """The time since the last report, and how much of it was spent waiting for data."""
+    """The time since the last report, and how much of it was spent waiting for data.
 
-    def __init__(self) -> None:
+    On a device with streams that is the time in which the device waited: the host is ahead of it, and may wait for a
+    batch long before the device has done the step before.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._has_streams = accelerator.overlaps(device)
         self._start = time.perf_counter()
-        self.wait_seconds = 0.0
+        self._waits: list[tuple[Any, Any]] = []
+        self.batch_seconds = 0.0
+        """What the newest batch took on the host."""
 
     def next_of(self, batches: Iterator[Batch]) -> Batch:
         """The next batch; the time until it is there counts as waiting."""
-        start = time.perf_counter()
+        start, mark = time.perf_counter(), self._mark()
         batch = next(batches)
-        self.wait_seconds += time.perf_counter() - start
+        self.batch_seconds = time.perf_counter() - start
+        self._waits.append((mark, self._mark()))
         return batch
+
+    def wait_seconds(self) -> float:
+        """What was spent waiting; on a device with streams, once it has done the steps."""
+        if self._has_streams:
+            return float(sum(start.elapsed_time(end) for start, end in self._waits)) / 1000
+        return float(sum(end - start for start, end in self._waits))
 
     def seconds(self) -> float:
         return time.perf_counter() - self._start
+
+    def _mark(self) -> Any:
+        if not self._has_streams:
+            return time.perf_counter()
+        event = accelerator.new_event(self._device, timing=True)
+        accelerator.current_stream(self._device).record_event(event)
+        return event
 
 
 def report_steps(job: Job, interval: Interval) -> None:
@@ -49,15 +74,15 @@ def report_steps(job: Job, interval: Interval) -> None:
     progress = job.progress
     job.guard.report(job)
     steps = _finite(job, job.meter.reduce())  # waits for the device, so the time below is that of finished work
-    totals, seconds = sum(steps, Totals()), interval.seconds()
-    progress.add_interval(steps, seconds, interval.wait_seconds)
+    totals, seconds, wait_seconds = sum(steps, Totals()), interval.seconds(), interval.wait_seconds()
+    progress.add_interval(steps, seconds, wait_seconds)
     job.tracker.record(
         {
             "kind": "step",
             "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
             **_common(job, totals, seconds),
             "lr": job.optimizer.param_groups[0]["lr"],
-            "data_wait": interval.wait_seconds / seconds,
+            "data_wait": wait_seconds / seconds,
             **_loss_scale(job),
             **_traffic(job),
         }
