@@ -57,6 +57,8 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent=False: NoStream())
     monkeypatch.setattr(accelerator, "new_event", lambda device, timing=False: NoStream())
     monkeypatch.setattr(accelerator, "current_stream", lambda device: NoStream())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 
 @pytest.fixture(autouse=True)

@@ -95,6 +95,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Late:
     monkeypatch.setattr(accelerator, "current_stream", lambda device: Stream(found, "training"))
     monkeypatch.setattr(accelerator, "new_event", lambda device, timing=False: Event(found))
     monkeypatch.setattr(accelerator, "pinned_like", found.pinned_like)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     return found
 
 
