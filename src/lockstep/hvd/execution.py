@@ -190,7 +190,10 @@ class Execution:
         for index, tensor in enumerate(map(torch.Tensor.contiguous, request.tensors)):
             counts = [numbers[index] for numbers in rows]
             output = tensor.new_empty((sum(counts), *tensor.shape[1:]))
-            transfers.all_to_all(output.split(counts), [tensor] * self._size)
+            if len(set(counts)) == 1:
+                transfers.all_gather(output, tensor)
+            else:
+                transfers.all_to_all(output.split(counts), [tensor] * self._size)
             outputs.append(output)
         return [tuple(outputs) if request.grouped else outputs[0]]
 

@@ -16,7 +16,19 @@ from lockstep.hvd.request import Request
 REDUCED_TYPES = frozenset(
     {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}
 )
-MOVED_TYPES = REDUCED_TYPES | {torch.uint8, torch.int8, torch.int16}
+MOVED_TYPES = REDUCED_TYPES | {  # as bytes
+    *(
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.complex64,
+        torch.complex128,
+    ),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+}
 
 _handles: dict[int, Request] = {}
 _handle_numbers = itertools.count()
@@ -53,7 +65,7 @@ def submit(
     if details.get("in_place"):
         tensors = [_writable(tensor) for tensor in tensors]
     else:
-        tensors = [tensor.resolve_neg() if tensor.is_neg() else tensor for tensor in tensors]
+        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
     number = process_set.process_set_id
     if number is None:
         raise TypeError(f"{process_set} is not registered; pass it to hvd.init or hvd.add_process_set")
@@ -81,7 +93,11 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: The elements do not all have a place of their own, or are stored negated.
     """
-    if tensor.is_neg() or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1):
+    if (
+        tensor.is_neg()
+        or tensor.is_conj()
+        or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1)
+    ):
         raise ValueError("Tensor is required to be contiguous. An expanded tensor cannot be worked on in place.")
     if not tensor.is_inference():
         return tensor

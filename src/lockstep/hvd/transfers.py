@@ -1,4 +1,4 @@
-"""The data collectives beneath the engine: three operations, through Gloo or the accelerator's own library.
+"""The data collectives beneath the engine: four operations, through Gloo or the accelerator's own library.
 
 Where that cannot connect the workers, as when several share a GPU, its tensors go through the host's memory and Gloo.
 
@@ -31,6 +31,10 @@ class Transfers:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Overwrite a tensor by that of the worker with the rank `root` in this group."""
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Join the workers' tensors, of one shape [rows, ...], along the first dimension: [size * rows, ...]."""
+        self.all_to_all(output.split(len(tensor)) if len(tensor) else [output] * self.size, [tensor] * self.size)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Send `inputs[i]` to worker i, and receive `outputs[i]` from it. Sizes may differ and be 0."""
@@ -118,6 +122,11 @@ class DeviceTransfers(Transfers):
             options = BroadcastOptions()
             options.rootRank = root
             self._group.broadcast([as_bytes(tensor)], options).wait()
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        # Around a ring, where all to all would send a copy to each worker of another host.
+        if tensor.numel():
+            self._group._allgather_base(as_bytes(output), as_bytes(tensor)).wait()
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         self._group.alltoall([as_bytes(tensor) for tensor in outputs], [as_bytes(tensor) for tensor in inputs]).wait()

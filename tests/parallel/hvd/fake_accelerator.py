@@ -79,6 +79,9 @@ class Group:
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Group:
         return self._work(tensors, tensors)
 
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor) -> Group:
+        return self._work([tensor], [output])
+
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Group:
         return self._work(inputs, outputs)
 

@@ -18,7 +18,10 @@ Tensor = torch.Tensor
 
 WHOLE = (torch.int32, torch.int64)
 REDUCED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, *WHOLE)
-MOVED = (*REDUCED, torch.uint8, torch.int8, torch.int16, torch.bool)
+MOVED = (
+    *(*REDUCED, torch.uint8, torch.int8, torch.int16, torch.bool),
+    *(torch.uint16, torch.uint64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2),
+)
 OPERATIONS = (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
 SCALES = ((1.0, 1.0), (0.5, 1.0), (1.0, 3.0), (2.5, 0.25))
 
