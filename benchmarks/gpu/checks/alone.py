@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from gpu.checking import Skip, run_checks
 from gpu.device import DEVICE, ON_GPU, size, synchronize
 from gpu.jobs import noise, one_worker
 from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
-from lockstep import hvd
+from lockstep import accelerator, hvd
 from lockstep.config import AugmentConfig
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.mixing import Mixing
@@ -26,11 +27,16 @@ from lockstep.data.readers import Batch, Placement
 from lockstep.data.sets import ImageData, InputSpec, Split
 from lockstep.data.sharding import Sharding
 from lockstep.data.users import describe
+from lockstep.hvd.links import Links
+from lockstep.hvd.settings import NO_TIMEOUT
+from lockstep.hvd.transfers import DeviceTransfers
 from lockstep.place import Place
+from lockstep.store import serve_store
 from lockstep.study.phases import PhaseClock
+from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.loop import take_step
-from lockstep.train.setup import build_job
+from lockstep.train.setup import Job, build_job
 from lockstep.world import World
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
@@ -50,17 +56,13 @@ def check_the_device_is_there() -> None:
 
 def check_the_library_in_a_group_of_one() -> None:
     _only_on_gpu()
-    from lockstep import accelerator
-    from lockstep.hvd.settings import NO_TIMEOUT
-    from lockstep.hvd.transfers import DeviceTransfers
-    from lockstep.store import serve_store
-
     store, _ = serve_store()
-    accelerator.use(DEVICE)
-    group = accelerator.group(store, 0, 1, DEVICE, NO_TIMEOUT)
-    transfers = DeviceTransfers(group, 0, 1)
-    stream = accelerator.new_stream(DEVICE, urgent=True)
-    stream.wait_event(accelerator.current_stream(DEVICE).record_event())
+    device = accelerator.current()
+    links = Links(None, store, 0, 1)
+    links.transfers(device)  # a stream; a lone worker has no group, so that it is given one
+    links._group = group = accelerator.group(store, 0, 1, device, NO_TIMEOUT)
+    transfers, stream = DeviceTransfers(group, 0, 1), links._stream
+    stream.wait_event(accelerator.current_stream(device).record_event())
     with accelerator.on(stream):
         for dtype in DTYPES:
             values = [torch.arange(count, device=DEVICE).remainder(100).to(dtype) for count in (1, 0, 1000, 1 << 20)]
@@ -71,13 +73,84 @@ def check_the_library_in_a_group_of_one() -> None:
             for value in values:
                 given_one = value.clone()
                 transfers.broadcast(given_one, 0)
-                received = torch.empty_like(value)
+                received, gathered = torch.empty_like(value), torch.empty_like(value)
                 transfers.all_to_all([received], [value])
-                assert torch.equal(given_one, value), dtype
-                assert torch.equal(received, value), dtype
-    stream.synchronize()
-    group.shutdown()
+                transfers.all_gather(gathered, value)
+                for result in (given_one, received, gathered):
+                    assert torch.equal(result, value), dtype
+    links.close(lost_peer=False)
     del store
+
+
+def check_what_is_known_of_the_device() -> None:
+    _only_on_gpu()
+    device = accelerator.current()
+    assert device == torch.device("cuda", torch.cuda.current_device())
+    assert accelerator.kind() == "cuda"
+    assert accelerator.count() == torch.cuda.device_count() == len(accelerator.names())
+    assert accelerator.identity(device) == accelerator.identity(device) != ""
+    assert 0 < accelerator.peak_memory(device) < accelerator.total_memory(device)
+    assert accelerator.has_collectives(device.type)
+    assert not accelerator.is_capturing(device)
+    print(f"  {accelerator.identity(device)}; {', '.join(accelerator.drivers())}; {', '.join(accelerator.libraries())}")
+    accelerator.seed(3)
+    first = torch.rand(5, device=device)
+    accelerator.seed(3)
+    assert torch.equal(first, torch.rand(5, device=device))
+
+
+def check_a_stream_is_on_for_the_thread_alone() -> None:
+    _only_on_gpu()
+    device, before = accelerator.current(), torch.cuda.current_stream()
+    stream, found = accelerator.new_stream(device), []
+    with accelerator.on(stream):
+        assert torch.cuda.current_stream().cuda_stream != before.cuda_stream
+        thread = threading.Thread(target=lambda: found.append(torch.cuda.current_stream(device).cuda_stream))
+        thread.start()
+        thread.join()
+    assert torch.cuda.current_stream().cuda_stream == before.cuda_stream == found[0]
+
+
+def check_capturing_a_graph_is_refused() -> None:
+    _only_on_gpu()
+    hvd.init()
+    tensor, graph = torch.ones(3, device=DEVICE), torch.cuda.CUDAGraph()
+    said = ""
+    try:
+        with torch.cuda.graph(graph):
+            tensor.mul_(1)
+            hvd.allreduce(tensor)
+    except ValueError as error:
+        said = str(error)
+    assert "cannot be captured into a graph" in said
+    hvd.shutdown()
+
+
+def check_the_host_does_not_wait_in_a_step() -> None:
+    """As torch itself sees it; docs/explanation/performance.md has the table."""
+    _only_on_gpu()
+    plain = loop.take_step
+
+    def watched(job: Job, batch: Batch, position: int) -> None:
+        torch.cuda.set_sync_debug_mode(
+            "error" if job.progress.step >= 2 else "default"
+        )  # after the first, which allocate
+        try:
+            plain(job, batch, position)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    cases: list[dict[str, Any]] = [{"precision": precision} for precision in ("fp32", "bf16", "O1", "O2", "O3")]
+    cases += [{"optimizer": optimizer} for optimizer in ("adamw", "lars", "lamb")]
+    cases += [{"precision": "O2", "optimizer": optimizer, "lr": 0.001} for optimizer in ("adamw", "lars", "lamb")]
+    cases += [{"ema_decay": 0.9}, {"clip_norm": 1.0}, {"accumulate": 2}, {"on_nan": "rewind"}]
+    loop.take_step = watched
+    try:
+        for settings in cases:
+            with tempfile.TemporaryDirectory() as folder:
+                train_digits(one_worker(), "lively", Path(folder), max_steps=8, **settings)
+    finally:
+        loop.take_step = plain
 
 
 def check_hvd_alone_leaves_tensors_as_they_are() -> None:
@@ -175,6 +248,7 @@ def check_an_overflow_skips_the_step_and_halves_the_scale() -> None:
         weights = [parameter.detach().clone() for parameter in job.weights.parameters()]
         poisoned = batches[0]._replace(images=batches[0].images.clone().fill_(60_000.0))
         take_step(job, poisoned, 0)
+        loop._settle(job, job.progress.step + 1)  # a device's decision is read a step later
         assert job.precision.loss_scale == 2.0**15, job.precision.loss_scale
         assert all(map(torch.equal, weights, job.weights.parameters())), "a skipped step changed weights"
         saved = dict(job.precision.state_dict())
