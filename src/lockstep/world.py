@@ -19,10 +19,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lockstep import accelerator
+from lockstep.devices import GLOO, check_devices, choose_device, choose_library
 from lockstep.errors import LostPeerError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.loss_watch import LossWatch, print_error
-from lockstep.place import SLURM, Place
+from lockstep.place import Place
 from lockstep.rendezvous import open_store
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 600.0  # workers of one job start minutes apart where they load Python from a busy shared file system
 PEERS_SECONDS = 1800.0  # for a collective, as docs/howto/when-a-job-hangs.md says
-GLOO = "gloo"
 ABORT_SECONDS = 3.0
 _connections = itertools.count()
 _watches: list[LossWatch] = []  # that of the connection, if it has one
@@ -148,8 +148,8 @@ def connect(
     with collector_paused():
         import torch.distributed as dist
 
-    chosen = _choose_device(place, device, may_share=backend == "gloo")
-    library = _choose_library(chosen, backend)
+    chosen = choose_device(place, device, may_share=backend == "gloo")
+    library = choose_library(chosen, backend)
     accelerator.use(chosen)
     if place.size == 1 or dist.is_initialized():
         yield World(place, chosen, _host_group() if place.size > 1 else None)
@@ -162,7 +162,7 @@ def connect(
     store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, CONNECT_SECONDS))
     # Before the group is made, which would choose a device itself and fail in words of its own.
     if device != "cpu":
-        _check_devices(place, chosen, library, store)
+        check_devices(place, chosen, library, store)
     own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
     try:
         dist.init_process_group(
@@ -182,10 +182,10 @@ def connect(
         _watches.append(LossWatch(place, store, CONNECT_SECONDS, tell))
     try:
         yield World(place, chosen)
-    except StoppedError:
-        raise  # all workers stop
-    except Exception:
-        if library != GLOO:
+    except BaseException as error:
+        for watch in _watches:
+            watch.stand_down()
+        if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # which all raise
             abort()
         raise
     disconnect()  # not after an error: the process then ends, which is what its peers must see
@@ -225,78 +225,3 @@ def _host_group() -> Any:
     except RuntimeError:  # such as init_process_group("nccl")
         return dist.new_group(backend=GLOO)
     return None
-
-
-def _choose_device(place: Place, device: str, may_share: bool = False) -> torch.device:
-    import torch
-
-    found = accelerator.kind() if device != "cpu" else None
-    if device == "cpu" or (device == "auto" and (found is None or (found in accelerator.ALONE and place.size > 1))):
-        return torch.device("cpu")
-    if found is None or device not in ("auto", "gpu", found):
-        wanted = "accelerator" if device == "gpu" else f"{device.upper()} device"
-        raise WorldError(f"--device {device}, but torch finds no {wanted} here; `lockstep doctor` says why")
-    if found in accelerator.ALONE and place.size > 1:
-        raise WorldError(f"--device {found} is for a single worker; use -np 1, or --device cpu")
-    count = accelerator.count()
-    if count == 1 and _sees_one_device():
-        return torch.device(found, 0)  # a launcher or a script has given each worker its own
-    if place.local_size > count and not may_share:
-        raise WorldError(
-            f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
-            f"{_slurm_hint(place)}; start at most one worker a GPU, or add --device cpu, or --dist-backend gloo, by "
-            f"which workers may share a GPU"
-        )
-    return torch.device(found, place.local_rank % count)
-
-
-def _choose_library(device: torch.device, backend: str) -> str:
-    """What carries the device's tensors."""
-    own = GLOO if device.type in ("cpu", *accelerator.ALONE) else accelerator.backend(device.type)
-    if backend not in ("auto", GLOO, own):
-        raise WorldError(
-            f"--dist-backend {backend} does not carry tensors on {device.type}, where this worker's are; use "
-            f"{own}, or leave it out"
-        )
-    return own if backend == "auto" else backend
-
-
-def _sees_one_device() -> bool:
-    """Whether somebody has chosen a single GPU for this process."""
-    chosen = [os.environ[name] for name in accelerator.VISIBLE if os.environ.get(name)]
-    return any(len(text.split(",")) == 1 for text in chosen)
-
-
-def _slurm_hint(place: Place) -> str:
-    if place.launcher != SLURM.name:
-        return ""
-    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "none")
-    return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
-
-
-def _check_devices(place: Place, device: torch.device, library: str, store: Any) -> None:
-    """Check that all workers have a device of one kind, and none that another has, which only Gloo allows.
-
-    Raises:
-        WorldError: They do not; the same error on every worker.
-    """
-    own = accelerator.identity(device) if device.type != "cpu" else ""
-    store.set(f"device/{place.rank}", json.dumps([socket.gethostname(), device.type, own]))
-    told = [json.loads(said) for said in store.multi_get([f"device/{rank}" for rank in range(place.size)])]
-    ranks_of: dict[str, list[int]] = {}
-    workers: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, kind, identity) in enumerate(told):
-        ranks_of.setdefault(kind, []).append(rank)
-        workers.setdefault((host, identity), []).append(rank)
-    if len(ranks_of) > 1:
-        kinds = ", ".join(f"{kind} for workers {ranks} ({told[ranks[0]][0]})" for kind, ranks in ranks_of.items())
-        raise WorldError(
-            f"the workers' devices differ: {kinds}; `lockstep doctor` there says why, and --device cpu is for all"
-        )
-    for (host, identity), ranks in workers.items():
-        if len(ranks) > 1 and library != GLOO and not accelerator.may_be_shared():
-            raise WorldError(
-                f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or its like is the same for "
-                f"all; give each worker its own, unset it (Slurm: --gpus-per-node=N --gpu-bind=none), or add --device "
-                f"cpu, or --dist-backend gloo, by which they may share it"
-            )

@@ -46,6 +46,7 @@ TOGETHER = dict.fromkeys(
         "interfaces",
         "rendezvous",
         "elastic_rendezvous",
+        "devices",
         "lifeline",
         "loss_watch",
     ),

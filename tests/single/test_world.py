@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from lockstep import accelerator, world
+from lockstep.devices import check_devices, choose_device
 from lockstep.errors import WorldError
 from lockstep.place import Place
-from lockstep.world import _check_devices, _choose_device, connect
+from lockstep.world import connect
 
 FOURTH = Place(3, 4, 3, 4, 0, "Slurm")
 ON_SECOND = Place(3, 6, 0, 3, 1, "Slurm")
@@ -61,7 +62,7 @@ def test_a_worker_takes_its_own_gpu(
     have(gpus, count)
     if visible:
         gpus.setenv(name, visible)
-    assert _choose_device(FOURTH, "auto") == torch.device("cuda", index)
+    assert choose_device(FOURTH, "auto") == torch.device("cuda", index)
 
 
 @pytest.mark.parametrize(("count", "visible"), [(1, None), (2, None), (2, "0,1"), (3, "0,1,2")])
@@ -72,7 +73,7 @@ def test_more_workers_than_gpus_are_an_error(gpus: pytest.MonkeyPatch, count: in
         gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
     said = rf"4 workers on .* {count} GPUs?.*SLURM_GPUS_ON_NODE={count}.*--gpu-bind=none.*--dist-backend gloo"
     with pytest.raises(WorldError, match=said):
-        _choose_device(FOURTH, "cuda")
+        choose_device(FOURTH, "cuda")
 
 
 @pytest.mark.parametrize(("count", "visible", "index"), [(1, None, 0), (2, "0,1", 1), (3, None, 0), (4, None, 3)])
@@ -82,7 +83,7 @@ def test_by_gloo_workers_share_gpus_in_turn(
     have(gpus, count)
     if visible:
         gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _choose_device(FOURTH, "auto", may_share=True) == torch.device("cuda", index)
+    assert choose_device(FOURTH, "auto", may_share=True) == torch.device("cuda", index)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,9 @@ def test_every_kind_of_device(gpus: pytest.MonkeyPatch, kind: str, size: int, as
     place = FOURTH if size > 1 else Place()
     if chosen.startswith("--"):
         with pytest.raises(WorldError, match=chosen):
-            _choose_device(place, asked)
+            choose_device(place, asked)
     else:
-        assert str(_choose_device(place, asked)) == chosen
+        assert str(choose_device(place, asked)) == chosen
 
 
 def told_by(*workers: tuple[str, str, str]) -> dist.Store:
@@ -126,7 +127,7 @@ def check(gpus: pytest.MonkeyPatch, library: str, *others: tuple[str, str, str])
     gpus.setattr(socket, "gethostname", lambda: "a")
     gpus.setattr(accelerator, "identity", lambda device: "GPU-2")
     place = Place(len(others), len(others) + 1, 0, 1)
-    _check_devices(place, torch.device("cuda", 0), library, told_by(*others))
+    check_devices(place, torch.device("cuda", 0), library, told_by(*others))
 
 
 def test_workers_that_share_a_gpu_are_named(gpus: pytest.MonkeyPatch) -> None:
@@ -173,7 +174,7 @@ def test_the_group_is_bound_to_the_chosen_gpu(
     have(gpus, 4, kind)
     place = Place.from_environment(dict(word.split("=") for word in SECOND_NODE[launcher].split()))
     order = []
-    gpus.setattr(world, "_check_devices", lambda place, device, *_: order.append((device, dict(asked))))
+    gpus.setattr(world, "check_devices", lambda place, device, *_: order.append((device, dict(asked))))
     with pytest.raises(Captured), connect(place):
         pass
     device = torch.device(kind, 0)

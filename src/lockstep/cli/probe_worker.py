@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__, accelerator
 from lockstep.cli.checkup import examine
+from lockstep.devices import GLOO
 from lockstep.errors import LockstepError, first_line
 from lockstep.interfaces import VIRTUAL, addresses
 from lockstep.launch.reach import listen
 from lockstep.place import Place
 from lockstep.rendezvous import open_store
 from lockstep.store import LOOPBACK
-from lockstep.world import GLOO
 
 if TYPE_CHECKING:
     from torch.distributed import Store

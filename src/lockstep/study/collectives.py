@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 from lockstep import accelerator
+from lockstep.devices import GLOO
 from lockstep.errors import LockstepError, first_line, tells_of_lost_peer
 from lockstep.study.figures import Spread, spread
-from lockstep.world import GLOO, World
+from lockstep.world import World
 
 BARRIER = "barrier"
 LEAST_REPEATS = 3
