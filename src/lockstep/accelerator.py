@@ -105,10 +105,16 @@ def new_event(device: torch.device, timing: bool = False) -> torch.Event:
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Empty, contiguous host memory for a tensor's values, to which a device with streams copies while it works."""
+    """Empty, contiguous host memory for a tensor's values, to which a device with streams copies while it works.
+
+    Where there is no more memory that can be pinned, plain memory, to which it copies while the host waits.
+    """
     import torch
 
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    try:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -166,10 +172,13 @@ def names() -> list[str]:
 
 def identity(device: torch.device, environment: Mapping[str, str] = os.environ) -> str:
     """What tells a device from all others of its host: its UUID and PCI address, as far as torch knows them."""
+    import torch
+
     properties = _module(device.type).get_device_properties(device)
     parts = [str(getattr(properties, field, "")) for field in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")]
-    # Parts of one GPU (MIG) have names of their own there alone.
-    parts += [environment[name] for name in VISIBLE if environment.get(name, "").startswith("MIG-")]
+    visible = [environment[name] for name in VISIBLE if name in environment]
+    # Parts of one GPU have names of their own there alone (MIG), or numbers (AMD's MI300).
+    parts += [*visible, str(device.index)] if torch.version.hip else [n for n in visible if n.startswith("MIG-")]
     if not any(parts):
         parts = [environment.get("ZE_AFFINITY_MASK", ""), str(device.index)]
     return " ".join(filter(None, parts))
@@ -277,9 +286,10 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.is_high_priority_stream = True
-    if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # torch's choice, too
-        return dist.ProcessGroupNCCL2(store, rank, size, options, device)
+    # An error is its owner's business: torch would abort the group, or end the process, before that knows of it.
     with _variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0"):
+        if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # torch's choice, too
+            return dist.ProcessGroupNCCL2(store, rank, size, options, device)
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
 

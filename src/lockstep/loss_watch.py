@@ -46,12 +46,25 @@ def print_error(error: LostPeerError) -> int:
     return error.exit_code
 
 
+_tell: list[Callable[[LostPeerError], int]] = [print_error]  # the last one counts
+
+
+def end_process(error: LostPeerError) -> None:
+    """End this process when what is being written is whole, and say why, as whoever has connected the worker does."""
+    deadline = time.monotonic() + WRITE_SECONDS
+    while _writes and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    code = _tell[-1](error)
+    sys.stdout.flush()
+    os._exit(code)
+
+
 class LossWatch:
     """Watches the other workers, and ends this one when one is lost.
 
     Args:
         store: Where the workers find each other; all of them begin to watch.
-        tell: Called before the end; returns the exit code.
+        tell: Called before the end, also by hvd's; returns the exit code.
 
     Raises:
         WorldError: A neighbour cannot be reached within the time.
@@ -61,26 +74,27 @@ class LossWatch:
         self, place: Place, store: Store, timeout_seconds: float, tell: Callable[[LostPeerError], int] = print_error
     ) -> None:
         self._tell = tell
-        self._closed = threading.Event()
+        self._standing_down = threading.Event()
+        _tell.append(tell)
         one_host = place.local_size == place.size
         self._lifeline = Lifeline(store, place.rank, place.size, timeout_seconds, one_host, self._ended)
 
+    def stand_down(self) -> None:
+        """This worker ends for a reason of its own, or goes on alone, whatever becomes of the others."""
+        self._standing_down.set()
+
     def close(self) -> None:
         """Tell the others that this worker has come to a good end."""
-        self._closed.set()
+        self.stand_down()
+        _tell.remove(self._tell)
         self._lifeline.close()
 
     def _ended(self, rank: int, lost: bool) -> None:
         """Another worker has ended; called in the lifeline's thread."""
-        if not lost or self._closed.wait(PATIENCE_SECONDS):
-            return
-        deadline = time.monotonic() + WRITE_SECONDS
-        while _writes and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        error = LostPeerError(
-            f"worker {rank} was lost: its process has ended or its host cannot be reached; this one ends too, as its "
-            f"GPU waits for it"
-        )
-        code = self._tell(error)
-        sys.stdout.flush()
-        os._exit(code)
+        if lost and not self._standing_down.wait(PATIENCE_SECONDS):
+            end_process(
+                LostPeerError(
+                    f"worker {rank} was lost: its process has ended or its host cannot be reached; this one ends too, "
+                    f"as its GPU waits for it"
+                )
+            )

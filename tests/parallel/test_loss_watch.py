@@ -69,6 +69,22 @@ def test_good_ends_are_told_apart() -> None:
     assert run_in_workers(3, _come_to_a_good_end) == ["here"] * 3
 
 
+def _end_for_a_reason_of_its_own(world: World) -> str:
+    loss_watch.PATIENCE_SECONDS = 0.1
+    watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0)
+    world.barrier()
+    if world.rank == 1:
+        os._exit(9)
+    watch.stand_down()
+    time.sleep(1)
+    raise ZeroDivisionError
+
+
+def test_who_ends_for_a_reason_of_its_own_is_left_to_it() -> None:
+    with pytest.raises(AssertionError, match=r"worker 0:\nTraceback[^$]*ZeroDivisionError"):
+        run_in_workers(2, _end_for_a_reason_of_its_own)
+
+
 def test_it_counts_as_what_follows_from_another_error() -> None:
     assert tells_of_lost_peer(LostPeerError("worker 1 was lost"))
     for words in ("NCCL communicator was aborted on rank 1.", "remote process exiting", "remote process exited"):
@@ -79,7 +95,10 @@ class Watch:
     """Stands for a LossWatch: what became of it."""
 
     def __init__(self, *_: Any) -> None:
-        self.closed = False
+        self.closed = self.stands_down = False
+
+    def stand_down(self) -> None:
+        self.stands_down = True
 
     def close(self) -> None:
         self.closed = True
@@ -95,7 +114,7 @@ def test_groups_of_devices_are_watched_and_aborted_by_an_error(
     monkeypatch.setattr(accelerator, "count", lambda: 2)
     monkeypatch.setattr(accelerator, "use", lambda device: None)
     monkeypatch.setattr(accelerator, "backend", lambda kind: "fake")
-    monkeypatch.setattr(worlds, "_check_devices", lambda *_: None)
+    monkeypatch.setattr(worlds, "check_devices", lambda *_: None)
     monkeypatch.setattr(worlds, "open_store", lambda *_: serve_store()[0])
     monkeypatch.setattr(worlds, "LossWatch", Watch)
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: happened.append("abort"))
@@ -112,6 +131,7 @@ def test_groups_of_devices_are_watched_and_aborted_by_an_error(
         assert watch.closed  # type: ignore[attr-defined]
         assert not worlds._watches
     except (ZeroDivisionError, StoppedError):
+        assert watch.stands_down  # type: ignore[attr-defined]
         assert not watch.closed  # type: ignore[attr-defined]
         worlds.disconnect()
         assert watch.closed  # type: ignore[attr-defined]

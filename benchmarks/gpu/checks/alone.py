@@ -78,7 +78,7 @@ def check_the_library_in_a_group_of_one() -> None:
                 transfers.all_gather(gathered, value)
                 for result in (given_one, received, gathered):
                     assert torch.equal(result, value), dtype
-    links.close(lost_peer=False)
+    links.close()
     del store
 
 

@@ -14,8 +14,6 @@ to 50 ms, and at most as long as it has waited already.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 
 from lockstep import accelerator
-from lockstep.errors import first_line, tells_of_lost_peer
+from lockstep.errors import LostPeerError, first_line, tells_of_lost_peer
 from lockstep.hvd import inline
 from lockstep.hvd.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
 from lockstep.hvd.control import CAPACITY_BYTES, Control
@@ -34,24 +32,16 @@ from lockstep.hvd.links import Links
 from lockstep.hvd.request import Request, explain_mismatch, ghost
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.timeline import Timeline
+from lockstep.loss_watch import end_process
 
 BACKOFF_SECONDS = (0.0005, 0.05)
 NEWS_SECONDS = 3.0
+SETTLE_SECONDS = 2.0  # for the device to end what does not depend on a lost worker
 JOINABLE = ("allreduce", "barrier")
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
     "being processed.  If you want to request another tensor, use a different tensor name."
 )
-
-
-def end_process(reason: str) -> None:
-    """End this worker before its accelerator, let go by an abort, computes with sums that are not whole.
-
-    The script could save such a result before it sees an error. An elastic job goes back to its last commit instead.
-    """
-    print(f"lockstep: {reason} This worker ends too, as its GPU waits for it.", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(1)
 
 
 class Bell:
@@ -117,7 +107,6 @@ class Channel:
         self._last_joined = -1
         self._joined: tuple[bool, ...] = (False,) * self.size
         self._closing: str | None = None  # why, once no more requests are taken
-        self._lost_peer = False
         self._has_failed = False  # what is under way may come to a wrong end
         self._thread: threading.Thread | None = None
         if self.size > 1:
@@ -196,9 +185,15 @@ class Channel:
         with self._lock:
             if self._closing is None:
                 self._closing = reason
-                self._lost_peer = lost_peer
                 self._has_failed |= lost_peer
         self.hurry()
+
+    def end_device_work(self, timeout_seconds: float) -> None:
+        """After a failure: leave nothing on the accelerator that may yet write to a tensor of the script's."""
+        if self._device is not None:
+            self.close("Horovod has been shut down, because a collective failed.", lost_peer=True)
+            self.wait_for_end(timeout_seconds)
+            accelerator.synchronize(self._device)
 
     def settle(self) -> None:
         """Wait until the accelerator has done what it was asked for, and see whether that is what was asked for.
@@ -224,8 +219,7 @@ class Channel:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)
-            if thread.is_alive():
-                self._fail_pending()
+            self._fail_pending()
 
     def _finish(self, request: Request, result: Any = None, error: str | None = None) -> None:
         """Hand over an outcome, unless the request is a ghost's or has failed already."""
@@ -262,21 +256,28 @@ class Channel:
                     backoff = min(2 * backoff, BACKOFF_SECONDS[1])
         except Exception as error:
             failure = first_line(error), tells_of_lost_peer(error)  # not the error, which holds on to the connections
-        lost_peer = self._lost_peer or (self._closing is None and failure is not None and failure[1])
-        if lost_peer or failure is not None:
-            self._has_failed = True  # before an abort lets the accelerator go on, with part of a sum
-        if lost_peer and self._links.is_under_way and not self._settings.elastic:
-            self._explain(*(failure or ("", True)))
-            end_process(self._closing or "")
-        # Closes the connections, so that peers that wait for this worker notice.
-        try:
-            self._links.close(lost_peer)
-        except Exception as error:  # a device's error that an operation has left behind
-            failure = failure or (first_line(error), False)
+        self._has_failed |= failure is not None
+        # Peers that wait for this worker in Gloo must notice, and the others hear of it, before this one waits for a
+        # device: that may wait for them.
         del self._execution, self._control
+        self._links.disconnect()
         if failure is not None:
             self._explain(*failure)
-        self._fail_pending()
+        try:
+            self._end_device_work()
+        finally:
+            self._fail_pending()
+
+    def _end_device_work(self) -> None:
+        if not self._has_failed:
+            self._fail_pending()
+            self._links.close()
+            return
+        if self._links.is_stuck(SETTLE_SECONDS) and not self._settings.elastic:
+            # An abort would let the device go on with part of a sum, which the script could save before it sees an
+            # error. An elastic job goes back to its last commit instead.
+            end_process(LostPeerError(f"{self._closing} This worker ends too, as its GPU waits for it."))
+        self._links.abort()
 
     def _explain(self, text: str, lost_peer: bool) -> None:
         """Find the words for what ended the thread; the lifeline knows best who was lost, a moment later."""

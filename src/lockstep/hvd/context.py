@@ -27,6 +27,7 @@ from lockstep.place import Place
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for what is under way at a shutdown
+DEVICE_PATIENCE_SECONDS = 15.0  # for the news of a loss, a look at the device, and an abort
 LOSS_PATIENCE_SECONDS = 2.0  # after another worker is lost
 
 
@@ -175,6 +176,11 @@ class Context:
         """
         for channel in self._channels().values():
             channel.settle()
+
+    def end_device_work(self) -> None:
+        """After a failure, before anything that collectives may still write to is given another value."""
+        for channel in self._channels().values():
+            channel.end_device_work(DEVICE_PATIENCE_SECONDS)
 
     def shut_down(self) -> None:
         """Disconnect; pending requests fail, here and, when they notice, on the other workers."""

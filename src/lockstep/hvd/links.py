@@ -7,6 +7,8 @@ accelerator's library, send its tensors through the host's memory.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,9 @@ from lockstep import accelerator
 from lockstep.hvd.request import Request
 from lockstep.hvd.settings import NO_TIMEOUT
 from lockstep.hvd.transfers import DeviceTransfers, GlooTransfers, StagedTransfers, Transfers
+
+ABORT_SECONDS = 5.0
+POLL_SECONDS = 0.01
 
 logger = logging.getLogger("lockstep.hvd")
 
@@ -36,7 +41,8 @@ class Links:
         self._size = size
         self._gloo_group = gloo
         self._gloo = GlooTransfers(gloo, rank, size) if size > 1 else Transfers()
-        self._own: Transfers | None = None  # the accelerator's
+        self._own: Transfers | None = None  # the accelerator's, and its device, group and stream
+        self._device: Any = None
         self._group: Any = None
         self._stream: Any = None
 
@@ -47,6 +53,7 @@ class Links:
         if self._own is None:
             if self._size > 1:
                 accelerator.use(device)  # in the engine's thread, whose current device is the first one as yet
+            self._device = device
             self._stream = accelerator.new_stream(device, urgent=True)
             self._own = self._connect(device) if self._size > 1 else Transfers()
         return self._own
@@ -77,21 +84,44 @@ class Links:
         with accelerator.on(self._stream):
             yield self._stream
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the accelerator has work of a group that it may never end."""
-        return self._group is not None and not self._stream.query()
-
-    def close(self, lost_peer: bool) -> None:
-        """Let go of the connections; the accelerator's work is waited for or, where a peer is gone, ended."""
-        group, stream = self._group, self._stream
-        self._own = self._group = self._gloo_group = None
+    def disconnect(self) -> None:
+        """Let go of Gloo's connections, so that peers that wait for this worker notice."""
+        self._own = self._gloo_group = None
         self._gloo = Transfers()
-        if group is not None and lost_peer:
-            group.abort()
-        elif group is not None:
-            stream.synchronize()
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Whether the accelerator does not come to the end of a group's work, which a lost peer's part may be of."""
+        deadline = time.monotonic() + seconds
+        try:
+            while self._group is not None and not self._stream.query():
+                if time.monotonic() > deadline:
+                    return True
+                time.sleep(POLL_SECONDS)
+        except RuntimeError:  # a device's error that an operation has left behind
+            return True
+        return False
+
+    def close(self) -> None:
+        """After a good end. The workers of a host wait for each other in it."""
+        group, self._group = self._group, None
+        if group is not None:
+            self._stream.synchronize()
             group.shutdown()  # left out, torch aborts, which may cut off the last bytes to a peer, and warns
+
+    def abort(self) -> None:
+        """After a failure: what is under way ends at once, with what it has, before this returns."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+
+        def work() -> None:
+            accelerator.use(self._device)
+            group.abort()
+            self._stream.synchronize()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(ABORT_SECONDS)
 
 
 def staging_reason(store: dist.Store, rank: int, size: int, device: str) -> str | None:

@@ -141,5 +141,5 @@ def synchronize(handle: int) -> Any:
 
 def forget_finished() -> None:
     """Drop what has come to a good end and was never synchronised, with its tensors."""
-    for handle in [handle for handle, request in _handles.items() if request.finished and request.error is None]:
+    for handle in [handle for handle, request in _handles.items() if request.done and request.error is None]:
         _handles.pop(handle, None)

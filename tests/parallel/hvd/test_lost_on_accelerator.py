@@ -69,3 +69,30 @@ def test_without_commits_the_process_ends_before_the_accelerator_goes_on(capfd: 
     assert "rank 1 was lost" in said.err
     assert "This worker ends too, as its GPU waits for it." in said.err
     assert "goes on" not in said.out
+
+
+def _fail_on_one(world: World) -> list[str]:
+    """Rank 0's library fails, while the other's kernel and its next round wait for rank 0."""
+    machine = fake.install()
+    hvd.init()
+    hvd.allreduce(torch.zeros(3, device=fake.DEVICE))
+    (group,) = machine.groups
+    group.shutdown = lambda: time.sleep(60)  # type: ignore[method-assign]  # as NCCL's waits for its peers
+    if world.rank == 0:
+        group.allreduce = lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory"))  # type: ignore[method-assign]
+    if world.rank:
+        hvd.allreduce(torch.zeros(3, device=fake.DEVICE))  # enqueued, and so taken for done
+    with pytest.raises(hvd.HorovodInternalError, match=r"out of memory|rank 0 was lost"):
+        hvd.allreduce(torch.zeros(3, device=fake.DEVICE))
+    assert horovod.context is not None
+    thread = horovod.context.channels[0]._thread
+    assert thread is not None
+    thread.join(20)
+    assert not thread.is_alive()
+    return group.ended
+
+
+def test_an_error_of_one_worker_reaches_all_before_anybody_waits_for_a_device() -> None:
+    start = time.monotonic()
+    assert run_in_workers(2, _fail_on_one) == [["abort"], ["abort"]]
+    assert time.monotonic() - start < 50

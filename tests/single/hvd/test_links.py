@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch.distributed import HashStore
 
 from lockstep import accelerator
+from lockstep.hvd import links
 from lockstep.hvd.links import Links, staging_reason
 from lockstep.hvd.settings import NO_TIMEOUT
 
@@ -53,13 +57,41 @@ class Group:
         return lambda: self.asked.append(name)
 
 
-@pytest.mark.parametrize(("lost_peer", "asked"), [(False, ["synchronize", "shutdown"]), (True, ["abort"])])
-def test_groups_are_shut_down_after_a_good_end_and_aborted_after_a_loss(lost_peer: bool, asked: list[str]) -> None:
-    links = Links(None, HashStore(), 0, 1)
-    links._group = links._stream = group = Group()
-    links.close(lost_peer)
+@pytest.mark.parametrize(
+    ("end", "asked"), [("close", ["synchronize", "shutdown"]), ("abort", ["abort", "synchronize"])]
+)
+def test_groups_are_shut_down_after_a_good_end_and_aborted_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, end: str, asked: list[str]
+) -> None:
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    one = Links(None, HashStore(), 0, 1)
+    one._group = one._stream = group = Group()
+    getattr(one, end)()
+    getattr(one, end)()
     assert group.asked == asked
-    assert links._group is None
+
+
+def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    monkeypatch.setattr(links, "ABORT_SECONDS", 0.05)
+    one = Links(None, HashStore(), 0, 1)
+    one._group = SimpleNamespace(abort=lambda: threading.Event().wait(5))
+    one._stream = SimpleNamespace(synchronize=lambda: None)
+    start = time.monotonic()
+    one.abort()
+    assert time.monotonic() - start < 4
+
+
+def _broken() -> bool:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(("query", "stuck"), [(lambda: True, False), (lambda: False, True), (_broken, True)])
+def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool], stuck: bool) -> None:
+    one = Links(None, HashStore(), 0, 1)
+    assert not one.is_stuck(0.0)
+    one._group, one._stream = object(), SimpleNamespace(query=query)
+    assert one.is_stuck(0.05) is stuck
 
 
 def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +103,9 @@ def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
     store = HashStore()
     store.set("device/1", "GPU-b")
-    links = Links(object(), store, 0, 2)
+    one = Links(object(), store, 0, 2)
     device = torch.device("cuda", 3)
-    assert links.transfers(device) is links.transfers(device)
+    assert one.transfers(device) is one.transfers(device)
     first, (_, *arguments) = called
     assert first == device
     assert arguments == [0, 2, device, NO_TIMEOUT]

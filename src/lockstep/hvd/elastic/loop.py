@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from lockstep.hvd import state as horovod
 from lockstep.hvd.basics import init, is_initialized, shutdown
 from lockstep.hvd.elastic.base import State
 from lockstep.hvd.elastic.commits import open_commits
@@ -53,6 +54,8 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 log.warning("back to the last commit, with the workers that there are now: %s", error)
+                if horovod.context is not None:
+                    horovod.context.end_device_work()
                 state.restore()
                 must_sync = True
             except HostsUpdatedInterrupt as interrupt:
