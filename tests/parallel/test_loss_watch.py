@@ -72,10 +72,10 @@ def test_good_ends_are_told_apart() -> None:
 def _end_for_a_reason_of_its_own(world: World) -> str:
     loss_watch.PATIENCE_SECONDS = 0.1
     watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0)
+    watch.stand_down()
     world.barrier()
     if world.rank == 1:
         os._exit(9)
-    watch.stand_down()
     time.sleep(1)
     raise ZeroDivisionError
 
