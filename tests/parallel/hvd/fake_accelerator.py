@@ -234,7 +234,8 @@ class Watch(TorchDispatchMode):
 
 
 def _on_device(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.device == DEVICE]
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [tensor for tensor in tensors if tensor.device == DEVICE and tensor.layout is torch.strided]
 
 
 def install() -> Machine:

@@ -79,16 +79,22 @@ CASES: dict[str, Case] = {
 }
 
 
-def training(world: World) -> None:
+def training(world: World, **settings: Any) -> None:
     """Steps of a DistributedOptimizer, whose gradients travel while the backward pass goes on."""
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).to(DEVICE)
     for parameter in model.parameters():
         parameter.data = parameter.data + 1
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
     for _ in range(3):
         optimizer.zero_grad()
-        model(fresh()).sum().backward()
+        for _ in range(settings.get("backward_passes_per_step", 1)):
+            model(fresh()).sum().backward()
         optimizer.step()
+
+
+def training_compressed(world: World) -> None:
+    training(world, compression=hvd.Compression.fp16, backward_passes_per_step=2)
 
 
 def batch_norm(world: World) -> None:
@@ -109,13 +115,22 @@ def joined(world: World) -> None:
 
 
 def sparse(world: World) -> None:
+    torch.Tensor.coalesce = lambda tensor: tensor  # type: ignore[method-assign]  # there is none without data
     indices = torch.zeros(1, 2, dtype=torch.int64, device=DEVICE) + 1
-    values = fresh(2)
-    gathered = [hvd.allgather_async(indices, name="indices"), hvd.allgather_async(values, name="values")]
-    read([waited(handle) for handle in gathered])
+    tensor = torch.sparse_coo_tensor(indices, fresh(2), (5, 3), check_invariants=False)._coalesced_(True)
+    del indices
+    finish = hvd.sparse_allreduce_async(tensor, name="embedding", op=hvd.Average)
+    del tensor
+    read(finish()._values())
 
 
-WORK: dict[str, Case] = {"training": training, "SyncBatchNorm": batch_norm, "join": joined, "sparse": sparse}
+WORK: dict[str, Case] = {
+    "training": training,
+    "training, compressed": training_compressed,
+    "SyncBatchNorm": batch_norm,
+    "join": joined,
+    "sparse": sparse,
+}
 
 
 def run(world: World, names: list[str], elsewhere: bool, without: str) -> tuple[list[str], dict[str, list[str]]]:
