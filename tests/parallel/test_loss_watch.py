@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 from processes import run_in_workers
 
 from lockstep import accelerator, loss_watch

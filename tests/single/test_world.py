@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 
 from lockstep import accelerator, world
 from lockstep.devices import check_devices, choose_device
