@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep import accelerator
 from lockstep.errors import WorldError
@@ -74,6 +74,12 @@ def _slurm_hint(place: Place) -> str:
     return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
 
 
+def tell_all(store: Store, rank: int, size: int, said: Any) -> list[Any]:
+    """What every worker says of its device, any JSON, by rank; all of them call this."""
+    store.set(f"device/{rank}", json.dumps(said))
+    return [json.loads(told) for told in store.multi_get([f"device/{other}" for other in range(size)])]
+
+
 def check_devices(place: Place, device: torch.device, library: str, store: Store) -> None:
     """Check that all workers have a device of one kind, and none that another has, which only Gloo allows.
 
@@ -81,8 +87,7 @@ def check_devices(place: Place, device: torch.device, library: str, store: Store
         WorldError: They do not; the same error on every worker.
     """
     own = accelerator.identity(device) if device.type != "cpu" else ""
-    store.set(f"device/{place.rank}", json.dumps([socket.gethostname(), device.type, own]))
-    told = [json.loads(said) for said in store.multi_get([f"device/{rank}" for rank in range(place.size)])]
+    told = tell_all(store, place.rank, place.size, [socket.gethostname(), device.type, own])
     ranks_of: dict[str, list[int]] = {}
     workers: dict[tuple[str, str], list[int]] = {}
     for rank, (host, kind, identity) in enumerate(told):

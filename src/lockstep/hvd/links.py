@@ -7,6 +7,7 @@ accelerator's library, send its tensors through the host's memory.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep import accelerator
+from lockstep.devices import tell_all
 from lockstep.hvd.request import Request
 from lockstep.hvd.settings import NO_TIMEOUT
 from lockstep.hvd.transfers import DeviceTransfers, GlooTransfers, StagedTransfers, Transfers
@@ -61,7 +63,8 @@ class Links:
     def _connect(self, device: torch.device) -> Transfers:
         # On a connection of its own, since another thread may wait on this one.
         store = self._store.clone()
-        own = accelerator.identity(device) if accelerator.has_collectives(device.type) else ""
+        has_library = accelerator.has_collectives(device.type)
+        own = f"{socket.gethostname()} {accelerator.identity(device)}" if has_library else ""
         if why := staging_reason(store, self._rank, self._size, own):
             if self._rank == 0:
                 logger.warning("tensors on %s go through the host's memory and Gloo: %s", device.type, why)
@@ -128,10 +131,9 @@ def staging_reason(store: dist.Store, rank: int, size: int, device: str) -> str 
     """Why these workers cannot use their accelerators' library; None where they can. All of them call this.
 
     Args:
-        device: What tells this worker's device from all others; "" where its torch has no such library.
+        device: What tells this worker's device from all others of all hosts; "" where its torch has no such library.
     """
-    store.set(f"device/{rank}", device)
-    devices = [said.decode() for said in store.multi_get([f"device/{other}" for other in range(size)])]
+    devices = tell_all(store, rank, size, device)
     if "" in devices:
         return f"the torch of rank {devices.index('')} has no collectives for it"
     twice = next((other for other in range(size) if devices.index(devices[other]) < other), None)

@@ -58,7 +58,7 @@ def submit(
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise AttributeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__!r}")
-        if tensor.dtype not in types or tensor.layout is not torch.strided or not is_carried(tensor.device):
+        if tensor.dtype not in types or tensor.layout is not torch.strided or not _is_carried(tensor):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
         raise ValueError(f"the tensors of a grouped {kind} must be on one device")
@@ -82,9 +82,9 @@ def submit(
     return channel.submit(request)
 
 
-def is_carried(device: torch.device) -> bool:
-    """Whether there are collectives for tensors on a device: on the CPU, or an accelerator with streams."""
-    return device.type == "cpu" or accelerator.overlaps(device)
+def _is_carried(tensor: torch.Tensor) -> bool:
+    """Whether there are collectives for its device: the CPU, or an accelerator with streams."""
+    return tensor.is_cpu or accelerator.overlaps(tensor.device)
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstep import accelerator
 from lockstep.data.progressive import side_at
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train import checkpoint
+from lockstep.train.device_clock import DeviceClock
 from lockstep.train.finite_weights import are_finite
 from lockstep.train.metrics import Totals
 from lockstep.train.run_folder import logger
@@ -32,8 +32,7 @@ class Interval:
     """
 
     def __init__(self, device: torch.device):
-        self._device = device
-        self._has_streams = accelerator.overlaps(device)
+        self._clock = DeviceClock(device)
         self._start = time.perf_counter()
         self._waits: list[tuple[Any, Any]] = []
         self.batch_seconds = 0.0
@@ -41,27 +40,18 @@ class Interval:
 
     def next_of(self, batches: Iterator[Batch]) -> Batch:
         """The next batch; the time until it is there counts as waiting."""
-        start, mark = time.perf_counter(), self._mark()
+        start, mark = time.perf_counter(), self._clock.now()
         batch = next(batches)
         self.batch_seconds = time.perf_counter() - start
-        self._waits.append((mark, self._mark()))
+        self._waits.append((mark, self._clock.now()))
         return batch
 
     def wait_seconds(self) -> float:
         """What was spent waiting; on a device with streams, once it has done the steps."""
-        if self._has_streams:
-            return float(sum(start.elapsed_time(end) for start, end in self._waits)) / 1000
-        return float(sum(end - start for start, end in self._waits))
+        return sum(self._clock.seconds(start, end) for start, end in self._waits)
 
     def seconds(self) -> float:
         return time.perf_counter() - self._start
-
-    def _mark(self) -> Any:
-        if not self._has_streams:
-            return time.perf_counter()
-        event = accelerator.new_event(self._device, timing=True)
-        accelerator.current_stream(self._device).record_event(event)
-        return event
 
 
 def report_steps(job: Job, interval: Interval) -> None:

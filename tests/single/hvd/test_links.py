@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from lockstep.hvd.settings import NO_TIMEOUT
 def _asked_by_the_last(gpus: Sequence[str]) -> str | None:
     store = HashStore()
     for rank, gpu in enumerate(gpus):
-        store.set(f"device/{rank}", gpu)
+        store.set(f"device/{rank}", json.dumps(gpu))
     return staging_reason(store, len(gpus) - 1, len(gpus), gpus[-1])
 
 
@@ -75,11 +76,13 @@ def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(accelerator, "use", lambda device: None)
     monkeypatch.setattr(links, "ABORT_SECONDS", 0.05)
     one = Links(None, HashStore(), 0, 1)
-    one._group = SimpleNamespace(abort=lambda: threading.Event().wait(5))
-    one._stream = SimpleNamespace(synchronize=lambda: None)
-    start = time.monotonic()
+    released, ended = threading.Event(), threading.Event()
+    one._group = SimpleNamespace(abort=released.wait)
+    one._stream = SimpleNamespace(synchronize=ended.set)
     one.abort()
-    assert time.monotonic() - start < 4
+    assert not ended.is_set()
+    released.set()
+    assert ended.wait(60)
 
 
 def _broken() -> bool:
@@ -102,10 +105,11 @@ def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
     monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
     store = HashStore()
-    store.set("device/1", "GPU-b")
+    store.set("device/1", json.dumps("another GPU-a"))
     one = Links(object(), store, 0, 2)
     device = torch.device("cuda", 3)
     assert one.transfers(device) is one.transfers(device)
     first, (_, *arguments) = called
     assert first == device
     assert arguments == [0, 2, device, NO_TIMEOUT]
+    assert json.loads(store.get("device/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too
