@@ -154,9 +154,9 @@ def measure(store: Store, name: str, hosts: Sequence[str], member: int, library:
     )
     work.start()
     work.join(2 * REDUCE_SECONDS)  # a GPU's library may wait for ever
-    return (
-        found[0] if found else Link(list(hosts), error=f"no answer within {2 * REDUCE_SECONDS:.0f} s", library=library)
-    )
+    if found:
+        return found[0]
+    return Link(list(hosts), error=f"no answer within {2 * REDUCE_SECONDS:.0f} s", library=library)
 
 
 def _measure(store: Store, hosts: list[str], member: int, library: str) -> Link:

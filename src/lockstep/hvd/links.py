@@ -93,7 +93,7 @@ class Links:
         self._gloo = Transfers()
 
     def is_stuck(self, seconds: float) -> bool:
-        """Whether the accelerator does not come to the end of a group's work, which a lost peer's part may be of."""
+        """Whether the accelerator has not done the group's work after so long, as when it waits for a lost peer."""
         deadline = time.monotonic() + seconds
         try:
             while self._group is not None and not self._stream.query():

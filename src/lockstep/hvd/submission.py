@@ -17,16 +17,8 @@ REDUCED_TYPES = frozenset(
     {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}
 )
 MOVED_TYPES = REDUCED_TYPES | {  # as bytes
-    *(
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.complex64,
-        torch.complex128,
-    ),
+    *(torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.complex64, torch.complex128),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
 }
 
@@ -91,13 +83,11 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory, into which the communication thread may write.
 
     Raises:
-        ValueError: The elements do not all have a place of their own, or are stored negated.
+        ValueError: The elements do not all have a place of their own, or are stored negated or
+            conjugated.
     """
-    if (
-        tensor.is_neg()
-        or tensor.is_conj()
-        or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1)
-    ):
+    overlaps = not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1
+    if overlaps or tensor.is_neg() or tensor.is_conj():
         raise ValueError("Tensor is required to be contiguous. An expanded tensor cannot be worked on in place.")
     if not tensor.is_inference():
         return tensor

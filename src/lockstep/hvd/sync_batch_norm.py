@@ -11,7 +11,7 @@ from lockstep.hvd.allreduce import allreduce, allreduce_
 from lockstep.hvd.reduction import SUM
 
 Tensor = torch.Tensor
-FEW_WORKERS = 64  # with whom zeros for the others' rows cost less than what is said otherwise
+FEW_WORKERS = 64  # up to so many, zeros for the others' rows cost less than telling how many rows each has
 
 
 class HorovodPeers:
