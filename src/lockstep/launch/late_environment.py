@@ -1,0 +1,135 @@
+"""Apply environment variables that a script sets before it imports a torch that was preloaded.
+
+A fresh interpreter reads them during the import. Of those that are read then, thread counts and torch's debug settings
+can still take effect; for others a line on stderr reports that they have none. Most variables are read later, such as
+CUDA_VISIBLE_DEVICES and NCCL's, and need nothing. The lists come from recording the reads of os.environ while torch
+2.15, torchvision and torch._dynamo are imported, from grepping torch's sources, and, for its C++ libraries, from
+setting variables after the import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the first that is set counts, as in torch
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # as in OpenBLAS
+DEBUG_LEVEL = "TORCH_DISTRIBUTED_DEBUG"
+LOGS = ("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_LOGS_FORMAT", "TORCH_TRACE", "TORCH_DTRACE")
+
+READ_AT_IMPORT = (
+    "AOT_INDUCTOR_",
+    "AOTINDUCTOR_",
+    "CUTLASS_",
+    "GOMP_",
+    "INDUCTOR_",
+    "KINETO_USE_DAEMON",
+    "KMP_",
+    "MKL_",
+    "MPMATH_",
+    "NPY_",
+    "NUMPY_",
+    "OMP_",
+    "OPENBLAS_",
+    "PILLOW_",
+    "PYTORCH_JIT",
+    "PYTORCH_MATCHER_LOGLEVEL",
+    "SYMPY_",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_",
+    "TORCH_CACHING_PRECOMPILE",
+    "TORCH_COMPILE",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_CUDAGRAPH_GC",
+    "TORCH_CUDA_SANITIZER",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "TORCH_DISABLE_NATIVE_",
+    "TORCH_DYNAMO_",
+    "TORCH_FAKE_TENSOR_",
+    "TORCH_LINALG_PREFER_",
+    "TORCH_LOGS",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_STRICT_PRECOMPILE",
+    "TORCH_USE_RTLD_GLOBAL",
+    "TORCHDYNAMO_",
+    "TORCHEXPORT_",
+    "TORCHINDUCTOR_",
+)
+READ_LATER = (
+    "AOT_INDUCTOR_CUSTOM_",
+    "INDUCTOR_WRITE_SCHEDULER_GRAPH",
+    "KMP_DUPLICATE_LIB_OK",  # threadpoolctl sets it, too
+    "MKL_VERBOSE",
+    "TORCH_COMPILE_BACKEND",
+    "TORCHDYNAMO_DEBUG_FUNCTION",
+    "TORCHDYNAMO_DISABLE",
+    "TORCHDYNAMO_EXTENDED_ADVICE",
+    "TORCHDYNAMO_PRINT_MISSING",
+    "TORCHINDUCTOR_AUTOTUNE_POOL_INACTIVITY_TIMEOUT",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHINDUCTOR_CONV_LOGGING_FILE",
+    "TORCHINDUCTOR_DUMP_LAUNCH_",
+    "TORCHINDUCTOR_MM_LOGGING_FILE",
+    "TORCHINDUCTOR_PATTERN_MATCH_",
+    "TORCHINDUCTOR_REDIS_",
+)
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # read later but for "backend"
+
+
+def apply_to_numpy(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Give numpy's BLAS the thread count that changed since the process started."""
+    if any(_differs(name, before, now) for name in BLAS_THREADS):
+        with suppress(ImportError):
+            from threadpoolctl import ThreadpoolController
+
+            ThreadpoolController().select(internal_api="openblas").limit(limits=_threads(BLAS_THREADS, now))
+
+
+def apply_to_torch(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Give torch the settings that changed since the process started; report those without effect."""
+    import torch
+
+    if any(_differs(name, before, now) for name in THREADS):
+        torch.set_num_threads(_threads(THREADS, now))
+    if _differs(DEBUG_LEVEL, before, now) and torch.distributed.is_available():
+        torch.distributed.set_debug_level_from_env()
+    applied = {*THREADS, *BLAS_THREADS, DEBUG_LEVEL}
+    logs = getattr(sys.modules.get("torch._logging._internal"), "_init_logs", None)
+    if logs is not None:
+        applied.update(LOGS)
+        if any(_differs(name, before, now) for name in LOGS):
+            logs()
+    for name in without_effect(before, now):
+        if name not in applied:
+            print(
+                f"lockstep: {name} was set after torch had been loaded and has no effect; "
+                "set it before the launcher starts, or use --no-preload",
+                file=sys.stderr,
+            )
+
+
+def without_effect(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The changed variables that an import of torch reads, in order of their names."""
+    changed = sorted(name for name in {*before, *now} if _differs(name, before, now))
+    return [name for name in changed if _is_read_at_import(name, now.get(name, ""))]
+
+
+def _is_read_at_import(name: str, value: str) -> bool:
+    if name in ALLOCATOR:
+        return "backend" in value
+    return name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER)
+
+
+def _differs(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    return before.get(name) != now.get(name)
+
+
+def _threads(names: tuple[str, ...], environment: Mapping[str, str]) -> int:
+    """The thread count of the first variable that has one, or the number of usable cores."""
+    for name in names:
+        value = environment.get(name, "").split(",")[0].strip()
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
