@@ -54,7 +54,7 @@ def test_what_a_login_node_needs_imports_without_torch() -> None:
     names = [
         f"lockstep.{module}" if module != "__init__" else "lockstep"
         for module in modules()
-        if module.split(".")[0] in WITHOUT_TORCH and module != "launch.agent"
+        if module.split(".")[0] in WITHOUT_TORCH and module != "cli.preloaded"
     ]
     code = f"import sys\nfor name in {names!r}: __import__(name)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -64,7 +64,7 @@ def test_importing_changes_neither_environment_nor_logging() -> None:
     code = (
         "import os, logging\n"
         "before = dict(os.environ), list(logging.root.handlers), logging.root.level\n"
-        "import lockstep.train, lockstep.data.loaders, lockstep.launch.agent, lockstep.cli\n"
+        "import lockstep.train, lockstep.data.loaders, lockstep.launch.node, lockstep.cli\n"
         "assert before == (dict(os.environ), list(logging.root.handlers), logging.root.level)\n"
         "import torch; assert not torch.cuda.is_initialized()\n"
     )

@@ -43,6 +43,12 @@ def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
     return cpus
 
 
+def bind_and_say(kind: str, rank: int, local_rank: int, local_size: int) -> None:
+    """Bind this process, which is a worker or becomes one, and say where to."""
+    if cpus := bind_here(kind, local_rank, local_size):
+        print(f"lockstep: worker {rank} is bound to CPUs {describe(cpus)}", file=sys.stderr, flush=True)
+
+
 def cpus_of(
     kind: str,
     local_rank: int,

@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 import psutil
@@ -21,10 +22,9 @@ PR_SET_CHILD_SUBREAPER = 36
 MANY_FILES = 1 << 16
 
 
-def adopt_orphans() -> None:
-    """Have every descendant that loses its parent become this process's child."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans() -> bool:
+    """Have every descendant that loses its parent become this process's child; whether the system does so."""
+    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:
@@ -38,20 +38,22 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
     return os.getppid() == parent
 
 
-def kill_descendants(seconds: float = 5.0) -> list[int]:
-    """Kill every descendant, also those that are born meanwhile; return the pids that do not go.
+def kill_descendants(seconds: float = 5.0, but: Collection[int] = ()) -> list[int]:
+    """Kill every descendant except these pids, also those that are born meanwhile; return the pids that do not go.
 
     A process in an uninterruptible wait, such as for a dead network file system, ends only when the kernel lets it.
     """
     deadline = time.monotonic() + seconds
     while True:
-        living = [child for child in psutil.Process().children(recursive=True) if _lives(child)]
+        children = [child for child in psutil.Process().children(recursive=True) if child.pid not in but]
+        for child in children:
+            _bury(child.pid)
+        living = [child for child in children if _lives(child)]
         if not living or time.monotonic() > deadline:
             return [child.pid for child in living]
         for child in living:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        _bury()
         time.sleep(0.01)
 
 
@@ -71,8 +73,7 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _bury() -> None:
-    """Reap the children that have ended and that nobody else waits for."""
+def _bury(pid: int) -> None:
+    """Reap a process that has ended, if it is a child of this one."""
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        os.waitpid(pid, os.WNOHANG)

@@ -31,11 +31,8 @@ def main(launcher: int, bind: str, words: list[str]) -> int:
     if os.getppid() != launcher:  # it ended before the signal was set
         return 1
     if bind != "none":
-        binding = runpy.run_path(str(Path(__file__).with_name("binding.py")))
-        cpus = binding["bind_here"](bind, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        if cpus:
-            bound = binding["describe"](cpus)
-            print(f"lockstep: worker {os.environ['RANK']} is bound to CPUs {bound}", file=sys.stderr, flush=True)
+        place = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        runpy.run_path(str(Path(__file__).with_name("binding.py")))["bind_and_say"](bind, *place)
     for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and a command would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
