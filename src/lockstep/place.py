@@ -19,7 +19,7 @@ from lockstep.hostlist import counts
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from our own agent, where the workers may be started anew
+SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from our own launcher, where the workers may be restarted
 # Slurm numbers the steps of users from 0; the batch script, interactive shells and the like have numbers from here on.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 

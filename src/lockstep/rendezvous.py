@@ -1,8 +1,8 @@
 """The rendezvous: where the workers of a job find each other, whoever launched them.
 
-torchrun's agents serve a store and say where. Other launchers do not: on one host the workers then meet through a small
-file of the user's, in which rank 0 writes the port that it has bound on loopback; on several, at an address that
-follows from the launcher's variables (`lockstep.address`).
+torchrun and Lockstep's launcher serve a store and say where. Other launchers do not: on one host the workers then meet
+through a small file of the user's, in which rank 0 writes the port that it has bound on loopback; on several, at an
+address that follows from the launcher's variables (`lockstep.address`).
 """
 
 from __future__ import annotations

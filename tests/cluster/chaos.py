@@ -4,7 +4,7 @@ Each round starts three workers by ssh, kills one part of the job, and checks th
 hosts and the head, that the launcher (where one is left) named the culprit once and exited with an error, and that no
 process and no file in TMPDIR or /dev/shm is left. It prints a table and exits with code 1 after any breach.
 
-The parts: a worker, a loader process, a node's process that stands over its workers (agent) or below ssh (node), the
+The parts: a worker, a loader process, a node's process that stands over its workers (node) or below ssh (guard), the
 launcher, a host's ssh session at either end (sshd, ssh), and a host's cable (link). The jobs: worker.py with children
 that will not listen, `lockstep train digits`, and `lockstep train` of a folder of images with loader processes. In some
 rounds the blow falls while the job still starts.
@@ -32,8 +32,8 @@ from PIL import Image
 from sshjob import Job, kill, name_of
 
 WORKERS = 3
-PARTS = ("worker", "loader", "agent", "node", "launcher", "sshd", "ssh", "link")
-PARTS_AT_START = ("node", "launcher", "sshd", "ssh", "link")
+PARTS = ("worker", "loader", "node", "guard", "launcher", "sshd", "ssh", "link")
+PARTS_AT_START = ("guard", "launcher", "sshd", "ssh", "link")
 # Seconds to the end of everything: 10 where the launcher sees the failure, 15 where it or the way to it is gone.
 LIMITS = {"launcher": 15.0, "sshd": 15.0, "ssh": 15.0, "link": 15.0}
 START_TIMEOUT = 40  # seconds, on a machine that does other things too
@@ -147,13 +147,13 @@ def _aim(job: Job, this: Round, chance: random.Random) -> Callable[[], object]:
     if this.part == "ssh":
         found = _soon(job, lambda: [p for p in _named(job, HEAD, "ssh") if this.host in p.cmdline()])
         return lambda: kill(found[0].pid)
-    if this.part == "node":
+    if this.part == "guard":
         below_sshd = _soon(job, lambda: [c for s in job.bed.sessions(this.host) for c in s.children()])
         return lambda: kill(below_sshd[-1].pid)
     rank, worker = chance.choice(sorted(_workers(job).items()))
     this.host = next(name for name in job.bed.names if worker in job.bed.processes(name))
     this.victim = f"{rank} on {this.host}"
-    if this.part == "agent":
+    if this.part == "node":
         return lambda: kill(worker.ppid())
     if this.part == "loader":
         loaders = [child for child in worker.children() if "resource_tracker" not in " ".join(child.cmdline())]

@@ -47,6 +47,7 @@ def test_training_goes_on_without_a_lost_host_and_takes_it_back(bed: Bed, tmp_pa
         assert job.seconds_to_end(10) >= 0
     assert "lost node2" in job.stderr
     assert "restart 1 of 2, with 1 worker: 1 on node1" in job.stderr
+    assert "lost node1" not in job.stderr  # its node process goes on alone
     assert job.files_left() == []
     here = bed.at("head", [*_train(tmp_path, calm), "-np", "3"])
     subprocess.run(here, cwd=tmp_path, env=bed.environment(), capture_output=True, timeout=120, check=True)

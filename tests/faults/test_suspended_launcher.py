@@ -1,4 +1,4 @@
-"""The launcher, a host's node process or its agent stands still for a while (a suspended machine, a debugger, SIGSTOP).
+"""The launcher, a host's node process or its guard stands still for a while (a suspended machine, a debugger, SIGSTOP).
 
 On one machine that costs nothing but the output's delay. Between hosts, silence of more than 9 s is taken for death.
 """
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,23 +21,23 @@ from sshjob import Job
 WORKER = 'echo here; until [ -e "$0" ]; do sleep 0.1; done; seq 1 20000; echo done'
 
 
+NODE = "lockstep.launch.node"
+
+
 def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:
-    """The launcher of a job on this machine, its node process and its agent."""
-    found = {"launcher": launcher}
-    for child in launcher.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a worker's `sleep` that has just ended
-            modules = {word.removeprefix("lockstep.launch.") for word in child.cmdline()}
-            for name in {"node", "agent"} & modules:
-                found.setdefault(name, child)
-    assert found.keys() == {"launcher", "node", "agent"}
-    return found
+    """The launcher of a job on this machine, its node process, and the guard above that."""
+    (guard,) = launcher.children()
+    (node,) = guard.children()
+    assert NODE in guard.cmdline()
+    assert NODE in node.cmdline()
+    return {"launcher": launcher, "node": node, "guard": guard}
 
 
 @pytest.mark.parametrize(
     ("names", "seconds"),
     [
-        (("launcher", "node", "agent"), 2.0),
-        *(pytest.param((name,), 20.0, marks=pytest.mark.long) for name in ("launcher", "node", "agent")),
+        (("launcher", "node", "guard"), 2.0),
+        *(pytest.param((name,), 20.0, marks=pytest.mark.long) for name in ("launcher", "node", "guard")),
     ],
 )
 def test_on_one_machine_whoever_stands_still_goes_on_afterwards(
@@ -83,17 +82,18 @@ def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["node", "agent"])
-def test_between_hosts_a_node_process_that_stands_still_is_lost_and_an_agent_is_not(
+@pytest.mark.parametrize("part", ["node", "guard"])
+def test_between_hosts_a_node_process_that_stands_still_is_lost_and_its_guard_is_not(
     bed: Bed, tmp_path: Path, part: str
 ) -> None:
     with Job(bed, tmp_path / "job", command=["sleep", "35"], hosts="node1:1,node2:1") as job:
         job.wait_until(lambda: sum("sleep 35" in each for each in job.survivors()) == 2)
-        processes = [process for process in bed.processes("node2") if f"lockstep.launch.{part}" in process.cmdline()]
-        assert len(processes) == 1
-        os.kill(processes[0].pid, signal.SIGSTOP)
+        both = [process for process in bed.processes("node2") if NODE in process.cmdline()]
+        guard = next(process for process in both if process.ppid() not in {each.pid for each in both})
+        process = guard if part == "guard" else guard.children()[0]
+        os.kill(process.pid, signal.SIGSTOP)
         time.sleep(20)
-        os.kill(processes[0].pid, signal.SIGCONT)
+        os.kill(process.pid, signal.SIGCONT)
         assert job.wait(40) == (1 if part == "node" else 0), job.stderr
         lost = "lockstep: lost node2: has not been heard of for 9 s"
         assert (lost in job.stderr) == (part == "node")

@@ -46,6 +46,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
         ConfigError: The options contradict each other, or are of nodes that are started by hand.
     """
     command = [where.python or sys.executable, "-m", "lockstep.cli.probe_worker"]
+    where = replace(where, preload=False)  # it needs torch alone, and shares it with nobody
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.by_hand:
         raise ConfigError("doctor goes to the hosts itself; name them by -H, not by --nodes or --dist-url")

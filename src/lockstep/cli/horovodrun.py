@@ -1,4 +1,4 @@
-"""`horovodrun`: Horovod's launcher on torchrun's agent. The script of the `lockstep-horovod` distribution.
+"""`horovodrun`: Horovod's command line for Lockstep's launcher. The script of the `lockstep-horovod` distribution.
 
 Its exit code is 0, 1 when a worker failed (Horovod's rule), 2 for a wrong flag, or 128 + N when signal N stopped it.
 """

@@ -78,7 +78,7 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags, and the command: what follows "--", or the first word that is neither a flag nor a flag's value."""
-    plain = {"--prefix", "--no-prefix", "--dry-run", "--no-dry-run", "-h", "--help"}
+    plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload") for no in ("", "no-")} | {"-h", "--help"}
     position = 0
     while position < len(words) and words[position].startswith("-"):
         word = words[position]

@@ -19,6 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 
 if TYPE_CHECKING:
+    from lockstep.launch.job import JobSeries
     from lockstep.launch.plan import JobPlan
 
 KILLED = 128 + signal.SIGKILL  # what Linux does to a process where memory ends
@@ -66,6 +67,7 @@ class Search:
     command: BatchCommand
     config: TrainConfig
     about: Mapping[str, Any]
+    jobs: JobSeries
 
     def finds(self, record: Mapping[str, Any]) -> bool:
         """Whether an earlier record is of this search."""
@@ -91,7 +93,7 @@ class Search:
         """
         from lockstep.study.step_jobs import append_record, measure_in_job
 
-        outcome = measure_in_job(self.plan(size))
+        outcome = measure_in_job(self.plan(size), self.jobs)
         if outcome.was_ended:
             return outcome.code
         lacks_memory = outcome.out_of_memory or outcome.code == KILLED
@@ -107,10 +109,16 @@ class Search:
 def main(words: Sequence[str]) -> int:
     own, job = split(words)
     command = parse(BatchCommand, "study batch", own)
-    return until_interrupted(lambda: _study(command, job))
+    from lockstep.launch.job import JobSeries
+
+    def study() -> int:
+        with JobSeries() as jobs:
+            return _study(command, job, jobs)
+
+    return until_interrupted(study)
 
 
-def _study(command: BatchCommand, job: Sequence[str]) -> int:
+def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     config = read_job(job)
     from lockstep.records import read_records
     from lockstep.study.batch_search import next_size
@@ -118,7 +126,7 @@ def _study(command: BatchCommand, job: Sequence[str]) -> int:
     from lockstep.study.points import job_digest
     from lockstep.study.step_jobs import about_plan
 
-    search = Search(command, config, {"job": job_digest(config), "flags": list(job), "workers": command.workers})
+    search = Search(command, config, {"job": job_digest(config), "flags": list(job), "workers": command.workers}, jobs)
     plan = search.plan(command.first)  # so that what contradicts itself is said at once
     if command.where.dry_run:
         print(f"batches of {command.first}, {2 * command.first}, ... on {command.workers} workers")

@@ -20,6 +20,7 @@ from lockstep.launch.options import LaunchOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from lockstep.launch.job import JobSeries
     from lockstep.launch.plan import JobPlan
     from lockstep.study.points import Length, Mode, Point
     from lockstep.study.step_jobs import Outcome
@@ -84,6 +85,7 @@ def main(words: Sequence[str]) -> int:
 
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     config = read_job(job)
+    from lockstep.launch.job import JobSeries
     from lockstep.records import read_records
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import job_digest, key_of, missing_points, plan_points
@@ -109,13 +111,14 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
         return 0
     check_record_file(command.out)
     code = 0
-    for number, point in enumerate(missing, start=1):
-        print(f"[{number}/{len(missing)}] {_name(point)}: ", end="", flush=True)
-        outcome = _measure(plans[point], describe(point), command.out)
-        if outcome.was_ended:
-            print(f"{TO_GO_ON}; recorded in {command.out}")
-            return outcome.code
-        code = outcome.code or code
+    with JobSeries() as jobs:
+        for number, point in enumerate(missing, start=1):
+            print(f"[{number}/{len(missing)}] {_name(point)}: ", end="", flush=True)
+            outcome = _measure(plans[point], jobs, describe(point), command.out)
+            if outcome.was_ended:
+                print(f"{TO_GO_ON}; recorded in {command.out}")
+                return outcome.code
+            code = outcome.code or code
     keys = {key_of(describe(point)) for point in points}
     _show([record for record in read_records(command.out) if key_of(record) in keys and "failed" not in record])
     print(f"recorded in {command.out}")
@@ -146,11 +149,11 @@ def _name(point: Point) -> str:
     return f"{workers}, global batch {point.global_batch:,}"
 
 
-def _measure(plan: JobPlan, about: Mapping[str, Any], out: Path) -> Outcome:
+def _measure(plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> Outcome:
     """Measure a point and append its record."""
     from lockstep.study.step_jobs import append_record, measure_in_job
 
-    outcome = measure_in_job(plan)
+    outcome = measure_in_job(plan, jobs)
     if outcome.was_ended:
         print("interrupted")
         return outcome

@@ -183,7 +183,7 @@ def _fail(place: Place, error: Exception) -> int:
 
 
 def _error_file() -> Path | None:
-    """Where torchrun's agent, and ours, look for a worker's last words."""
+    """Where torchrun, or Lockstep's node process, looks for a worker's error."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(path) if path else None
 

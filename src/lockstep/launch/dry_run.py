@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shlex
 
-from lockstep.launch.plan import LOOPBACK_INTERFACE, JobPlan, horovod_variables
+from lockstep.launch.plan import LOOPBACK_INTERFACE, JobPlan, handed_on, horovod_variables, torchrun_variables
+from lockstep.launch.python_command import NotForkedError, python_command
 from lockstep.store import LOOPBACK
 
 AT_START = "<chosen at the start>"
 OF_A_WORKER = (
-    *("RANK", "LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
 )
 
 
 def describe(plan: JobPlan) -> str:
     """Each node's start, the variables of its workers, and each worker's own with the command, in shell syntax."""
-    lines = [f"# {note}" for note in plan.notes]
+    lines = [f"# {note}" for note in (*plan.notes, _way_to_start(plan))]
     for index, node in enumerate(plan.nodes):
         number, nodes = (plan.by_hand.node, plan.by_hand.nodes) if plan.by_hand else (index, len(plan.nodes))
         workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]
@@ -29,6 +30,15 @@ def describe(plan: JobPlan) -> str:
     return "\n".join(lines)
 
 
+def _way_to_start(plan: JobPlan) -> str:
+    """How workers come to be, as this host's environment has it; each other host decides by its own."""
+    try:
+        program = python_command(plan.command, {**handed_on(plan.own_environment), **plan.environment})
+    except NotForkedError as error:
+        return f"each worker starts by itself: {error}"
+    return f"the workers of a host are forked from one process that has imported {', '.join(program.modules)}"
+
+
 def _quoted(value: str) -> str:
     return value if value.startswith("<") else shlex.quote(value)
 
@@ -36,23 +46,14 @@ def _quoted(value: str) -> str:
 def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
     node, hand = plan.nodes[index], plan.by_hand
     if hand:
-        rank, size, place = f"<after the {hand.node} nodes before>", "<of all nodes>", (hand.node, hand.nodes)
-        address, port = hand.address, str(hand.port)
+        slots = [node.workers] * hand.nodes  # as far as is known
+        torchrun = torchrun_variables(hand.node, local_rank, slots, hand.address, hand.port)
+        torchrun |= dict.fromkeys(("RANK", "ROLE_RANK"), f"<after the {hand.node} nodes before>")
+        torchrun |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), "<of all nodes>")
     else:
-        rank, size = str(plan.first_rank(index) + local_rank), str(plan.workers)
-        place = (index, len(plan.nodes))
-        address, port = LOOPBACK if plan.is_local else AT_START, AT_START
-    torchrun = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(node.workers),
-        "GROUP_RANK": str(place[0]),
-        "GROUP_WORLD_SIZE": str(place[1]),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-    }
-    slots = [] if hand else [each.workers for each in plan.nodes]
+        slots = [each.workers for each in plan.nodes]
+        address = LOOPBACK if plan.is_local else AT_START
+        torchrun = torchrun_variables(index, local_rank, slots, address, AT_START)
     interface = LOOPBACK_INTERFACE if plan.is_local else "<the one that leads to the first host>"
     own = {"HOROVOD_HOSTNAME": node.host, "HOROVOD_GLOO_IFACE": interface, "GLOO_SOCKET_IFNAME": interface}
     nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<that, if there is no other>"

@@ -11,23 +11,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from lockstep.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
-from lockstep.launch import tether
 from lockstep.launch.discovery import Discovery
 from lockstep.launch.display import OutputPlan, say
+from lockstep.launch.family import kill_descendants
 from lockstep.launch.horovod_plan import ElasticPlan
 from lockstep.launch.hosts import names_of_this_machine, slots_here, slots_of
 from lockstep.launch.output import Output, Stream
 from lockstep.launch.plan import handed_on
 from lockstep.launch.signals import ignore_stopping, on_stopping
+from lockstep.launch.worker_starter import Child, WorkerStarter, signal_group, start
 from lockstep.store import LOOPBACK, serve_store
 
 POLL_SECONDS = 0.05
@@ -53,7 +52,7 @@ class Worker:
 
     slot: int
     name: str
-    process: subprocess.Popen[bytes]
+    process: Child
     streams: tuple[Stream, Stream]
     after: int | None = None
     rank: int | None = None
@@ -61,8 +60,7 @@ class Worker:
 
     def end(self, number: signal.Signals) -> None:
         """Send a signal to the worker and the processes it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+        signal_group(self.process, number)
 
 
 def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
@@ -86,7 +84,7 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
                 driver.run()
             finally:
                 ignore_stopping()
-                driver.end_workers()
+                driver.end()
     except JobFailedError as error:
         say(f"lockstep: {error}; all workers have ended")
         return FAILED
@@ -143,6 +141,9 @@ class Driver:
         self._not_before: dict[int, float] = {}
         self._finishing = False
         self._waiting_since: float | None = None
+        self._environment = {**handed_on(os.environ), **plan.job.environment}
+        self._starter = WorkerStarter()
+        self._starter.prepare(plan.job.command, self._environment)
 
     def run(self) -> None:
         """Work until all workers have ended well.
@@ -150,6 +151,9 @@ class Driver:
         Raises:
             JobFailedError: The job cannot go on.
         """
+        self._starter.wait()
+        if self._starter.obstacle:
+            say(f"lockstep: each worker starts by itself: {self._starter.obstacle}")
         while True:
             self._collect_ended()
             if self._finishing and not self._workers:
@@ -161,15 +165,16 @@ class Driver:
             self._form_generation()
             time.sleep(POLL_SECONDS)
 
-    def end_workers(self) -> None:
+    def end(self) -> None:
         """End every worker with what it has started; SIGKILL for what SIGTERM does not end."""
+        self._starter.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in self._workers.values():
                 worker.end(number)
             deadline = time.monotonic() + END_SECONDS
-            for worker in self._workers.values():
-                with suppress(subprocess.TimeoutExpired):
-                    worker.process.wait(max(0.0, deadline - time.monotonic()))
+            while time.monotonic() < deadline and any(each.process.poll() is None for each in self._workers.values()):
+                time.sleep(POLL_SECONDS)
+        kill_descendants()
 
     def _collect_ended(self) -> None:
         for worker in list(self._workers.values()):
@@ -253,8 +258,8 @@ class Driver:
 
     def _start(self, slot: int) -> Worker:
         life = self._lives[slot] = self._lives.get(slot, -1) + 1
-        environment = self._plan.job.environment
         variables = {
+            **self._environment,
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_LOCAL_RANK": str(slot),
             LIFE: str(life),
@@ -262,16 +267,14 @@ class Driver:
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._port),
         }
         streams = self._output.open(slot, "stdout"), self._output.open(slot, "stderr")
-        process = subprocess.Popen(
-            tether.command(self._plan.job.command),
-            env={**handed_on(os.environ), **environment, **variables},
-            stdout=streams[0].writer,
-            stderr=streams[1].writer,
-            start_new_session=True,
-        )
+        assert streams[0].writer is not None
+        assert streams[1].writer is not None
+        writers = streams[0].writer, streams[1].writer
+        forked = self._starter.fork([variables], os.getcwd(), "none", [writers])
+        child = forked[0] if forked else start(self._plan.job.command, variables, "none", writers)
         for stream in streams:
             stream.release()
-        return Worker(slot, worker_name(environment["HOROVOD_HOSTNAME"], slot, life), process, streams)
+        return Worker(slot, worker_name(variables["HOROVOD_HOSTNAME"], slot, life), child, streams)
 
     def _dismiss(self) -> None:
         """Tell the workers that are not needed any more, and ask, to end; none while there are too few slots."""

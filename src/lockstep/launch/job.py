@@ -15,20 +15,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lockstep.errors import LOST_PEER, LockstepError, StoppedError
+from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.display import Display, OutputPlan, say
 from lockstep.launch.failure import Failure, first
 from lockstep.launch.family import allow_many_files
-from lockstep.launch.node import NodeJob
+from lockstep.launch.node_job import NodeJob
+from lockstep.launch.node_pool import NodePool
 from lockstep.launch.plan import SECRET, JobPlan, handed_on
-from lockstep.launch.remote import Remote
+from lockstep.launch.remote import STAGES, Remote
 from lockstep.launch.screen import Screen
 from lockstep.launch.start import StartError, disagreement
 from lockstep.store import LOOPBACK
 
+LOAD_SECONDS = 600.0  # in which Python's modules must have been loaded, which a busy file system makes slow
 SETTLE_SECONDS = 0.5  # in which failures that belong together become known
 END_SECONDS = 6.0  # in which every node process must have ended its host's part
 FORCED_SECONDS = 2.0
+BY_HAND_SECONDS = 5.0  # more than the node process waits for the others, which knows more of why they did not come
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
 # Forwarded as SIGTERM. A second Ctrl-C ends the job at once; a second SIGTERM does not, as batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,29 +39,51 @@ STOPPED = StoppedError.exit_code
 T = TypeVar("T")
 
 
+class JobSeries:
+    """Jobs one after the other; what their hosts have loaded for the first is there for the next."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._pool = NodePool()
+
+    def __enter__(self) -> JobSeries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._runner:
+            self._runner.run(self._pool.close())
+
+    def run(
+        self, plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False
+    ) -> int:
+        """Carry out a plan and wait for its end.
+
+        Args:
+            output: How the workers' lines are shown and kept.
+            failure_code: The exit code when a worker has failed; None: the worker's own.
+            direct_stdout: Workers on this machine write to the launcher's stdout themselves, as progress bars need.
+
+        Returns:
+            The job's exit code: 0; that of the worker that failed first (128 + N where signal N ended it); STOPPED when
+            the workers have stopped on request after a checkpoint; 128 + N when signal N to the launcher ended the job.
+
+        Raises:
+            ConfigError: There can be no files where the output is to be kept.
+        """
+        display = Display(output)
+        try:
+            job = Job(plan, display, direct_stdout, self._pool)
+            outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
+            job.tell(outcome)
+        finally:
+            display.close()
+        return outcome.exit_code(failure_code)
+
+
 def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False) -> int:
-    """Carry out a plan and wait for its end.
-
-    Args:
-        output: How the workers' lines are shown and kept.
-        failure_code: The exit code when a worker has failed; None: the worker's own.
-        direct_stdout: Workers on this machine write to the launcher's stdout themselves, as progress bars need.
-
-    Returns:
-        The job's exit code: 0; that of the worker that failed first (128 + N where signal N ended it); STOPPED when the
-        workers have stopped on request after a checkpoint; 128 + N when signal N to the launcher ended the job.
-
-    Raises:
-        ConfigError: There can be no files where the output is to be kept.
-    """
-    display = Display(output)
-    try:
-        job = Job(plan, display, direct_stdout)
-        outcome = asyncio.run(job.run())
-        job.tell(outcome)
-    finally:
-        display.close()
-    return outcome.exit_code(failure_code)
+    """Carry out one job, as `JobSeries.run` does."""
+    with JobSeries() as jobs:
+        return jobs.run(plan, output, failure_code, direct_stdout)
 
 
 @dataclass(frozen=True)
@@ -94,11 +119,12 @@ class Outcome:
 class Job:
     """The state of a running job."""
 
-    def __init__(self, plan: JobPlan, display: Display, direct_stdout: bool) -> None:
+    def __init__(self, plan: JobPlan, display: Display, direct_stdout: bool, pool: NodePool) -> None:
         self._plan = plan
         self._screen = Screen(display)
         self._direct_stdout = direct_stdout and plan.is_local
-        self._remotes = [Remote(index, node, self._screen.show) for index, node in enumerate(plan.nodes)]
+        self._pool = pool
+        self._remotes: list[Remote] = []
         self._stop: signal.Signals | None = None
         self._notice: signal.Signals | None = None
         self._size = plan.workers
@@ -112,7 +138,7 @@ class Job:
     @property
     def has_started(self) -> bool:
         """Whether the workers run."""
-        return all(remote.answer("started").done() for remote in self._remotes)
+        return bool(self._remotes) and all(remote.answer("started").done() for remote in self._remotes)
 
     def ask_to_stop(self) -> None:
         """Have workers that understand it stop after the same step, with a checkpoint."""
@@ -122,14 +148,18 @@ class Job:
         """Carry out the plan.
 
         Args:
-            goes_on: Whether the workers are to be started anew after this; the hosts then keep their snapshots.
+            goes_on: Whether the workers are to be started anew after this; the node processes then stay.
         """
         allow_many_files()
+        await self._pool.look()
+        nodes = enumerate(self._plan.nodes)
+        self._remotes = [self._pool.take(index, node, self._screen.show) for index, node in nodes]
         self._catch()
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         away: tuple[str, ...] = ()
         ended: list[dict[str, Any]] = []
+        keep = False
         try:
             try:
                 if await self._unless_given_up(self._start()):
@@ -141,11 +171,10 @@ class Job:
                 show_due.cancel()
                 await self._end(0.0 if given_up else END_SECONDS)
             outcome = self._judge(ended, given_up, trouble, away)
-            if goes_on(outcome):
-                for remote in self._remotes:
-                    remote.send({"do": "keep"})
+            keep = goes_on(outcome)
         finally:
-            await asyncio.gather(*(remote.close() for remote in self._remotes))
+            await self._pool.give_back(self._remotes, keep)
+            self._release()
         return outcome
 
     def tell(self, outcome: Outcome) -> None:
@@ -169,6 +198,12 @@ class Job:
                 loop.add_signal_handler(number, self._on_signal, number)
         if not self._plan.is_local:
             loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # others would take the silence for our death
+
+    def _release(self) -> None:
+        """Give the signals back: nobody hears of them between two jobs."""
+        for number in (*STOP, *NOTICE, signal.SIGTSTP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         started = self.has_started
@@ -211,7 +246,7 @@ class Job:
         secret = os.environ.get(SECRET, "") if plan.by_hand else secrets.token_hex(16)
         slots = [] if plan.by_hand else [node.workers for node in plan.nodes]
         try:
-            async with asyncio.timeout(plan.start_timeout):
+            async with asyncio.timeout(plan.start_timeout + (BY_HAND_SECONDS if plan.by_hand else 0.0)):
                 await _all(remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes)
                 here = await self._answers("here")
                 if problem := disagreement([node.host for node in plan.nodes], [each["versions"] for each in here]):
@@ -220,9 +255,21 @@ class Job:
                     await self._start_on_several(here[0]["doors"])
                 else:
                     self._remotes[0].send({"do": "start", "address": LOOPBACK, "port": 0, "own": LOOPBACK})
-                await self._answers("started")
+                await self._answers("met")
         except TimeoutError:
             raise StartError(self._late()) from None
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                started = await self._answers("started")
+        except TimeoutError:
+            raise StartError(
+                f"{', '.join(self._late_hosts())} did not load torch within {LOAD_SECONDS:g} s; is the file system "
+                f"slow there? --no-preload starts each worker by itself"
+            ) from None
+        for remote, answer in zip(self._remotes, started, strict=True):
+            if answer["note"]:
+                where = "" if plan.is_local else f"{remote.node.host}: "
+                say(f"lockstep: {where}each worker starts by itself: {answer['note']}")
         self._size = self._remotes[0].answer("started").result()["size"]
         if self._notice:
             self._forward(self._notice)
@@ -230,8 +277,6 @@ class Job:
     def _late(self) -> str:
         """Who has kept the others waiting, at the first stage that not all have passed."""
         seconds = f"within {self._plan.start_timeout:g} s"
-        if hand := self._plan.by_hand:
-            return f"the other nodes did not come to {hand.address}:{hand.port} {seconds}; have they been started?"
         return (
             f"{', '.join(self._late_hosts())} did not start {seconds}; is the network or the file system slow there? "
             f"Give it more by --start-timeout"
@@ -239,7 +284,8 @@ class Job:
 
     def _late_hosts(self) -> list[str]:
         late: list[str] = []
-        for stage, remotes in (("here", self._remotes), ("reached", self._remotes[1:]), ("started", self._remotes)):
+        for stage in STAGES:
+            remotes = self._remotes[1:] if stage == "reached" else self._remotes
             late = late or [each.node.host for each in remotes if not each.answer(stage).done()]
         return late
 
@@ -380,14 +426,8 @@ class Job:
             why = "they wait for a device or a file system"
             say(f"lockstep: {remote.node.host}: processes {pids} cannot be ended; {why}")
         failures = [self._failure(host, each) for each in ended.get("failures", ())]
-        if ended and not failures and "complaint" in ended and ended["agent_code"] != 0:
-            code = ended["agent_code"]
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {ended['complaint']}"
-            failures.append(Failure(-1, host, code, f"the agent on {remote.node.host} {how}", time.monotonic()))
         if error := ended.get("error"):
-            text = f"the agent on {remote.node.host} failed: {error}"
-            lost = any(words in error for words in (*LOST_PEER, "store", "timed out", "timeout"))
-            failures.append(Failure(-1, host, 1, text, time.monotonic(), lost_peer=lost))
+            failures.append(Failure(-1, host, 1, f"{remote.node.host}: {error}", time.monotonic()))
         return failures
 
     def _failure(self, host: str, told: dict[str, Any]) -> Failure:
@@ -415,6 +455,4 @@ async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
 
 
 def _is_bad(ended: dict[str, Any]) -> bool:
-    return any(name in ended for name in ("lost", "error", "elsewhere")) or bool(
-        ended.get("failures") or ended["agent_code"] != 0
-    )
+    return any(ended.get(name) for name in ("lost", "error", "elsewhere", "failures"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -77,19 +76,14 @@ class Membership:
             if is_back:
                 del self._lost[host.name]
 
-    async def clear_memory(self, hosts: Collection[str], path: str) -> None:
-        """Have hosts, as far as they can be reached, remove the job's snapshots."""
-        plans = [plan for host in hosts if (plan := self.plan([Host(host, 1)]))]
-        await asyncio.gather(*(_speak(plan.nodes[0].start, {"forget": path}, PROBE_SECONDS) for plan in plans))
-
     async def _is_back(self, host: Host, seconds: float) -> bool:
         """Whether Lockstep can be started there: its node process ends at once when nobody speaks to it."""
         plan = self.plan([host])
-        return plan is not None and await _speak(plan.nodes[0].start, None, seconds) == NOBODY_SPOKE
+        return plan is not None and await _code_of_silence(plan.nodes[0].start, seconds) == NOBODY_SPOKE
 
 
-async def _speak(start: Sequence[str], message: dict[str, str] | None, seconds: float) -> int | None:
-    """Start a host's node process and say one thing, or nothing; its exit code, or None if it does not end in time."""
+async def _code_of_silence(start: Sequence[str], seconds: float) -> int | None:
+    """The exit code of a host's node process that nobody speaks to, or None if it does not end in time."""
     process = await asyncio.create_subprocess_exec(
         *start,
         stdin=subprocess.PIPE,
@@ -99,7 +93,6 @@ async def _speak(start: Sequence[str], message: dict[str, str] | None, seconds: 
     )
     assert process.stdin
     with suppress(OSError):
-        process.stdin.write(json.dumps(message).encode() + b"\n" if message else b"")
         process.stdin.close()
     try:
         return await asyncio.wait_for(process.wait(), seconds)

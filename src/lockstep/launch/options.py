@@ -16,6 +16,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.allocation import Allocation, find_allocation
 from lockstep.launch.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
 from lockstep.launch.plan import ByHand, JobPlan, plan_job
+from lockstep.launch.python_command import PRELOAD
 from lockstep.launch.transports import Kind, Transport
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
@@ -65,6 +66,8 @@ class LaunchOptions:
     """With --dist-url: the number of nodes."""
     rank: Annotated[int | None, arg(metavar="K")] = None
     """With --dist-url: this node's number."""
+    preload: bool = True
+    """Import torch once on each host, and fork its workers from there, where that is safe."""
     dry_run: bool = False
     """Print what would be executed, on which host, with which variables, and stop."""
 
@@ -122,6 +125,8 @@ def plan_from(
         stop_timeout=options.stop_timeout,
         by_hand=by_hand,
     )
+    if not options.preload:
+        plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
     if by_hand:
         own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
         note = f"node {by_hand.node} of {by_hand.nodes}, {plan.workers} workers here; meeting at "

@@ -176,15 +176,41 @@ def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
     return f"{plan.workers} workers on this machine, {shown} each ({'from OMP_NUM_THREADS' if own else reason})"
 
 
-def horovod_variables(worker: Mapping[str, str], slots: Sequence[int] = ()) -> dict[str, str]:
+def torchrun_variables(
+    node: int, local_rank: int, slots: Sequence[int], address: str, port: int | str
+) -> dict[str, str]:
+    """What torchrun tells a worker of its place.
+
+    Args:
+        slots: Workers on each node.
+        address: Where the job's store is, as `port`.
+    """
+    rank, size = str(sum(slots[:node]) + local_rank), str(sum(slots))
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(slots[node]),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(len(slots)),
+        "ROLE_NAME": "worker",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
     """Horovod's names for what torchrun's variables tell a worker.
 
     Args:
-        slots: Workers on each node, where they are known; else each node is taken to have as many as this one. A cross
-            rank is the number of a worker's node among the nodes that have a worker of its local rank.
+        slots: Workers on each node. A cross rank is the number of a worker's node among the nodes that have a worker of
+            its local rank.
     """
-    node, nodes, local_rank = int(worker["GROUP_RANK"]), int(worker["GROUP_WORLD_SIZE"]), int(worker["LOCAL_RANK"])
-    having = [index for index in range(nodes) if not slots or slots[index] > local_rank]
+    node, local_rank = int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"])
+    having = [index for index, workers in enumerate(slots) if workers > local_rank]
     return {
         "HOROVOD_RANK": worker["RANK"],
         "HOROVOD_SIZE": worker["WORLD_SIZE"],

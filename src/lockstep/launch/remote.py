@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lockstep.launch.display import Name
-from lockstep.launch.node import NodeJob
+from lockstep.launch.node_job import NodeJob
 from lockstep.launch.plan import NodePlan, handed_on
 from lockstep.launch.start import StartError, why_not_started
 from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, SILENCE_SECONDS, bytes_of, pack, receive
@@ -20,29 +20,51 @@ from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, SILENCE_SECONDS
 CLOSE_SECONDS = 2.0
 STANDSTILL_SECONDS = 3.0
 LAST_WORDS_BYTES = 1 << 13
+STAGES = ("here", "reached", "met", "started")  # of a start, in this order
+Show = Callable[[int, Name, bytes], Awaitable[None]]
 
 
 class Remote:
-    """A host's node process, as the launcher sees it.
+    """A host's node process, as the launcher sees it: for one start of the workers, or several."""
 
-    Args:
-        index: Its number among the nodes of this launcher.
-        show: Gets each part of a worker's output: the rank, the stream's name, the bytes; none at its end.
-    """
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._stdout = -1  # the node process's descriptor that workers write to directly
+        self._heard = time.monotonic()
+        self._last_words = b""
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._is_lost = False
 
-    def __init__(self, index: int, node: NodePlan, show: Callable[[int, Name, bytes], Awaitable[None]]) -> None:
+    def take(self, index: int, node: NodePlan, show: Show) -> None:
+        """Have it for one start of the workers.
+
+        Args:
+            index: Its number among the nodes of this launcher.
+            show: Gets each part of a worker's output: the rank, the stream's name, the bytes; none at its end.
+        """
         self.index = index
         self.node = node
         self._show = show
         self._first_rank = 0
-        self._process: asyncio.subprocess.Process | None = None
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._heard = time.monotonic()
-        self._last_words = b""
-        self._tasks: list[asyncio.Task[Any]] = []
 
-    async def start(self, first: NodeJob) -> None:
-        """Start the node process and hand it the job."""
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing will come from it any more."""
+        return self._is_lost or (self._process is not None and self._process.returncode is not None)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be had for another start of the workers: it is there, and those that it had have ended."""
+        return not self.is_lost and self.answer("ended").done()
+
+    async def start(self, job: NodeJob) -> None:
+        """Hand it the job, and start it first where it is not there yet."""
+        if self._process is None:
+            await self._start(job)
+        self.send(asdict(replace(job, stdout=self._stdout if job.stdout >= 0 else -1)))
+
+    async def _start(self, first: NodeJob) -> None:
         # a copy, above the three streams that the node process has for itself
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         environment = handed_on(os.environ) if self.node.is_here else dict(os.environ)
@@ -68,7 +90,7 @@ class Remote:
             self._tasks.append(asyncio.create_task(self._beat()))
         for task in self._tasks:
             task.add_done_callback(self._watch_over)
-        self.send(asdict(replace(first, stdout=stdout)))
+        self._stdout = stdout
 
     def answer(self, kind: str) -> asyncio.Future[dict[str, Any]]:
         """The message of a kind, when it comes; a failure if the node process ends before."""
@@ -77,7 +99,7 @@ class Remote:
     @property
     def is_in_trouble(self) -> bool:
         """Whether this host could not start its part."""
-        answers = [self.answer(kind) for kind in ("here", "reached", "started")]
+        answers = [self.answer(kind) for kind in STAGES]
         return any(answer.done() and answer.exception() for answer in answers)
 
     def outcome(self) -> dict[str, Any]:
@@ -121,9 +143,6 @@ class Remote:
                 case str(kind) if kind != "alive":
                     if kind == "started":
                         self._first_rank = message["first_rank"]
-                    if kind == "ended" and not self.answer("started").done():
-                        said = message.get("error") or message.get("complaint", "").strip() or "no word of why"
-                        self._lost(f"{self.node.host} could not start its workers: {said}")
                     self._resolve(kind, message)
         code = await self._process.wait()
         await self._tasks[1]
@@ -163,9 +182,10 @@ class Remote:
 
     def _lost(self, why: str) -> None:
         """No answer will come any more."""
+        self._is_lost = True
         self._resolve("ended", {"is": "ended", "lost": why or "its part of the launcher has ended unexpectedly"})
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
-        for kind in ("here", "reached", "started"):
+        for kind in STAGES:
             if not self.answer(kind).done():
                 self.answer(kind).set_exception(StartError(early))
                 self.answer(kind).exception()  # it need not be asked for

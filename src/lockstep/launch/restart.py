@@ -20,6 +20,7 @@ from lockstep.launch.display import Display, OutputPlan, say
 from lockstep.launch.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.job import STOPPED, Job, Outcome
 from lockstep.launch.membership import FIRST_PROBE_SECONDS, PROBE_SECONDS, Membership
+from lockstep.launch.node_pool import NodePool
 from lockstep.launch.options import LaunchOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart_options import RestartOptions
@@ -27,7 +28,7 @@ from lockstep.launch.snapshot_memory import new_path
 from lockstep.world import usable_cores
 
 LOOK_SECONDS = 1.0
-SETTLED_SECONDS = 5.0  # between the workers' start and a change of their number
+SETTLED_SECONDS = 2.0  # between the workers' start and a change of their number
 # How workers end that are asked to stop: after a checkpoint; without room for one, as the snapshots are in memory; or
 # by the signal itself, to which they do not listen yet.
 RESIZED = (STOPPED, CheckpointError.exit_code, -signal.SIGUSR1)
@@ -141,7 +142,7 @@ class _Attempts:
         self._least = job.options.min_np or job.plan.workers
         self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers)
         self._snapshots = str(new_path())
-        self._keeping: set[str] = set()  # hosts that have been told to keep their snapshots
+        self._pool = NodePool()
         self._number = 0
         self._restarts = 0
         self._resizing = False
@@ -154,19 +155,17 @@ class _Attempts:
                 self._resizing, self._verdict = False, _Verdict()
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
-                attempt = Job(self._numbered(plan, newcomers), self._display, self._direct_stdout)
+                attempt = Job(self._numbered(plan, newcomers), self._display, self._direct_stdout, self._pool)
                 watch = asyncio.create_task(self._watch(attempt, plan))
                 try:
                     outcome = await attempt.run(partial(self._judge, watch))
                 finally:
                     watch.cancel()
-                self._keeping -= {*hosts}  # what is not kept, its own node process has removed
                 if not self._verdict.resized:
                     attempt.tell(outcome)
                 if not self._verdict.goes_on:
                     self._say_why_not(outcome)
                     return outcome.exit_code(self._job.failure_code)
-                self._keeping |= {*hosts} - {*outcome.away}
                 self._restarts += not self._verdict.resized
                 self._number += 1
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
@@ -177,8 +176,7 @@ class _Attempts:
                 plan, before = following, hosts
                 self._announce(plan)
         finally:
-            if self._keeping:
-                await self._membership.clear_memory(self._keeping, self._snapshots)
+            await self._pool.close()
 
     def _numbered(self, plan: JobPlan, newcomers: tuple[str, ...]) -> JobPlan:
         most = self._options.max_restarts

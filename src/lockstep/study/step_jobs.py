@@ -19,7 +19,7 @@ from lockstep.config_mapping import from_mapping, to_mapping
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.launch.display import OutputPlan
 from lockstep.launch.hosts import names_of_this_machine
-from lockstep.launch.job import run_job
+from lockstep.launch.job import JobSeries
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan, threads
 from lockstep.records import RecordWriter
@@ -76,11 +76,11 @@ def tell(kind: str, content: Any) -> None:
     print(MARK + json.dumps({kind: content}), flush=True)
 
 
-def measure_in_job(plan: JobPlan) -> Outcome:
+def measure_in_job(plan: JobPlan, jobs: JobSeries) -> Outcome:
     """Carry out a plan whose command is the step worker's; what is written besides is shown if nobody says why."""
     told, said = io.BytesIO(), io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(told)) as out, redirect_stderr(io.TextIOWrapper(said)) as errors:
-        code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
+        code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
         out.flush()
         errors.flush()
         lines, rest = (stream.getvalue().decode(errors="replace") for stream in (told, said))

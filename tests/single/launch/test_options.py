@@ -98,10 +98,10 @@ def test_a_dry_run_shows_each_worker() -> None:
     assert "  export WORLD_SIZE=3" in text
     own = [line.strip() for line in text.splitlines() if line.startswith("  RANK=")]
     assert own == [
-        "RANK=0 LOCAL_RANK=0 HOROVOD_RANK=0 HOROVOD_LOCAL_RANK=0 "
+        "RANK=0 LOCAL_RANK=0 ROLE_RANK=0 HOROVOD_RANK=0 HOROVOD_LOCAL_RANK=0 "
         "HOROVOD_CROSS_RANK=0 HOROVOD_CROSS_SIZE=2 python train.py",
-        "RANK=1 LOCAL_RANK=1 HOROVOD_RANK=1 HOROVOD_LOCAL_RANK=1 "
+        "RANK=1 LOCAL_RANK=1 ROLE_RANK=1 HOROVOD_RANK=1 HOROVOD_LOCAL_RANK=1 "
         "HOROVOD_CROSS_RANK=0 HOROVOD_CROSS_SIZE=1 python train.py",
-        "RANK=2 LOCAL_RANK=0 HOROVOD_RANK=2 HOROVOD_LOCAL_RANK=0 "
+        "RANK=2 LOCAL_RANK=0 ROLE_RANK=2 HOROVOD_RANK=2 HOROVOD_LOCAL_RANK=0 "
         "HOROVOD_CROSS_RANK=1 HOROVOD_CROSS_SIZE=2 python train.py",
     ]

@@ -146,7 +146,7 @@ def test_torchruns_variables_have_horovods_names_too() -> None:
     numbers = {"RANK": 3, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 1}
     worker = {name: str(value) for name, value in numbers.items()}
     worker |= {"GROUP_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert horovod_variables(worker) == {
+    assert horovod_variables(worker, slots=[2, 2, 2, 2]) == {
         "HOROVOD_RANK": "3",
         "HOROVOD_SIZE": "8",
         "HOROVOD_LOCAL_RANK": "1",

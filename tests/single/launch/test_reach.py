@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import threading
 
 import pytest
-import torch.distributed as dist
 
 from lockstep.interfaces import address_towards, addresses, interface_of
-from lockstep.launch.agent import introduce
 from lockstep.launch.reach import Doors, listen, proof, reachable
 
 
@@ -57,24 +54,6 @@ def test_a_door_proves_nothing_to_who_asks_nothing_and_never_the_same_twice() ->
     assert silence == b""
     assert answers == [proof("secret", "door", b"a" * 16), proof("secret", "door", b"b" * 16)]
     assert answers[0] != answers[1]
-
-
-def test_agents_without_the_secret_are_refused_before_anything_is_exchanged() -> None:
-    store = dist.HashStore()
-    introduce_all = [threading.Thread(target=introduce, args=(store, "right", node, 3)) for node in (1, 2)]
-    for thread in introduce_all:
-        thread.start()
-    introduce(store, "right", 0, 3)
-    for thread in introduce_all:
-        thread.join()
-
-    store = dist.HashStore()
-    store.set("lockstep/proof/1", proof("wrong", "agent 1").hex())
-    with pytest.raises(ValueError, match="node 1 does not know this job's secret"):
-        introduce(store, "right", 0, 2)
-    with pytest.raises(ValueError, match="node 0 does not know this job's secret"):
-        introduce(store, "wrong", 1, 2)  # nor does an agent take a stranger's store for its job's
-    assert not [key for key in store.list_keys() if "proof" not in key]
 
 
 def test_addresses_are_those_that_others_may_reach() -> None:

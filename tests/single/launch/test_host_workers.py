@@ -1,4 +1,4 @@
-"""What a host's node process adds to its workers' variables."""
+"""What a host adds to its workers' variables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch import node
-from lockstep.launch.node import Node
+from lockstep.launch import host_workers
+from lockstep.launch.host_workers import HostWorkers
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -18,8 +18,8 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     nothing: Any = None
-    this = Node(nothing, nothing)
-    this._job = SimpleNamespace(host="a", workers=2, interfaces=only.split(",") if only else [], environment=given)  # type: ignore[assignment]
+    job: Any = SimpleNamespace(host="a", workers=2, interfaces=only.split(",") if only else [], environment=given)
+    this = HostWorkers(job, nothing, nothing, nothing, nothing)
     return [this._variables(interface).get(name) for name in NAMES]
 
 
@@ -37,8 +37,8 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
 def test_nccl_is_held_to_one_interface_only_where_there_is_no_other(
     interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "LOOPBACK_INTERFACE", "lo")
-    monkeypatch.setattr(node, "addresses", lambda: [(name, "10.0.0.1") for name in own])
+    monkeypatch.setattr(host_workers, "LOOPBACK_INTERFACE", "lo")
+    monkeypatch.setattr(host_workers, "addresses", lambda: [(name, "10.0.0.1") for name in own])
     assert variables(interface, monkeypatch) == [interface, nccl]
 
 

@@ -1,0 +1,482 @@
+"""Workers that are forked from a preloaded process: what they see, how they fail, and when they start by themselves.
+
+Most jobs here preload a small package named torch that counts its imports: only what torch itself does needs the real
+one, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lockstep.launch.function import run
+from lockstep.world import usable_cores
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+STORE = "lockstep: the job's store"
+WAIT_SECONDS = 100
+# Keeps the job's report of a worker: `report(**what)`.
+REPORT = """
+import gc, json, os, sys
+from pathlib import Path
+
+def report(**what):
+    restart, rank = os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), os.environ["RANK"]
+    draft = Path(f"draft-{rank}")
+    draft.write_text(json.dumps({"frozen": gc.get_freeze_count(), "pid": os.getpid(), **what}))
+    draft.rename(f"{restart}-{rank}.json")
+"""
+TORCH = """
+import os, pathlib
+with open(os.environ["IMPORTS"], "a") as file:
+    print(os.getpid(), file=file)
+from torch import version
+class default_generator:
+    initial_seed = staticmethod(lambda: 67280421310721)  # as the real one begins
+"""
+
+
+def environment(**more: str | Path) -> dict[str, str]:
+    """This process's, without what the tests' conftest set for themselves."""
+    own = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "LOCKSTEP_PRELOAD")}
+    return {**own, **{name: str(value) for name, value in more.items()}}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, str]:
+    """The variables of a job whose torch is small; `imports` of the tests' folder has its importers' pids."""
+    packages = tmp_path / "packages"
+    for name, text in (("torch", TORCH), ("torchvision", "")):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(text)
+    for name in ("version", "_dynamo"):
+        (packages / "torch" / f"{name}.py").write_text("")
+    path = os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return environment(PYTHONPATH=path, IMPORTS=tmp_path / "imports")
+
+
+def script(folder: Path, text: str) -> list[str]:
+    """The command of a Python script."""
+    file = folder / "script.py"
+    file.write_text(f"{REPORT}\n{text}")
+    return [sys.executable, str(file)]
+
+
+def launch(
+    folder: Path, flags: list[str], command: list[str], variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    words = [*LOCKSTEP, "run", *flags, "--", *command]
+    return subprocess.run(
+        words, cwd=folder, env=variables, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+    )
+
+
+@contextmanager
+def started(
+    folder: Path, flags: list[str], command: list[str], variables: dict[str, str]
+) -> Iterator[tuple[psutil.Popen, Path]]:
+    """A job that runs while the block does, and leaves no process behind; its output is in a file."""
+    output = folder / "output.txt"
+    with output.open("w") as file:
+        words = [*LOCKSTEP, "run", *flags, "--", *command]
+        job = psutil.Popen(words, cwd=folder, env=variables, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield job, output
+    finally:
+        left = job.children(recursive=True) if job.is_running() else []
+        for process in [job, *left]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs([job, *left], timeout=20)
+
+
+def wait_until(holds: Callable[[], Any], job: psutil.Popen, output: Path) -> Any:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := holds()):
+        assert job.poll() is None, output.read_text()
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.05)
+    return found
+
+
+def reports(folder: Path, restart: int = 0, workers: int = 2) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{restart}-{rank}.json").read_text()) for rank in range(workers)]
+
+
+def titled(job: psutil.Popen, title: str) -> list[psutil.Process]:
+    """The job's processes whose command line begins with these words."""
+    found = []
+    for process in job.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if " ".join(process.cmdline()).startswith(title):
+                found.append(process)
+    return found
+
+
+def importers(folder: Path) -> list[str]:
+    file = folder / "imports"
+    return file.read_text().split() if file.exists() else []
+
+
+SEEN = """
+def split(name):
+    return Path(name).read_bytes().decode().split("\\0")[:-1]
+
+seen = {
+    "argv": sys.argv, "command": split("/proc/self/cmdline"), "variables": split("/proc/self/environ"),
+    "flags": str(sys.flags), "path": sys.path, "stdin": os.readlink("/proc/self/fd/0"),
+    "leads": os.getsid(0) == os.getpid(), "has torch": "torch" in sys.modules, "file": __file__,
+    "affinity": sorted(os.sched_getaffinity(0)),
+}
+environ = dict(os.environ)
+parent = os.getppid()
+above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+nodes = [split(f"/proc/{pid}/cmdline")[1:] for pid in (parent, above)]
+if os.environ["RANK"] == "1":
+    os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+from torch import distributed
+from torch.distributed.elastic.multiprocessing.errors import record
+seen["threads"] = torch.get_num_threads()
+distributed.init_process_group("gloo")
+tensor = torch.full((5,), distributed.get_rank() + 1.0)
+distributed.all_reduce(tensor)
+seen["sum"] = tensor.tolist()
+seen["random"] = torch.initial_seed(), torch.rand(2).tolist()
+distributed.destroy_process_group()
+
+@record
+def fail():
+    raise ValueError("for the record")
+
+try:
+    fail()
+except ValueError:
+    seen["recorded"] = json.loads(Path(os.environ["TORCHELASTIC_ERROR_FILE"]).read_text())["message"]["message"]
+report(seen=seen, environ=environ, parent=parent, nodes=nodes, folder=os.getcwd())
+"""
+OF_A_JOB = ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
+
+
+def test_a_forked_worker_sees_what_one_that_starts_by_itself_sees(tmp_path: Path) -> None:
+    found = []
+    for way in ([], ["--no-preload"]):
+        folder = tmp_path / "".join(way or ["preload"])
+        folder.mkdir()
+        command = [*script(tmp_path, SEEN), "--lr", "0.1 "]
+        variables = environment(OMP_NUM_THREADS="2")
+        done = launch(folder, ["-np", "2", "--bind", "cores", *way], command, variables)
+        assert done.returncode == 0, done.stderr
+        assert "starts by itself" not in done.stderr
+        found.append(reports(folder))
+        assert {worker["folder"] for worker in found[-1]} == {str(folder)}
+    forked, alone = found
+
+    assert all(worker["frozen"] for worker in forked)
+    assert not any(worker["frozen"] for worker in alone)
+    for workers in found:
+        assert len({worker["parent"] for worker in workers}) == 1
+        node = ["-P", "-m", "lockstep.launch.node"]
+        assert all(worker["nodes"] == [node, node] for worker in workers)  # the node process, and its guard
+    for rank, (worker, other) in enumerate(zip(forked, alone, strict=True)):
+        for each in (worker, other):
+            pairs = sorted(pair.partition("=")[::2] for pair in each["seen"].pop("variables"))
+            assert dict(pairs) == each["environ"]
+            each["names"] = [name for name, _ in pairs]
+            assert all(each["environ"].pop(name) for name in OF_A_JOB if name in each["environ"])
+            each["environ"].pop("LOCKSTEP_PRELOAD", None)
+            each["names"] = [name for name in each["names"] if name != "LOCKSTEP_PRELOAD"]
+            each["random"] = each["seen"].pop("random")
+        assert worker["names"] == other["names"]
+        assert worker["environ"] == other["environ"]
+        assert worker["seen"] == other["seen"]
+        assert worker["environ"]["RANK"] == str(rank)
+    for rank, worker in enumerate(forked):
+        seen = worker["seen"]
+        assert seen["command"] == [*script(tmp_path, SEEN), "--lr", "0.1 "]
+        assert seen["stdin"] == os.devnull
+        assert seen["leads"]
+        assert not seen["has torch"]
+        assert seen["sum"] == [3.0] * 5
+        assert seen["threads"] == (1 if rank == 1 else min(2, usable_cores()))  # torch with MKL has no more than cores
+        assert seen["recorded"] == "ValueError: for the record"
+    draws = [[worker["random"] for worker in workers] for workers in found]  # of torch, which some versions seed anew
+    assert (draws[0][0] == draws[0][1]) == (draws[1][0] == draws[1][1])
+    if usable_cores() > 1:
+        assert forked[0]["seen"]["affinity"] != forked[1]["seen"]["affinity"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said", "last"),
+    [
+        ("raise LookupError('no such thing')", 1, "failed with exit code 1", "LookupError: no such thing"),
+        ("sys.exit(7)", 7, "failed with exit code 7", ""),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "was ended by SIGTERM", ""),
+    ],
+)
+def test_a_forked_worker_that_fails_ends_the_job(
+    tmp_path: Path, small: dict[str, str], end: str, code: int, said: str, last: str
+) -> None:
+    text = f"""
+import signal, subprocess
+if os.environ["RANK"] == "0":
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    report(child=child.pid)
+    signal.pause()
+while not Path("0-0.json").exists():
+    pass
+report()
+{end}
+"""
+    done = launch(tmp_path, ["-np", "2"], script(tmp_path, text), small)
+    workers = reports(tmp_path)
+    assert done.returncode == code, done.stderr
+    assert f"lockstep: worker 1 of 2 {said}; the others were stopped" in done.stderr
+    if last:
+        lines = done.stderr.rstrip().splitlines()
+        assert lines[-1] == last
+        assert lines.index("Traceback (most recent call last):") == len(lines) - 4  # the script's frame alone
+    assert all(worker["frozen"] for worker in workers)
+    assert not any(psutil.pid_exists(pid) for pid in (*(each["pid"] for each in workers), workers[0]["child"]))
+
+
+AGAIN = """
+import signal, time
+import psutil
+import torch
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+report(torch=id(torch), most=os.environ["TORCHELASTIC_MAX_RESTARTS"])
+if first and os.environ["RANK"] == "0":
+    signal.pause()
+if first:
+    while not Path("0-0.json").exists():
+        pass
+    for process in psutil.Process(os.getppid()).children() if "kill" in sys.argv else []:
+        if " ".join(process.cmdline()).startswith("lockstep: preloaded"):
+            process.kill()
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            Path("killed").touch()
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_restart_forks_from_the_same_process_while_that_lives(
+    tmp_path: Path, small: dict[str, str], killed: bool
+) -> None:
+    command = [*script(tmp_path, AGAIN), *(["kill"] if killed else [])]
+    done = launch(tmp_path, ["-np", "2", "--max-restarts", "1"], command, small)
+    assert done.returncode == 0, done.stderr
+    assert "lockstep: restart 1 of 1, with 2 workers" in done.stderr
+    workers = [*reports(tmp_path, 0), *reports(tmp_path, 1)]
+    assert all(worker["frozen"] for worker in workers)
+    assert {worker["most"] for worker in workers} == {"1"}
+    assert (tmp_path / "killed").exists() == killed
+    assert len(importers(tmp_path)) == (2 if killed else 1)
+    if not killed:
+        assert len({worker["torch"] for worker in workers}) == 1
+
+
+ELASTIC = """
+import signal, time
+from lockstep.elastic_rendezvous import meet
+import torch
+while True:
+    meeting = meet()
+    print("life", meeting.generation, meeting.place.rank, gc.get_freeze_count() > 0, id(torch), flush=True)
+    if meeting.generation == 2:
+        sys.exit(0)
+    if meeting.place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        try:
+            meeting.store.check(["alive"])
+        except RuntimeError:
+            break
+        time.sleep(0.02)
+"""
+
+
+def test_horovodruns_replacement_for_a_dead_worker_is_forked_as_well(tmp_path: Path) -> None:
+    flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0", "0"]
+    command = [sys.executable, "-m", "lockstep.cli.horovodrun", *flags, *script(tmp_path, ELASTIC)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lives = [line.partition("life ")[2].split() for line in done.stdout.splitlines() if "life " in line]
+    second = [life for life in lives if life[0] == "2"]
+    assert [life[1] for life in sorted(second)] == ["0", "1"][: len(second)]
+    assert {life[2] for life in lives} == {"True"}
+    assert len(lives) >= 4
+    assert len({life[3] for life in lives}) == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "text", "why"),
+    [
+        (
+            "torchvision",
+            "import threading; threading.Thread(target=threading.Event().wait, name='helper', daemon=True).start()",
+            "an import has started the thread helper",
+        ),
+        ("torch", "raise OSError('torn')", "torch cannot be imported beforehand (OSError: torn)"),
+        (
+            "torch",
+            "import os; print('torn', flush=True); os._exit(3)",
+            "the preloaded process has ended with exit code 3: torn",
+        ),
+        ("torch/version", "xpu = '2025.3'", "torch for XPU has not been seen to outlive a fork"),
+    ],
+)
+def test_where_nothing_can_be_forked_each_worker_starts_by_itself_and_the_job_says_why(
+    tmp_path: Path, small: dict[str, str], package: str, text: str, why: str
+) -> None:
+    file = tmp_path / "packages" / f"{package}.py"
+    (file if "/" in package else tmp_path / "packages" / package / "__init__.py").write_text(
+        f"{TORCH if package == 'torch' else ''}\n{text}"
+    )
+    done = launch(tmp_path, ["-np", "2"], script(tmp_path, "report(); print('done')"), small)
+    assert done.returncode == 0, done.stderr
+    assert [worker["frozen"] for worker in reports(tmp_path)] == [0, 0]
+    assert done.stdout.splitlines()[1:] == ["done", "done"]  # after the plan
+    (line,) = [line for line in done.stderr.splitlines() if "starts by itself" in line]
+    assert line == f"lockstep: each worker starts by itself: {why}"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_imports_print_is_shown_once_however_long_it_is(
+    tmp_path: Path, small: dict[str, str], stream: str
+) -> None:
+    loud = tmp_path / "packages" / "torch" / "_dynamo.py"
+    loud.write_text(f"import sys\nprint('x' * 200_000 + '\\nthe end', file=sys.{stream})")
+    done = launch(tmp_path, ["-np", "2"], script(tmp_path, "import torch\nreport()"), small)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("the end") == 1
+    assert all(each["frozen"] for each in reports(tmp_path))
+
+
+def test_the_scripts_own_modules_come_before_those_that_are_preloaded(tmp_path: Path, small: dict[str, str]) -> None:
+    packages, own = (
+        tmp_path / "packages",
+        tmp_path / "own",
+    )
+    own.mkdir()  # the launcher, too, imports from the folder that it is started in
+    for file in (packages / "helper.py", own / "helper.py", own / "queue.py"):
+        file.write_text("")
+    (packages / "torch" / "__init__.py").write_text(f"{TORCH}\nimport helper, queue\nhelper_file = helper.__file__")
+    text = "import helper, queue, torch\nreport(files=[m.__file__ for m in (helper, queue)], torch=torch.helper_file)"
+    done = launch(tmp_path, ["-np", "1"], script(own, text), small)
+    assert done.returncode == 0, done.stderr
+    (worker,) = reports(tmp_path, workers=1)
+    assert worker["frozen"]
+    assert worker["files"] == [str(own / "helper.py"), str(own / "queue.py")]
+    assert worker["torch"] == str(packages / "helper.py")
+
+
+def test_a_job_without_python_starts_none_but_the_launchers_own(tmp_path: Path, small: dict[str, str]) -> None:
+    shell = ["sh", "-c", "echo up > up-$RANK; while [ ! -e go ]; do sleep 0.05; done"]
+    with started(tmp_path, ["-np", "2"], shell, small) as (job, output):
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, job, output)
+        family = []
+        for process in job.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                family.append((process.name(), process.cmdline()))
+        (tmp_path / "go").touch()
+        assert job.wait(WAIT_SECONDS) == 0
+    others = [words for name, words in family if name not in ("sh", "sleep", "dash", "bash", "busybox")]
+    assert [words[-3:] for words in others] == [["-P", "-m", "lockstep.launch.node"]] * 2  # the guard, and the node
+    assert importers(tmp_path) == []
+    assert "starts by itself" not in output.read_text()  # which nobody has asked of them
+
+
+def test_the_end_of_the_stores_process_ends_the_job(tmp_path: Path, small: dict[str, str]) -> None:
+    (tmp_path / "packages" / "torch" / "distributed.py").write_text("def TCPStore(*_, **__): pass")
+    text = """
+import signal, socket
+report()
+socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+signal.pause()
+"""
+    with started(tmp_path, ["-np", "2"], script(tmp_path, text), small) as (job, output):
+        wait_until(lambda: len(list(tmp_path.glob("0-*.json"))) == 2, job, output)
+        store = wait_until(lambda: titled(job, STORE), job, output)
+        assert len(store) == 1
+        store[0].kill()
+        assert job.wait(WAIT_SECONDS) == 1
+    assert "the process that served the job's store has ended with exit code -9" in output.read_text()
+    assert not any(psutil.pid_exists(worker["pid"]) for worker in reports(tmp_path))
+
+
+@pytest.mark.parametrize("victim", ["node", "guard"])
+def test_nothing_stays_on_a_host_whose_node_process_or_guard_is_killed(
+    tmp_path: Path, small: dict[str, str], victim: str
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    text = """
+import signal, subprocess
+report(child=subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+signal.pause()
+"""
+    with started(tmp_path, ["-np", "2"], script(tmp_path, text), {**small, "TMPDIR": str(scratch)}) as (job, output):
+        wait_until(lambda: len(list(tmp_path.glob("0-*.json"))) == 2, job, output)
+        family = job.children(recursive=True)
+        workers = reports(tmp_path)
+        assert {pid for each in workers for pid in (each["pid"], each["child"])} <= {each.pid for each in family}
+        assert [path.name for path in scratch.iterdir() if path.name.startswith("lockstep-")]
+        node = psutil.Process(workers[0]["pid"]).parent()
+        assert node is not None
+        killed = node if victim == "node" else node.parent()
+        assert killed is not None
+        assert killed.cmdline()[-1] == "lockstep.launch.node"
+        killed.kill()
+        assert job.wait(WAIT_SECONDS) not in (0, None)
+        assert psutil.wait_procs(family, timeout=WAIT_SECONDS)[1] == []
+        assert [path.name for path in scratch.iterdir() if path.name.startswith("lockstep-")] == []
+
+
+SERIES = """
+import sys
+from dataclasses import replace
+from lockstep.launch.display import OutputPlan
+from lockstep.launch.job import JobSeries
+from lockstep.launch.plan import plan_local
+with JobSeries() as jobs:
+    for number, workers in enumerate((1, 2)):
+        plan = plan_local(workers, sys.argv[1:], 2, {})
+        assert jobs.run(replace(plan, restart=number), OutputPlan(workers)) == 0
+assert "torch" not in sys.modules
+"""
+
+
+def test_jobs_of_a_series_share_the_preloaded_process_and_have_threads_of_their_own(tmp_path: Path) -> None:
+    command = script(tmp_path, "import torch\nreport(torch=id(torch), threads=torch.get_num_threads())")
+    launcher = [sys.executable, "-c", SERIES, *command]
+    subprocess.run(launcher, cwd=tmp_path, env=environment(), timeout=WAIT_SECONDS, check=True)
+    workers = [*reports(tmp_path, 0, workers=1), *reports(tmp_path, 1)]
+    assert all(worker["frozen"] for worker in workers)
+    assert [worker["threads"] for worker in workers] == [2, 1, 1]
+    assert len({worker["torch"] for worker in workers}) == 1
+
+
+def test_a_function_is_called_in_forked_workers() -> None:
+    def frozen() -> tuple[bool, int]:
+        import gc
+
+        return gc.get_freeze_count() > 0, int(os.environ["HOROVOD_RANK"])
+
+    assert run(frozen, num_proc=2) == [(True, 0), (True, 1)]
