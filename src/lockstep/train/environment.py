@@ -63,6 +63,8 @@ def _processor() -> str:
 
 def _commit(path: Path) -> str:
     """The Git commit of what a checkout tracks, with "-dirty" if that was changed; "" outside one."""
+    if not any((folder / ".git").exists() for folder in (path, *path.absolute().parents)):
+        return ""
     git = ["git", "-C", str(path if path.is_dir() else path.parent)]
     try:
         _run([*git, "ls-files", "--error-unmatch", str(path)])
