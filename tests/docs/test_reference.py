@@ -18,7 +18,7 @@ from pages import ROOT
 
 from lockstep import address, errors, hvd, place, train
 from lockstep.cli import main
-from lockstep.launch import plan, tether
+from lockstep.launch import late_environment, plan, python_command, tether
 from lockstep.train.trackers import base as trackers
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -63,6 +63,7 @@ def test_help_has_the_flags_of_the_page(command: str, capsys: pytest.CaptureFixt
 NO_VARIABLES = {
     *("TCP_KEEPCNT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "SC_CLK_TCK"),  # socket's and sysconf's
     *("CYCLE_START", "ILSVRC2012_ID", "DATA_DIR"),  # the timeline's, ImageNet's, and a word of a message
+    "ORIGINAL_DIR",  # multiprocessing's
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
 }
 VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|^RANK$")
@@ -88,6 +89,14 @@ def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     found |= {*plan.PLACE, *plan.OF_THE_HOST} - {"_"}
     assert not found - listed - NO_VARIABLES
     assert len(found) > 100
+
+
+def test_every_variable_that_decides_how_workers_start_is_on_the_page() -> None:
+    page = (REFERENCE / "environment-variables.md").read_text(encoding="utf-8")
+    late = late_environment
+    names = {*late.READ_AT_IMPORT, *late.READ_LATER, *late.ALLOCATOR, *late.LOGS, *late.THREADS, *late.BLAS_THREADS}
+    names |= {late.DEBUG_LEVEL, python_command.PRELOAD, *python_command.PYTHON_VARIABLES, *python_command.PLACES}
+    assert not names - set(re.findall(r"`([A-Z0-9_]+)`", page))
 
 
 def test_every_exit_code_is_on_the_page_with_its_exception() -> None:
