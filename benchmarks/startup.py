@@ -1,33 +1,36 @@
 """How long is it from the command to the first step, against torchrun with a script that only imports torch?
 
-    python benchmarks/startup.py [ROUNDS]
+    python benchmarks/startup.py [ROUNDS] [WORKERS ...]
 
 All train digits-net's first step at 64 images a worker and end. The peer, benchmarks/peers/first_step.py, makes random
 images and has no evaluation, records or checkpoint; with one worker it also runs without torchrun. Lockstep's runs are
-`lockstep train digits --max-steps 1`, which load the digits, augment, record, evaluate and save. A turn is one command,
-on all cores, and has three figures: the seconds to the end of the first step, as the peer writes it down and as
-metrics.jsonl has it; to the command's end; and of CPU, over all its processes. The launcher's own start and end, with
-workers that do nothing, is a part of cost_growth.py.
+`lockstep train digits --max-steps 1`, which load the digits, augment, record, evaluate and save, and the peer's script
+under `lockstep run`. A turn is one command, on all cores, and has three figures: the seconds to the end of the first
+step, as the peer writes it down and as metrics.jsonl has it; to the command's end; and of CPU, over all its processes.
+The launcher's own start and end, with workers that do nothing, is a part of cost_growth.py; what its workers still read
+from files, and what they take of memory, is in one_import.py.
 
-Bar: at most 1.1 times torchrun to the first step. About 5 minutes.
+Bars of `lockstep train` beside torchrun: see BARS. About 10 minutes with 1, 2 and 4 workers.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import FOLDER, Bar, argument, childrens_cpu_seconds, rounds
+from harness import FOLDER, Bar, childrens_cpu_seconds, rounds
 from readings import Reading, compare_readings
 
 PEER = str(FOLDER / "peers" / "first_step.py")
 FIRST_STEP, END, CPU = "to the first step", "to the end", "CPU time"
+BARS = {1: {FIRST_STEP: 1.1}, 2: {FIRST_STEP: 0.75, CPU: 0.5}, 4: {FIRST_STEP: 0.45, CPU: 0.25}}
 
 
 def timed(
@@ -69,24 +72,31 @@ def of_run(folder: Path) -> float:
 def first_steps(workers: int) -> dict[str, Reading]:
     ours = ["-m", "lockstep", "train", "digits", "-np", str(workers), "--device", "cpu", "-b", "64"]
     ours += ["--optimizer", "sgd", "--max-steps", "1", "--run-dir", "FOLDER/run"]
+    many = str(workers)
     contestants = {
-        "torchrun": timed(
-            ["-m", "torch.distributed.run", "--nproc-per-node", str(workers), PEER, "FOLDER/mark"], of_peer
-        ),
+        "torchrun": timed(["-m", "torch.distributed.run", "--nproc-per-node", many, PEER, "FOLDER/mark"], of_peer),
         "lockstep train": timed(ours, of_run),
+        "lockstep run": timed(
+            ["-m", "lockstep", "run", "-np", many, "--", sys.executable, PEER, "FOLDER/mark"], of_peer
+        ),
     }
     if workers == 1:
         contestants["python, no launcher"] = timed([PEER, "FOLDER/mark"], of_peer)
     return contestants
 
 
-def main(rounds: int) -> None:
+def main(rounds: int, sizes: Sequence[int]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does for more than one worker
-    for workers in (1, 2):
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process would compile what it imports
+    for workers in sizes:
         name = f"startup: first step, {workers} worker{'s' * (workers > 1)}"
-        bars = {(FIRST_STEP, "lockstep train"): Bar("at most", 1.1)}
+        bars = {(figure, "lockstep train"): Bar("at most", most) for figure, most in BARS.get(workers, {}).items()}
         compare_readings(name, first_steps(workers), bars, "seconds", rounds)
 
 
 if __name__ == "__main__":
-    main(argument("rounds", rounds, 5))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", type=rounds, nargs="?", default=5)
+    parser.add_argument("workers", type=int, nargs="*", default=[1, 2, 4])
+    given = parser.parse_args()
+    main(given.rounds, given.workers)

@@ -1,0 +1,147 @@
+"""What do workers that are forked from one preloaded process still read from files, wait for, and hold in memory?
+
+    python benchmarks/one_import.py [files] [slow] [memory] [--rounds 3] [--workers 8] [--delay MILLISECONDS]
+
+The workers run benchmarks/peers/first_step.py: torch alone, one step of digits-net, DDP. Needs a C compiler
+(slow_files.py).
+- files: those that a forked worker of `lockstep run` opens under Python's folders, beside the same script started by
+  `python`. Bar: less than 0.05 of them.
+- slow: each open and stat under Python's folders takes longer on purpose, as on a busy shared file system; the seconds
+  to the first step with 1 worker and with 8, by `lockstep run` and by torchrun. Bar: 8 workers within 1.1 of one.
+- memory: PSS (what a process alone holds, and its part of what is shared) of 8 workers after the step and of all of the
+  launcher's processes, beside the same with --no-preload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import psutil
+import slow_files
+from harness import FOLDER, Bar, append_record, rounds
+from readings import Reading, compare_readings
+
+STEP = str(FOLDER / "peers" / "step_and_stay.py")
+PARTS = ("files", "slow", "memory")
+MEBIBYTE = float(1 << 20)
+WAIT_SECONDS = 600.0
+FIRST_STEP = "to the first step"
+
+
+def lockstep_run(workers: int, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", "run", "-np", str(workers), *flags, "--", sys.executable, STEP]
+
+
+def pids(folder: Path) -> set[int]:
+    return {int(path.stem) for path in folder.glob("*.pid")}
+
+
+def counted(command: Sequence[str], delay_seconds: float = 0.0) -> tuple[list[slow_files.Process], float]:
+    """The command's processes that have taken the step, and the seconds to its end."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {**os.environ, **slow_files.environment(folder, delay_seconds)}
+        began = time.time()
+        subprocess.run([*command, name], cwd=name, env=environment, stdout=subprocess.DEVNULL, check=True)
+        seconds = float((folder / "mark").read_text()) - began
+        return [process for process in slow_files.processes(folder) if process.pid in pids(folder)], seconds
+
+
+def files(workers: int) -> None:
+    (cold,), _ = counted([sys.executable, STEP])
+    forked, _ = counted(lockstep_run(workers))
+    forked = [process for process in forked if process.is_forked]
+    assert len(forked) == workers
+    bar = Bar("at most", 0.05)
+    print(f"\none_import: files of one of {workers} forked workers, the most, and of a fresh interpreter")
+    figures = {}
+    for what in ("opens", "stats", "libraries"):
+        most, all_of_them = max(getattr(process, what) for process in forked), getattr(cold, what)
+        ratio = most / all_of_them
+        figures[what] = {"forked": most, "fresh": all_of_them, "ratio": ratio}
+        print(f"  {what:12}{most:>8,}{all_of_them:>10,}   {ratio:.4f}  {bar.verdict(ratio, (ratio, ratio))}")
+    append_record({"name": f"one_import: files, {workers} workers", "unit": "calls", "figures": figures})
+
+
+def slow(workers: int, delay_seconds: float, rounds: int) -> None:
+    def reading(command: Sequence[str]) -> Reading:
+        return lambda: {FIRST_STEP: counted(command, delay_seconds)[1]}
+
+    def torchrun(size: int) -> list[str]:
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), STEP]
+
+    contestants = {
+        "lockstep run, 1 worker": reading(lockstep_run(1)),
+        f"lockstep run, {workers} workers": reading(lockstep_run(workers)),
+        "torchrun, 1 worker": reading(torchrun(1)),
+        f"torchrun, {workers} workers": reading(torchrun(workers)),
+    }
+    name = f"one_import: files that take {1000 * delay_seconds:g} ms each"
+    bars = {(FIRST_STEP, f"lockstep run, {workers} workers"): Bar("at most", 1.1)}
+    compare_readings(name, contestants, bars, "seconds", rounds, warm_up=0)
+
+
+def held(command: Sequence[str], workers: int) -> Mapping[str, float]:
+    """MiB of PSS: a worker, all workers, and the other processes of the command."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        job = subprocess.Popen([*command, name, "stay"], cwd=name, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(pids(folder)) < workers:
+            if job.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(command)} has not taken its step")
+            time.sleep(0.1)
+        launcher = psutil.Process(job.pid)
+        own = pids(folder)
+        pss = {each.pid: each.memory_full_info().pss / MEBIBYTE for each in launcher.children(recursive=True)}
+        pss[launcher.pid] = launcher.memory_full_info().pss / MEBIBYTE
+        (folder / "go").touch()
+        if job.wait(WAIT_SECONDS):
+            raise RuntimeError(f"{' '.join(command)} failed")
+    each = [amount for pid, amount in pss.items() if pid in own]
+    return {
+        "PSS of a worker": median(each),
+        "PSS of all workers": sum(each),
+        "PSS of all processes": sum(pss.values()),
+    }
+
+
+def memory(workers: int, rounds: int) -> None:
+    contestants: dict[str, Reading] = {
+        "each by itself": lambda: held(lockstep_run(workers, "--no-preload"), workers),
+        "forked": lambda: held(lockstep_run(workers), workers),
+    }
+    compare_readings(f"one_import: memory, {workers} workers", contestants, {}, "MiB", rounds, warm_up=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them by default")
+    parser.add_argument("--rounds", type=rounds, default=3)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--delay", type=float, default=1.0, metavar="MILLISECONDS", help="of each open and stat")
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process would compile what it imports
+    unknown = [part for part in given.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    parts = given.parts or PARTS
+    if "files" in parts:
+        files(given.workers)
+    if "slow" in parts:
+        slow(given.workers, given.delay / 1000, given.rounds)
+    if "memory" in parts:
+        memory(given.workers, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

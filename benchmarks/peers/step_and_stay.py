@@ -1,0 +1,20 @@
+"""The first step of first_step.py, beside this file; then wait, if so asked, until the memory has been measured.
+
+    python benchmarks/peers/step_and_stay.py FOLDER [stay]
+
+Leaves FOLDER/PID.pid when the step has been taken, and goes on when FOLDER/go is there.
+"""
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+folder, stays = Path(sys.argv[1]), sys.argv[2:] == ["stay"]
+script = str(Path(__file__).with_name("first_step.py"))
+sys.argv = [script, str(folder / "mark")]
+runpy.run_path(script, run_name="__main__")
+(folder / f"{os.getpid()}.pid").touch()
+while stays and not (folder / "go").exists():
+    time.sleep(0.05)
