@@ -30,7 +30,13 @@ from readings import Reading, compare_readings
 
 PEER = str(FOLDER / "peers" / "first_step.py")
 FIRST_STEP, END, CPU = "to the first step", "to the end", "CPU time"
-BARS = {1: {FIRST_STEP: 1.1}, 2: {FIRST_STEP: 0.75, CPU: 0.5}, 4: {FIRST_STEP: 0.45, CPU: 0.25}}
+BARS = {
+    1: {FIRST_STEP: 1.1},
+    2: {FIRST_STEP: 0.75, CPU: 0.5},
+    4: {FIRST_STEP: 0.45, CPU: 0.25},
+    8: {FIRST_STEP: 0.32, CPU: 0.2},
+    16: {FIRST_STEP: 0.22, CPU: 0.15},
+}
 
 
 def timed(
