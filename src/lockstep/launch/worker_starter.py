@@ -193,7 +193,7 @@ class WorkerStarter:
             self.close()
             return
         if not self._adopts:
-            self.obstacle = "this system hands no orphans over (man 2 prctl, PR_SET_CHILD_SUBREAPER)"
+            self.obstacle = "this system hands no orphans over (man 2 prctl)"
             return
         if self._refused and program.starts_like(self._refused[0]) and environment == self._refused[1]:
             return
