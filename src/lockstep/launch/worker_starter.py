@@ -65,9 +65,9 @@ class Adopted:
 
 
 class Preloaded:
-    """The preloaded process, as the one that has it fork workers sees it. Call `start` in the main thread.
+    """The preloaded process, as the one that has it fork workers sees it.
 
-    Linux would end it with the thread that has started it.
+    Make it in the main thread: Linux ends it with the thread that has started it.
     """
 
     def __init__(self, program: PythonCommand, environment: Mapping[str, str]) -> None:
@@ -187,21 +187,26 @@ class WorkerStarter:
     def prepare(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Begin to import what the workers need, if they can be forked. In the main thread."""
         self.obstacle = ""
+        program = self._forkable(command, environment)
+        if not program:
+            self.close()  # it is another command's
+            return
+        self._command = program.words
+        if not self._preloaded or not self._preloaded.fits(program, environment):
+            self.close()
+            self._preloaded = Preloaded(program, environment)
+
+    def _forkable(self, command: Sequence[str], environment: Mapping[str, str]) -> PythonCommand | None:
+        """The program whose workers are to be forked; None if they start by themselves."""
         try:
             program = python_command(command, environment)
         except NotForkedError:
-            self.close()
-            return
+            return None
         if not self._adopts:
             self.obstacle = "this system hands no orphans over (man 2 prctl)"
-            return
-        if self._refused and program.starts_like(self._refused[0]) and environment == self._refused[1]:
-            return
-        self._command = program.words
-        if self._preloaded and self._preloaded.fits(program, environment):
-            return
-        self.close()
-        self._preloaded = Preloaded(program, environment)
+            return None
+        is_refused = self._refused and program.starts_like(self._refused[0]) and environment == self._refused[1]
+        return None if is_refused else program
 
     def wait(self) -> None:
         """Wait until that is done."""

@@ -67,6 +67,18 @@ def test_a_job_that_starts_otherwise_gets_a_preloaded_process_of_its_own(
     assert starter.pids == []
 
 
+def test_a_command_that_was_refused_is_not_run_by_another_ones_process(
+    tmp_path: Path, environment: dict[str, str], starter: WorkerStarter
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text("raise OSError('broken')")
+    broken = {**environment, "PYTHONPATH": f"{tmp_path / 'broken'}{os.pathsep}{environment['PYTHONPATH']}"}
+    for variables, is_forked in ((broken, False), (environment, True), (broken, False)):
+        starter.prepare([sys.executable, "script.py"], variables)
+        starter.wait()
+        assert bool(starter.pids) == is_forked
+
+
 def test_a_child_that_was_reaped_with_all_descendants_counts_as_killed() -> None:
     pid = os.fork()
     if not pid:
