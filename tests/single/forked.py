@@ -20,6 +20,13 @@ DRIVER = (
 )
 
 
+def write_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files, by their paths in a folder."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
 @dataclass(frozen=True)
 class Result:
     code: int

@@ -117,11 +117,7 @@ class HostWorkers:
         await asyncio.to_thread(self._starter.wait)
         errors = Path(mkdtemp(dir=self._scratch))
         variables = [
-            {
-                **environment,
-                **self._of_worker(local_rank, terms, address, port),
-                "TORCHELASTIC_ERROR_FILE": str(errors / f"{local_rank}.json"),
-            }
+            {**environment, **self._of_worker(local_rank, terms, address, port, errors)}
             for local_rank in range(job.workers)
         ]
         if not listener:
@@ -159,10 +155,11 @@ class HostWorkers:
     async def _outcome(self, watch: WorkerWatch) -> dict[str, Any]:
         """How this host's workers have ended and, where nodes are started by hand, those of the others."""
         ending = asyncio.create_task(watch.wait(self._tell_failing))
-        elsewhere = asyncio.create_task(self._heard_elsewhere())
+        elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
         store_lost = asyncio.create_task(self._store_lost())
+        tasks: list[asyncio.Task[Any]] = [ending, store_lost, *([elsewhere] if elsewhere else [])]
         try:
-            await asyncio.wait({ending, elsewhere, store_lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 await watch.end(END_SECONDS)
             failures = await ending
@@ -172,17 +169,11 @@ class HostWorkers:
                 await self._meeting.tell({"failures": failures})
             elif self._meeting and not watch.is_ended:
                 await self._meeting.finish()
-            return {"failures": failures, "elsewhere": elsewhere.result() if elsewhere.done() and not failures else {}}
+            heard = elsewhere.result() if elsewhere and elsewhere.done() and not failures else {}
+            return {"failures": failures, "elsewhere": heard}
         finally:
-            for task in (ending, elsewhere, store_lost):
+            for task in tasks:
                 task.cancel()
-
-    async def _heard_elsewhere(self) -> dict[str, Any]:
-        """What another node, started by hand, tells of its end, when it does."""
-        if not self._meeting:
-            await asyncio.Event().wait()
-        assert self._meeting
-        return await self._meeting.verdict()
 
     async def _store_lost(self) -> str:
         """How the store has ended, which it does not by itself."""
@@ -274,13 +265,14 @@ class HostWorkers:
         ]
         return workers, readers
 
-    def _of_worker(self, local_rank: int, terms: Terms, address: str, port: int) -> dict[str, str]:
+    def _of_worker(self, local_rank: int, terms: Terms, address: str, port: int, errors: Path) -> dict[str, str]:
         """What is a worker's own among the variables."""
         job = self.job
         variables = {
             **torchrun_variables(job.node, local_rank, terms.slots, address, port),
             RESTART_COUNT: str(job.restart),
             "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+            "TORCHELASTIC_ERROR_FILE": str(errors / f"{local_rank}.json"),
         }
         return variables | horovod_variables(variables, terms.slots)
 

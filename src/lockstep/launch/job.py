@@ -270,7 +270,7 @@ class Job:
             if answer["note"]:
                 where = "" if plan.is_local else f"{remote.node.host}: "
                 say(f"lockstep: {where}each worker starts by itself: {answer['note']}")
-        self._size = self._remotes[0].answer("started").result()["size"]
+        self._size = started[0]["size"]
         if self._notice:
             self._forward(self._notice)
 

@@ -9,10 +9,11 @@ setting variables after the import.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+
+from lockstep.world import usable_cores
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the first that is set counts, as in torch
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # as in OpenBLAS
@@ -132,4 +133,4 @@ def _threads(names: tuple[str, ...], environment: Mapping[str, str]) -> int:
         value = environment.get(name, "").split(",")[0].strip()
         if value.isdigit() and int(value) > 0:
             return int(value)
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return usable_cores()

@@ -16,11 +16,10 @@ from typing import Any
 
 from lockstep.launch.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
 from lockstep.launch.reach import ATTEMPT_SECONDS
-from lockstep.launch.wire import HEARTBEAT_SECONDS, SILENCE_SECONDS, pack, receive
+from lockstep.launch.wire import HEARTBEAT_SECONDS, SILENCE_SECONDS, STANDSTILL_SECONDS, pack, receive
 from lockstep.untrusted import printable
 
 RETRY_SECONDS = 0.2
-STANDSTILL_SECONDS = 3.0  # a pause of this process, in which it could hear no peer
 CLOSE_SECONDS = 2.0  # for a peer to read what was sent last
 
 

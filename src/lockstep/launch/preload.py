@@ -1,9 +1,9 @@
 """The preloaded process: imports what a host's workers need, once, and forks them.
 
 The node process starts it with the workers' environment, interpreter and flags (`lockstep.launch.worker_starter`) and
-speaks with it over a socket: 8 bytes that say how long the JSON that follows is, with the descriptors of a worker's
-streams. A worker is forked twice, so that its parent in between ends and the node process adopts it: that reaps it, and
-its death ends it, as if it had started it. This process asks for no device, opens no group, and has no Python thread.
+speaks with it over a socket: 8 bytes that say how long the JSON that follows is, with the descriptors of the workers'
+streams. A process in between forks the workers and ends, so that the node process adopts them: it reaps them, and its
+death ends them, as if it had started them. This process asks for no device, opens no group, and has no Python thread.
 """
 
 from __future__ import annotations

@@ -15,10 +15,17 @@ from lockstep.launch.display import Name
 from lockstep.launch.node_job import NodeJob
 from lockstep.launch.plan import NodePlan, handed_on
 from lockstep.launch.start import StartError, why_not_started
-from lockstep.launch.wire import HEARTBEAT_SECONDS, LIMIT_BYTES, SILENCE_SECONDS, bytes_of, pack, receive
+from lockstep.launch.wire import (
+    HEARTBEAT_SECONDS,
+    LIMIT_BYTES,
+    SILENCE_SECONDS,
+    STANDSTILL_SECONDS,
+    bytes_of,
+    pack,
+    receive,
+)
 
 CLOSE_SECONDS = 2.0
-STANDSTILL_SECONDS = 3.0
 LAST_WORDS_BYTES = 1 << 13
 STAGES = ("here", "reached", "met", "started")  # of a start, in this order
 Show = Callable[[int, Name, bytes], Awaitable[None]]

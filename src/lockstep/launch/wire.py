@@ -20,6 +20,7 @@ HEARTBEAT_SECONDS = 0.5
 # After which the other side is given up. TCP doubles its waits: what was sent just before a cut of 5 s is sent again
 # 0.2, 0.6, 1.4, 3 and 6.3 s later, so that a job outlives such a cut only if 7 s of silence are not too much.
 SILENCE_SECONDS = 9.0
+STANDSTILL_SECONDS = 3.0  # a pause of this process, in which it could hear nobody
 
 
 def pack(message: Mapping[str, Any]) -> bytes:

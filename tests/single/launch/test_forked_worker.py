@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import Preloaded, Result, comparable, preloaded
+from forked import Preloaded, Result, comparable, preloaded, write_files
 
 SHOW_MAIN = """
 import sys, __main__
@@ -175,9 +175,7 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
-    for name, text in MODULES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+    write_files(folder, MODULES)
     (folder / "links").mkdir()
     (folder / "link.py").symlink_to("pack/part.py")
     (folder / "pack" / "part.py").chmod(0o644)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import Preloaded, comparable, preloaded
+from forked import Preloaded, comparable, preloaded, write_files
 
 from lockstep.launch.forked_worker import CONSTANT_SEED
 from lockstep.launch.late_environment import without_effect
@@ -58,9 +58,7 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("library")
-    for name, text in LIBRARY.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+    write_files(folder, LIBRARY)
     return folder
 
 

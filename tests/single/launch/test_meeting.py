@@ -79,6 +79,14 @@ async def gone(reader: asyncio.StreamReader) -> None:
         await reader.read()
 
 
+async def still_waits(leading: asyncio.Task[Meeting], stranger: asyncio.StreamWriter) -> None:
+    """The first node has dropped a stranger and waits for the others; end it."""
+    stranger.close()
+    assert not leading.done()
+    leading.cancel()
+    await asyncio.wait([leading])
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
@@ -198,10 +206,7 @@ async def test_a_silent_stranger_is_dropped(monkeypatch: pytest.MonkeyPatch) -> 
         leading = lead(listener, 2)
         reader, writer = await asyncio.open_connection(HOME, port_of(listener))
         await gone(reader)
-        writer.close()
-        assert not leading.done()
-        leading.cancel()
-        await asyncio.wait([leading])
+        await still_waits(leading, writer)
 
 
 @guarded
@@ -308,10 +313,7 @@ async def test_the_first_nodes_own_proof_opens_no_meeting() -> None:
             answer = json.loads(await reader.readline())
             writer.write(pack({**newcomer, "proof": answer["proof"]}))
             await gone(reader)
-            writer.close()
-            assert not leading.done()
-            leading.cancel()
-            await asyncio.wait([leading])
+            await still_waits(leading, writer)
 
 
 @guarded
