@@ -40,6 +40,13 @@ def kind() -> str | None:
     return found.type if found is not None and found.type in KINDS else None
 
 
+def outlives_fork() -> bool:
+    """Whether a process that has imported torch, as it is built here, may fork others before it asks for a device."""
+    import torch
+
+    return not getattr(torch.version, "xpu", None)
+
+
 def count() -> int:
     """How many devices of that kind this process sees."""
     import torch

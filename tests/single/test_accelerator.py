@@ -30,7 +30,7 @@ NVIDIAS_OWN = {
     "interfaces.py",  # NCCL_SOCKET_IFNAME
     "launch/dry_run.py",
     "launch/horovod_plan.py",
-    "launch/node.py",
+    "launch/host_workers.py",
     "launch/plan.py",
     "train/data_wait.py",  # --decode gpu, again nvJPEG
     "train/setup.py",

@@ -99,6 +99,7 @@ class Node:
                 self._starter.close()
                 if self._memory:
                     await asyncio.to_thread(self._memory.remove)
+                loop.remove_signal_handler(signal.SIGHUP)  # the process above it may now end it at once
 
     async def _fail(self, error: BaseException) -> None:
         if not isinstance(error, (NodeError, OSError)):

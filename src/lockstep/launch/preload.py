@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from lockstep import accelerator
 from lockstep.launch import forked_worker
 from lockstep.launch.binding import bind_and_say
 from lockstep.launch.family import end_with_parent
@@ -79,7 +80,7 @@ def _obstacle() -> str:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         return f"an import has started the thread {others[0]}"
-    if getattr(sys.modules["torch"].version, "xpu", None):
+    if not accelerator.outlives_fork():
         return "torch for XPU has not been seen to outlive a fork"
     return ""
 

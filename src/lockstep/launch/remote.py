@@ -130,7 +130,8 @@ class Remote:
                 await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         if self._process and self._process.returncode is None:
             self._process.kill()
-            await self._process.wait()
+            with suppress(TimeoutError):  # asyncio waits for the pipes, too, which a process that it has left may hold
+                await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         if self._process and self._process.stdin:
             self._process.stdin.close()
             with suppress(OSError):  # a broken pipe, which asyncio would print as an error that nobody has seen

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
@@ -75,6 +76,7 @@ class Preloaded:
         self.environment = dict(environment)
         self._said = b""
         self._obstacle: str | None = None
+        self._asked = threading.Lock()  # held while its answer is waited for
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -129,23 +131,29 @@ class Preloaded:
         return [Adopted(pid) for pid in answer["pids"]]
 
     def end(self) -> None:
-        """End it; its workers stay."""
+        """End it; its workers stay. Another thread that waits for its answer gets none."""
+        self._kill()
+        with suppress(OSError):  # it has been ended already
+            self._connection.shutdown(socket.SHUT_RDWR)  # one that it has forked may hold the other end
+        with self._asked:  # a descriptor that is closed while a thread waits for it would never wake that thread
+            self._connection.close()
+            if self._process.stdout:
+                self._process.stdout.close()
+
+    def _kill(self) -> int | None:
+        """Kill it; its exit code, or None where it cannot end yet, as it waits for a file system."""
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # it may wait for a file system
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
-        self._connection.close()
-        if self._process.stdout:
-            self._process.stdout.close()
+        return self._process.returncode
 
     def _answer(self) -> dict[str, Any]:
-        self._hear()
-        try:
+        answer = None
+        with self._asked, suppress(OSError, ValueError):  # it has been ended
+            self._hear()
             answer, _ = preload.receive(self._connection)
-        except OSError:
-            answer = None
         if answer is None:
-            self._process.kill()
-            code = self._process.wait()
+            code = self._kill()
             return {"obstacle": f"the preloaded process has ended with exit code {code}: {self.complaint()}"}
         return answer
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from lockstep.launch.worker_starter import Adopted, WorkerStarter
+from lockstep.launch.worker_starter import Adopted, Preloaded, WorkerStarter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -49,6 +51,29 @@ def test_when_the_preloaded_process_dies_workers_start_by_themselves(
     assert starter.pids == []
 
 
+def test_who_waits_for_the_preloaded_process_when_it_is_ended_waits_no_longer(
+    tmp_path: Path, starter: WorkerStarter, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its child holds the other end of the connection, as the one that forks workers does for a moment.
+    (tmp_path / "torch.py").write_text("import os, time\nclass version: pass\nif not os.fork(): time.sleep(1000)")
+    starter.prepare([sys.executable, "-c", "pass"], environment)
+    starter.wait()
+    (pid,) = starter.pids
+    os.kill(pid, signal.SIGSTOP)
+    (child,) = psutil.Process(pid).children()
+    hear, waits = Preloaded._hear, threading.Event()
+    monkeypatch.setattr(Preloaded, "_hear", lambda *arguments, **options: (waits.set(), hear(*arguments, **options)))
+    forking = threading.Thread(target=starter.fork, args=([environment], os.getcwd(), "none", [(1, 2)]), daemon=True)
+    forking.start()
+    try:
+        assert waits.wait(60)
+        starter.close()
+        forking.join(10)
+        assert not forking.is_alive()
+    finally:
+        child.kill()
+
+
 def test_a_job_that_starts_otherwise_gets_a_preloaded_process_of_its_own(
     starter: WorkerStarter, environment: dict[str, str]
 ) -> None:
@@ -77,6 +102,16 @@ def test_a_command_that_was_refused_is_not_run_by_another_ones_process(
         starter.prepare([sys.executable, "script.py"], variables)
         starter.wait()
         assert bool(starter.pids) == is_forked
+
+
+def test_torch_for_xpu_is_imported_by_each_worker(
+    tmp_path: Path, environment: dict[str, str], starter: WorkerStarter
+) -> None:
+    (tmp_path / "torch.py").write_text("class version: xpu = '20250301'")
+    starter.prepare([sys.executable, "-c", "pass"], environment)
+    starter.wait()
+    assert "XPU" in starter.obstacle
+    assert starter.pids == []
 
 
 def test_a_child_that_was_reaped_with_all_descendants_counts_as_killed() -> None:
