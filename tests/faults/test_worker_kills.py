@@ -13,10 +13,17 @@ from safetensors.torch import load_file
 from worker_kills import JOBS, disturb, records, starts_of, wait_for
 
 NET = """\
+import os, time
 from torch import nn
 
+def wait(*arguments):
+    if os.path.exists("slow"):  # the job is not to end before its workers have become others
+        time.sleep(0.1)
+
 def build(num_classes):
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, num_classes))
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, num_classes))
+    net.register_forward_pre_hook(wait)
+    return net
 """
 
 
@@ -41,19 +48,28 @@ def _train(folder: Path, run: Path, *words: str) -> list[str]:
     return [*train, "-p", "8", "--io-every", "0", "--track", "--run-dir", str(run), "-np", "3", *words]
 
 
+def _offer(folder: Path, slots: int) -> None:
+    """Let this machine have so many slots; whoever asks never finds half a file."""
+    (folder / "new").write_text(f"localhost:{slots}")
+    (folder / "new").replace(folder / "hosts")
+
+
 def test_three_workers_two_and_three_again_take_the_same_steps(tmp_path: Path) -> None:
-    calm, changed, hosts = tmp_path / "calm", tmp_path / "changed", tmp_path / "hosts"
-    hosts.write_text("localhost:3")
-    elastic = ["--min-np", "2", "--host-discovery-script", f"cat {hosts}"]
-    with subprocess.Popen(_train(tmp_path, changed, *elastic), stderr=subprocess.PIPE, text=True) as job:
+    calm, changed, slow = tmp_path / "calm", tmp_path / "changed", tmp_path / "slow"
+    slow.touch()
+    _offer(tmp_path, 3)
+    elastic = ["--min-np", "2", "--host-discovery-script", f"cat {tmp_path / 'hosts'}"]
+    with subprocess.Popen(_train(tmp_path, changed, *elastic), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as job:
         for slots, starts in ((2, 1), (3, 2)):
             wait_for(lambda starts=starts: len(starts_of(changed)) == starts or job.poll() is not None)
-            hosts.write_text(f"localhost:{slots}")
+            _offer(tmp_path, slots)
+        wait_for(lambda: len(starts_of(changed)) == 3 or job.poll() is not None)
+        slow.unlink()
         said = job.communicate(timeout=200)[1]
     assert job.returncode == 0, said
     resized = [line.partition(", with ")[2] for line in said.splitlines() if "resized" in line]
     assert resized == ["2 workers", "3 workers"]
-    subprocess.run(_train(tmp_path, calm), capture_output=True, timeout=120, check=True)
+    subprocess.run(_train(tmp_path, calm), cwd=tmp_path, capture_output=True, timeout=120, check=True)
     steps = [[each["step"] for each in records(run) if each["kind"] == "step"] for run in (changed, calm)]
     assert steps[0] == sorted({*steps[0]})  # each once, with one more where it stopped
     assert {*steps[0]} >= {*steps[1]}

@@ -91,7 +91,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
     (folder / "fakelib.py").write_text(
         "import tempfile, warnings\nwarnings.simplefilter('error', UserWarning)\ntempfile.gettempdir()\n"
     )
-    ENVIRONMENT["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    ENVIRONMENT["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Modules of the standard library that torch imports.
     standard = ("multiprocessing.reduction", "concurrent.futures", "cProfile", "asyncio", "unittest.mock")
     with preloaded(
