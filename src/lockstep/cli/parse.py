@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Annotated, Literal, TypeVar
 
@@ -49,9 +50,16 @@ def parse(kind: type[T], command: str, words: Sequence[str], default: T | None =
 def parse_train(words: Sequence[str]) -> TrainCommand:
     """Read `lockstep train`'s words: the flags over the recipe that the data set or --config names.
 
+    The last ones are remembered, so that a worker need not read again what the process has that it was forked from.
+
     Raises:
         ConfigError: The recipe cannot be read or is wrong, or --global-batch-size meets --batch-size.
     """
+    return _parse_train(tuple(words))
+
+
+@lru_cache(1)
+def _parse_train(words: tuple[str, ...]) -> TrainCommand:
     from lockstep import recipes  # with YAML, which no other command needs
 
     # Some flags need others, which the recipe may set; so the first look at the flags is over a recipe, too.

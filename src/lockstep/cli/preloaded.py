@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout, suppress
+
 import torch.utils.tensorboard  # noqa: F401
 
 import lockstep.cli.step_worker
 import lockstep.cli.train
 import lockstep.train.inference
 import lockstep.train.run  # noqa: F401
-from lockstep.cli.parse import parse_train
+from lockstep.cli.old_flags import translate
+from lockstep.cli.parse import TrainCommand, parse_train
+from lockstep.errors import LockstepError
 
-parse_train([])  # tyro reads the flags' docstrings at the first command line, and remembers them
+# Their own command line, which `parse_train` remembers. If it is wrong, the workers say so.
+if sys.argv[1:2] == ["train"]:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, LockstepError):
+        parse_train(translate(sys.argv[2:], TrainCommand).words)

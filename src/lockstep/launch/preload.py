@@ -61,6 +61,7 @@ def main() -> None:
     if first is None:
         os._exit(0)
     set_title("lockstep: preloaded for workers")
+    sys.argv = first["arguments"]  # as the workers will have it
     try:
         loaded = forked_worker.load(first["modules"])
         obstacle = _obstacle()

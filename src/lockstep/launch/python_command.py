@@ -17,6 +17,7 @@ from pathlib import Path
 PRELOAD = "LOCKSTEP_PRELOAD"  # 0: every worker imports for itself
 PRELOADED = ("torch", "torchvision", "torch._dynamo")
 PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.preloaded")
+TRAINING = ("lockstep", "lockstep.cli.step_worker")
 FLAGS = ("-u", "-B", "-O", "-OO")
 FLAG_WITH_VALUE = "-W"
 # What Python reads when it starts and what the process that workers are forked from, which has the same variables, has
@@ -49,6 +50,16 @@ class PythonCommand:
     words: tuple[str, ...]
     modules: tuple[str, ...]
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Its `sys.argv`, which begins with a module's name where that is not found yet."""
+        match self.words:
+            case "-c", _, *arguments:
+                return ("-c", *arguments)
+            case "-m", *arguments:
+                return (*arguments,)
+        return self.words
+
     def starts_like(self, other: PythonCommand) -> bool:
         """Whether one preloaded process can serve both."""
         return replace(self, words=other.words) == other
@@ -79,8 +90,8 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
             raise NotForkedError(f"{name} is set")
         if name in PLACES and environment[name].lower() != "false":
             raise NotForkedError(f"{name} is set, which binds the process that loads OpenMP")
-    is_ours = words[:2] == ["-m", "lockstep"] or Path(words[0]) == Path(sys.executable).with_name("lockstep")
-    modules = PRELOADED_FOR_LOCKSTEP if is_ours else PRELOADED
+    trains = (words[0] == "-m" and words[1] in TRAINING) or Path(words[0]) == Path(sys.executable).with_name("lockstep")
+    modules = PRELOADED_FOR_LOCKSTEP if trains else PRELOADED
     return PythonCommand(interpreter, tuple(flags), tuple(words), modules)
 
 

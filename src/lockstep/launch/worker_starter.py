@@ -89,7 +89,7 @@ class Preloaded:
                 start_new_session=True,
             )
         with suppress(OSError):
-            preload.send(self._connection, {"modules": program.modules})
+            preload.send(self._connection, {"modules": program.modules, "arguments": program.arguments})
 
     @property
     def pid(self) -> int:

@@ -19,6 +19,7 @@ from lockstep.launch.python_command import (
     PythonCommand,
     python_command,
 )
+from lockstep.study.step_jobs import MODULE
 
 PYTHON = sys.executable
 
@@ -57,6 +58,18 @@ def test_the_interpreters_flags_are_told_from_the_program(given: list[str], flag
     assert python_command([PYTHON, *given], {}) == PythonCommand(PYTHON, tuple(flags), tuple(words), PRELOADED)
 
 
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (["train.py", "--lr", "1"], ("train.py", "--lr", "1")),
+        (["-m", "train", "-c", "x"], ("train", "-c", "x")),
+        (["-c", "print()", "-m"], ("-c", "-m")),
+    ],
+)
+def test_what_is_imported_beforehand_finds_the_programs_arguments(words: list[str], arguments: tuple[str, ...]) -> None:
+    assert python_command([PYTHON, *words], {}).arguments == arguments
+
+
 def test_the_interpreter_is_found_as_the_workers_path_has_it() -> None:
     found = python_command(["python", "train.py"], {"PATH": str(Path(PYTHON).parent)})
     assert found.interpreter == str(Path(PYTHON).with_name("python"))
@@ -84,7 +97,8 @@ def test_lockstep_itself_has_more_to_load() -> None:
     assert python_command([PYTHON, "-u", "-m", "lockstep", "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
     ours = str(Path(PYTHON).with_name("lockstep"))
     assert python_command([PYTHON, ours, "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
-    assert python_command([PYTHON, "-m", "lockstep.other"], {}).modules == PRELOADED
+    assert python_command([PYTHON, "-m", MODULE, "{}"], {}).modules == PRELOADED_FOR_LOCKSTEP
+    assert python_command([PYTHON, "-m", "lockstep.cli.probe_worker"], {}).modules == PRELOADED
     assert python_command([PYTHON, "lockstep"], {}).modules == PRELOADED
 
 
