@@ -1,30 +1,25 @@
-"""The beds that the tests of this folder run in, started once when a test asks for them, and the tests' imports."""
+"""The beds that the tests of this folder run in, started once when a test asks for them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+import hosts
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import netns
 from slurm import Slurm, slurm_cluster, why_not
 
 
 @pytest.fixture(scope="session")
-def bed_of_hosts() -> Iterator[netns.Bed]:
+def bed_of_hosts() -> Iterator[hosts.Bed]:
     """Three hosts that are reached by ssh; skips where none can be made."""
-    if reason := netns.missing():
+    if reason := hosts.missing():
         pytest.skip(reason)
-    with netns.Bed(hosts=3) as bed:
+    with hosts.Bed(hosts=3) as bed:
         yield bed
 
 
 @pytest.fixture
-def bed(bed_of_hosts: netns.Bed) -> Iterator[netns.Bed]:
+def bed(bed_of_hosts: hosts.Bed) -> Iterator[hosts.Bed]:
     """The hosts, whole again after each test: every link up and unlimited, nothing running, no file left over."""
     yield bed_of_hosts
     bed_of_hosts.reset()

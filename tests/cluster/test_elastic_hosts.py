@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from netns import Bed
-from sshjob import Job
+from hosts import Bed
+from ssh_job import Job
 
 SCRIPT = """
 import sys, time

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
-from netns import Bed
+from hosts import Bed
 from safetensors.torch import load_file
-from sshjob import Job
+from ssh_job import Job
 
 from lockstep.records import read_records
 

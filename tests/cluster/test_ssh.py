@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from netns import Bed
-from sshjob import Job, kill, name_of
+from hosts import Bed
+from ssh_job import Job, kill, name_of
 
 import lockstep
 from lockstep.records import read_records

@@ -1,4 +1,4 @@
-"""A few rounds of chaos.py, so that it keeps working; `python tests/cluster/chaos.py` plays many."""
+"""A few rounds of chaos.py, so that it keeps working; `python tests/support/chaos.py` plays many."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import chaos
 import pytest
-from netns import Bed
+from hosts import Bed
 
 
 @pytest.mark.parametrize(

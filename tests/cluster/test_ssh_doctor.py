@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from netns import HEAD, Bed
+from hosts import HEAD, Bed
 
 LIMIT = 50e6
 UNITS = {"Mbit/s": 1e6, "Gbit/s": 1e9}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from netns import HEAD, Bed
+from hosts import HEAD, Bed
 from slurm import Slurm
 
 from lockstep.records import read_records

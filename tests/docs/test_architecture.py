@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 
 
 def test_the_figure_is_drawn_from_the_imports() -> None:
-    assert FIGURE.read_text() == draw(), "run `python tests/docs/architecture.py`"
+    assert FIGURE.read_text() == draw(), "run `python tests/support/architecture.py`"
 
 
 def test_every_package_is_in_the_figure() -> None:

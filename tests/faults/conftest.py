@@ -1,4 +1,4 @@
-"""Two hosts and a small disk for tests, and what lets the tests of this folder import `jobs` and `netns`."""
+"""Two hosts and a small disk for tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / name) for name in ("faults", "parallel", "cluster")]
-
-from disks import SmallDisk  # noqa: E402
-from netns import Bed, missing  # noqa: E402
+from disks import SmallDisk
+from hosts import Bed, missing
 
 
 @pytest.fixture(scope="module")

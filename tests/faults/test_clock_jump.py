@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import NETS, final_weights, losses, small_digits
-from processes import run_in_workers
+from runs import NETS, final_weights, losses, small_digits
 from torch import nn
+from worker_group import run_in_workers
 
 from lockstep.records import read_records
 from lockstep.seeding import seed_all

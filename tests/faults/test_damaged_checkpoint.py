@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import STEPS, newest_step, recorded_steps, train
+from disturbed_run import STEPS, newest_step, recorded_steps, train
 
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint

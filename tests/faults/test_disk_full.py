@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from disks import SmallDisk
-from processes import run_in_workers
-from runs import STEPS, newest_step, recorded_steps, train
+from disturbed_run import STEPS, newest_step, recorded_steps, train
+from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint, stopping

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import final_weights, losses
-from netns import Bed
-from processes import run_in_workers
-from sshjob import Job
+from hosts import Bed
+from runs import final_weights, losses
+from ssh_job import Job
+from worker_group import run_in_workers
 
 from lockstep.cli.parse import parse_train
 from lockstep.train.run import run

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from netns import Bed
-from sshjob import Job
+from hosts import Bed
+from ssh_job import Job
 
 # Each worker writes more than a pipe holds, after it has seen the file.
 WORKER = 'echo here; until [ -e "$0" ]; do sleep 0.1; done; seq 1 20000; echo done'

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import losses, train_digits
-from processes import run_in_workers
+from runs import losses, train_digits
 from torch._dynamo.utils import counters
+from worker_group import run_in_workers
 
 from lockstep.world import World
 

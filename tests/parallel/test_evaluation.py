@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import train_digits
-from processes import run_in_workers
+from runs import train_digits
+from worker_group import run_in_workers
 
 
 @pytest.mark.parametrize("images", [1, 2, 50, 61])

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from processes import run_in_workers
 from torch.distributed import distributed_c10d
+from worker_group import run_in_workers
 
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run

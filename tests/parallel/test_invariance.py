@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from jobs import losses, train_digits
-from processes import run_in_workers
+from runs import losses, train_digits
 from torch.utils.data import TensorDataset
+from worker_group import run_in_workers
 
 from lockstep.train import fit
 from lockstep.world import World

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import final_weights
+from runs import final_weights
 
 from lockstep.errors import StoppedError
 from lockstep.launch.reach import proof

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import torch
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep.config import AugmentConfig, TrainConfig
 from lockstep.data.loaders import reader_for

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # the backend "fake"
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import accelerator, loss_watch
 from lockstep import world as worlds

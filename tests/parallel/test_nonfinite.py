@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jobs import NETS, all_finite, final_weights
-from processes import run_in_workers
+from runs import NETS, all_finite, final_weights
 from torch import nn
+from worker_group import run_in_workers
 
 from lockstep.data import digits
 from lockstep.data.sets import MemorySplit

@@ -9,9 +9,9 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
-from jobs import losses, train_digits, weights_of
-from processes import run_in_workers
+from runs import losses, train_digits, weights_of
 from safetensors.torch import load_file
+from worker_group import run_in_workers
 
 from lockstep import accelerator
 from lockstep.records import read_records

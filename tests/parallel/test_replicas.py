@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import NETS, small_digits
-from processes import run_in_workers
+from runs import NETS, small_digits
 from torch import nn
+from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.seeding import seed_all

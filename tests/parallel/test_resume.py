@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import final_weights, losses, train_digits
-from processes import run_in_workers
+from runs import final_weights, losses, train_digits
+from worker_group import run_in_workers
 
 from lockstep.records import read_records
 

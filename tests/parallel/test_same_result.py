@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import final_weights
+from runs import final_weights
 
 TRAIN = ["-m", "lockstep", "train", "digits", "--epochs", "1", "--device", "cpu", "--run-dir"]
 LAUNCHERS = {

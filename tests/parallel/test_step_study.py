@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from jobs import NETS, small_digits
-from processes import run_in_workers
+from runs import NETS, small_digits
+from worker_group import run_in_workers
 
 from lockstep.records import read_records
 from lockstep.study.points import Length

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import final_weights
+from runs import final_weights
 
 from lockstep.records import read_records
 

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from jobs import NETS, losses, small_digits, train_digits, weights_of
-from processes import run_in_workers
+from runs import NETS, losses, small_digits, train_digits, weights_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
 from lockstep.records import read_records

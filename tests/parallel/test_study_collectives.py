@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep.records import read_records
 from lockstep.study import collectives

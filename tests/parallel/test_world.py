@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep.world import World
 

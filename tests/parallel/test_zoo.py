@@ -7,9 +7,9 @@ import hashlib
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import run_in_workers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from worker_group import run_in_workers
 
 from lockstep.models import registry
 from lockstep.models.registry import ZOO

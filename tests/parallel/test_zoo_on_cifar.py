@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jobs import all_finite, losses
 from PIL import Image
-from processes import run_in_workers
+from runs import all_finite, losses
+from worker_group import run_in_workers
 
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.models import registry

@@ -33,8 +33,8 @@ from torch import nn
 
 from lockstep import errors
 
-HELPERS = Path(__file__).resolve().parents[2] / "single"
-sys.path += [str(HELPERS / "report"), str(HELPERS / "data")]
+SUPPORT = Path(__file__).resolve().parents[2] / "support"
+sys.path.append(str(SUPPORT))
 GIB = 1 << 30
 
 

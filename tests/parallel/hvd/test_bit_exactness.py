@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gradients import bits, gradient, grads, new_parameters
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.world import World

@@ -10,7 +10,7 @@ from dataclasses import replace
 import fake_accelerator as fake
 import pytest
 import torch
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd import state as horovod

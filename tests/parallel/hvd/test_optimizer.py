@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.compression import Compressor

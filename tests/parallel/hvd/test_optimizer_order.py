@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from gradients import SHAPES, backward, bits, gradient, grads, mean, new_parameters
-from processes import run_in_workers
 from torch.nn.utils import clip_grad_norm_
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.world import World

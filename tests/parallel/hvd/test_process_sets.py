@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.exceptions import HorovodInternalError

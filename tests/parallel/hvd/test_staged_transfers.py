@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd import links, transfers

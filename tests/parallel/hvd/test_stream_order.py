@@ -10,8 +10,8 @@ import fake_accelerator as fake
 import pytest
 import torch
 from fake_accelerator import DEVICE
-from processes import run_in_workers
 from torch import nn
+from worker_group import run_in_workers
 
 from lockstep import accelerator, hvd
 from lockstep.hvd.links import Links

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_in_workers
+from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.world import World

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-from netns import HEAD, Bed
+from hosts import HEAD, Bed
+from worker_script import HERE
 
-WORKER = Path(__file__).parent / "worker.py"
+WORKER = Path(__file__).parent / "worker_script.py"
 HOSTS = "node1:2,node2:1"
 START_SECONDS = 60  # on a machine that does other things too
 
@@ -24,7 +25,7 @@ class Job:
     """`lockstep run ... -- command` from the head; a context manager that leaves no process behind.
 
     `hosts` is what -H takes, or @ and the name of a host file. Without a `command` its workers are those of
-    `worker.py`, with `actions`. `direct` is a command that launches its workers itself, in place of all this.
+    `worker_script.py`, with `actions`. `direct` is a command that launches its workers itself, in place of all this.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Job:
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         where = ["--hostfile", hosts[1:]] if hosts.startswith("@") else ["-H", hosts]
         words = [*where, f"--ssh-option={bed.ssh_options}", "--log-dir", str(folder / "logs"), *options]
+        self._tells = not command and not direct
         command = command or [sys.executable, "-S", "-E", str(WORKER), str(self.ready), *actions]
         line = [*direct] or [sys.executable, "-m", "lockstep", "run", *words, "--", *command]
         with self._out.open("w") as out, self._err.open("w") as err:
@@ -72,8 +74,10 @@ class Job:
         return self._err.read_text(errors="replace")
 
     def workers(self, count: int) -> dict[int, dict[str, Any]]:
-        """What the workers wrote of themselves, by rank, once `count` of them are there."""
+        """What the workers wrote of themselves, by rank, once `count` of them are there, and the launcher knows."""
         self.wait_until(lambda: len(list(self.ready.glob("*.json"))) >= count)
+        if self._tells:
+            self.wait_until(lambda: self.stdout.count(HERE) >= count)
         return {int(path.stem): json.loads(path.read_text()) for path in sorted(self.ready.glob("*.json"))}
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:

@@ -1,13 +1,13 @@
-"""Kill a part of a job on two hosts, at random, again and again: `python tests/cluster/chaos.py --rounds 50 --seed 0`.
+"""Kill a part of a job on two hosts, at random, again and again: `python tests/support/chaos.py --rounds 50 --seed 0`.
 
 Each round starts three workers by ssh, kills one part of the job, and checks that everything ended in time on both
 hosts and the head, that the launcher (where one is left) named the culprit once and exited with an error, and that no
 process and no file in TMPDIR or /dev/shm is left. It prints a table and exits with code 1 after any breach.
 
 The parts: a worker, a loader process, a node's process that stands over its workers (node) or below ssh (guard), the
-launcher, a host's ssh session at either end (sshd, ssh), and a host's cable (link). The jobs: worker.py with children
-that will not listen, `lockstep train digits`, and `lockstep train` of a folder of images with loader processes. In some
-rounds the blow falls while the job still starts.
+launcher, a host's ssh session at either end (sshd, ssh), and a host's cable (link). The jobs: worker_script.py with
+children that will not listen, `lockstep train digits`, and `lockstep train` of a folder of images with loader
+processes. In some rounds the blow falls while the job still starts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from netns import HEAD, Bed, missing
+from hosts import HEAD, Bed, missing
 from PIL import Image
-from sshjob import Job, kill, name_of
+from ssh_job import Job, kill, name_of
 
 WORKERS = 3
 PARTS = ("worker", "loader", "node", "guard", "launcher", "sshd", "ssh", "link")

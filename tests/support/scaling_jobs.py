@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.records import read_records
 from lockstep.scaling_model import Series, series_of
 
-PUBLISHED = Path(__file__).parents[3] / "examples" / "studies" / "published.jsonl"
+PUBLISHED = Path(__file__).parents[2] / "examples" / "studies" / "published.jsonl"
 
 
 def published() -> dict[str, Series]:

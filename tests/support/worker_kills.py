@@ -1,4 +1,4 @@
-"""Kill workers of training runs at random moments: `python tests/faults/worker_kills.py --kills 100 --seed 0`.
+"""Kill workers of training runs at random moments: `python tests/support/worker_kills.py --kills 100 --seed 0`.
 
 Each job is first trained without disturbance. The same job, with restarts, then loses a random worker (SIGKILL) again
 and again, mostly while it trains, sometimes while its workers start. At its end it must have the same weights and

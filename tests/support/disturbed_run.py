@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jobs import NETS, small_digits
+from runs import NETS, small_digits
 from torch import nn
 
 from lockstep.place import Place

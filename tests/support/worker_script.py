@@ -1,6 +1,7 @@
-"""A worker that needs no torch: `worker.py FOLDER [RANK:ACTION ...]`, with `*` for every rank.
+"""A worker that needs no torch: `worker_script.py FOLDER [RANK:ACTION ...]`, with `*` for every rank.
 
-It writes its variables and process number to FOLDER/RANK.json, does what its actions say, then waits to be ended.
+It writes its variables and process number to FOLDER/RANK.json, prints HERE, does what its actions say, then waits to be
+ended.
 
     raise       an exception that nobody catches
     exit=N      ends with that code
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+HERE = "a worker is here"  # printed, so that whoever sees it knows that the launcher knows
 STOPPED = 75  # the code of workers that have stopped on request, as Lockstep's own do
 PATIENCE_SECONDS = 240  # nothing waits longer, whatever becomes of the test
 
@@ -44,6 +46,7 @@ def main(folder: Path, actions: list[str]) -> None:
     written = folder / f"{rank}.written"
     written.write_text(json.dumps({**facts, "loader": loader, "environment": dict(os.environ)}))
     written.rename(folder / f"{rank}.json")
+    print(HERE, flush=True)
     for action in mine:
         name, _, value = action.partition("=")
         if name == "when":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -58,6 +59,7 @@ def _receive(pipe: Any) -> tuple[str, Any]:
 def _work(
     pipe: Any, all_forked: Any, rank: int, size: int, port: int, function: Callable[..., Any], arguments: Any
 ) -> None:
+    gc.freeze()  # a collection would look at, and thus copy, all that is shared with the parent: 0.2 s
     all_forked.wait()
     os.environ.update(
         RANK=str(rank),

@@ -1,4 +1,4 @@
-"""Draws docs/figures/architecture.svg from the imports: `python tests/docs/architecture.py`.
+"""Draws docs/figures/architecture.svg from the imports: `python tests/support/architecture.py`.
 
 A box is a package, or the modules that belong together as one; an arrow says that something in the upper box imports
 something in the lower one. An arrow that follows from two others is left out.
@@ -6,10 +6,7 @@ something in the lower one. An arrow that follows from two others is left out.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "single"))
 
 from layers import LAYERS, imports, modules, part
 
