@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,18 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from one_queue import pytest_cmdline_main, pytest_xdist_make_scheduler  # noqa: F401
 from PIL import Image
 
 # Worker processes are forked from this one; a pool of OpenMP threads would not survive that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# A shell has what it starts in the background ignore Ctrl-C, and all that this starts, which the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+# readline sets these in the process that hands the tests out; programs would take them for the size of their terminal.
+for name in ("LINES", "COLUMNS"):
+    os.environ.pop(name, None)
 # On a loaded machine any example may stand still for a while.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")

@@ -1,0 +1,45 @@
+"""All tests from one queue, by pytest-xdist: several processes take one after the other.
+
+A file whose tests share a fixture stays in one process. So does what needs hosts of its own, which mostly waits while
+the other processes compute.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.world import usable_cores
+
+ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/test_suspended_launcher.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Have a process for each core, and one that waits, where folders are tested and -n says nothing else."""
+    is_one_of_them = "PYTEST_XDIST_WORKER" in os.environ  # or a test's own pytest
+    if config.pluginmanager.has_plugin("xdist") and config.option.numprocesses is None and not is_one_of_them:
+        config.option.numprocesses = usable_cores() + 1 if all(Path(word).is_dir() for word in config.args) else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests one by one, but together what belongs together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneQueue(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "hosts" if path.startswith(ON_HOSTS) else path if _is_shared(config.rootpath / path) else nodeid
+
+    return OneQueue(config, log)
+
+
+@cache
+def _is_shared(path: Path) -> bool:
+    """Whether the tests of a file share what one of them makes."""
+    return 'scope="module"' in path.read_text(encoding="utf-8")
