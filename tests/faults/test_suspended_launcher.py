@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,9 +57,10 @@ def test_on_one_machine_whoever_stands_still_goes_on_afterwards(
                 parts[name].suspend()
             go.touch()
             time.sleep(seconds)
-            assert job.poll() is None
+            assert job.poll() is None or names == ("guard",)  # which the others need not wait for
             for name in names:
-                parts[name].resume()
+                with suppress(psutil.NoSuchProcess):
+                    parts[name].resume()
             assert job.wait(30) == 0, output.read_text()[-500:]
         finally:
             job.kill()

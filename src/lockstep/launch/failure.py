@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import LOST_PEER
+from lockstep.errors import LOST_PEER, StoppedError
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,15 @@ class Failure:
 
 
 def first(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from: an error of a worker's own, then a signal or a loss, by time."""
+    """The failure that the others follow from: an error of a worker's own, then a signal, a loss or a stop, by time."""
     return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
 
 
 def _kind(failure: Failure) -> int:
     if failure.is_consequence:
         return 2
-    return 1 if failure.code < 0 or failure.rank < 0 else 0
+    is_stop = failure.code == StoppedError.exit_code  # as workers do that are ended for another's sake
+    return 1 if failure.code < 0 or failure.rank < 0 or is_stop else 0
 
 
 def _name(number: int) -> str:

@@ -421,7 +421,8 @@ class Job:
                 Failure(-1, host, 1, f"lost {host}", time.monotonic())
             ]
         if why := ended.get("lost"):
-            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", time.monotonic())]
+            seen = ended.get("seen", time.monotonic())  # before workers stop that are ended for it
+            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", seen)]
         if pids := ended.get("left"):
             why = "they wait for a device or a file system"
             say(f"lockstep: {remote.node.host}: processes {pids} cannot be ended; {why}")

@@ -191,7 +191,8 @@ class Remote:
     def _lost(self, why: str) -> None:
         """No answer will come any more."""
         self._is_lost = True
-        self._resolve("ended", {"is": "ended", "lost": why or "its part of the launcher has ended unexpectedly"})
+        lost = why or "its part of the launcher has ended unexpectedly"
+        self._resolve("ended", {"is": "ended", "lost": lost, "seen": time.monotonic()})
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in STAGES:
             if not self.answer(kind).done():

@@ -12,6 +12,7 @@ RAISED = Failure(2, "b", 1, "Traceback ...\nValueError: no", 10.0)
 KILLED = Failure(1, "a", -9, time=9.0)
 BEREFT = Failure(0, "a", 1, "RuntimeError: Connection closed by peer [10.0.0.2]:1234", 8.0)
 TOLD = Failure(3, "b", 1, "error: lost the connection to a peer", 7.0, lost_peer=True)
+OBEYED = Failure(4, "b", 75, "stopped by SIGTERM after step 12", 9.7)
 GONE = Failure(-1, "c", 1, "lost c: the host or the way to it is down", 9.5)
 
 
@@ -22,9 +23,10 @@ GONE = Failure(-1, "c", 1, "lost c: the host or the way to it is down", 9.5)
         ([BEREFT, KILLED, TOLD], KILLED),
         ([KILLED, GONE], KILLED),
         ([GONE, BEREFT], GONE),
+        ([OBEYED, GONE], GONE),
         ([TOLD, BEREFT], TOLD),
     ],
-    ids=["an error", "a signal", "the earlier of two losses", "a host", "nothing better"],
+    ids=["an error", "a signal", "the earlier of two losses", "a host", "why others stopped", "nothing better"],
 )
 def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit: Failure) -> None:
     assert first(failures) == culprit
