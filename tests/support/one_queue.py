@@ -22,8 +22,10 @@ ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Have a process for each core, and one that waits, where folders are tested and -n says nothing else."""
     is_one_of_them = "PYTEST_XDIST_WORKER" in os.environ  # or a test's own pytest
-    if config.pluginmanager.has_plugin("xdist") and config.option.numprocesses is None and not is_one_of_them:
-        config.option.numprocesses = usable_cores() + 1 if all(Path(word).is_dir() for word in config.args) else None
+    if is_one_of_them or not config.pluginmanager.has_plugin("xdist"):
+        return
+    if config.option.numprocesses is None and all(Path(word).is_dir() for word in config.args):
+        config.option.numprocesses = usable_cores() + 1
 
 
 @pytest.hookimpl(optionalhook=True)

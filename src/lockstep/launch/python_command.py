@@ -17,7 +17,7 @@ from pathlib import Path
 PRELOAD = "LOCKSTEP_PRELOAD"  # 0: every worker imports for itself
 PRELOADED = ("torch", "torchvision", "torch._dynamo")
 PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.preloaded")
-TRAINING = ("lockstep", "lockstep.cli.step_worker")
+OURS = ("lockstep", "lockstep.cli.step_worker")  # the modules by which `python -m` starts workers that train
 FLAGS = ("-u", "-B", "-O", "-OO")
 FLAG_WITH_VALUE = "-W"
 # What Python reads when it starts and what the process that workers are forked from, which has the same variables, has
@@ -90,8 +90,9 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
             raise NotForkedError(f"{name} is set")
         if name in PLACES and environment[name].lower() != "false":
             raise NotForkedError(f"{name} is set, which binds the process that loads OpenMP")
-    trains = (words[0] == "-m" and words[1] in TRAINING) or Path(words[0]) == Path(sys.executable).with_name("lockstep")
-    modules = PRELOADED_FOR_LOCKSTEP if trains else PRELOADED
+    is_module = words[0] == "-m" and words[1] in OURS
+    is_ours = is_module or Path(words[0]) == Path(sys.executable).with_name("lockstep")
+    modules = PRELOADED_FOR_LOCKSTEP if is_ours else PRELOADED
     return PythonCommand(interpreter, tuple(flags), tuple(words), modules)
 
 

@@ -68,7 +68,7 @@ def test_who_waits_for_the_preloaded_process_when_it_is_ended_waits_no_longer(
     try:
         assert waits.wait(60)
         starter.close()
-        forking.join(10)
+        forking.join(60)
         assert not forking.is_alive()
     finally:
         child.kill()
