@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -164,7 +165,9 @@ class StreamReader:
         requests = [Request(epoch, samples) for samples in plan]
         self._requests[:] = requests
         self._passes += 1
-        number, batches = self._passes, iter(self._loader)
+        number = self._passes
+        with _sigterm_blocked():
+            batches = iter(self._loader)
         try:
             for request in requests:
                 if self._passes != number:
@@ -228,6 +231,23 @@ class _Requests:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Block SIGTERM in this thread while the block runs, and in the processes that it starts, which inherit that.
+
+    In a loader process torch may have started a thread before `_heed_parent_alone` is called: `torch.set_num_threads`
+    does so in the child of a process that has called it, too.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _heed_parent_alone(worker: int) -> None:
