@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -166,7 +166,7 @@ class StreamReader:
         self._requests[:] = requests
         self._passes += 1
         number = self._passes
-        with _sigterm_blocked():
+        with nullcontext() if self._loader._iterator else _sigterm_blocked():  # it keeps its processes
             batches = iter(self._loader)
         try:
             for request in requests:
@@ -180,13 +180,19 @@ class StreamReader:
                 raise
             lines = str(error).splitlines()
             raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):  # any other comes out of the data set itself
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if not self._loader_died(error):  # but it comes out of the data set itself
                 raise
             raise DataError(
                 f"a loader process has ended ({first_line(error)}); if memory or /dev/shm ran out, lower "
                 f"--workers or --batch-size"
             ) from error
+
+    def _loader_died(self, error: Exception) -> bool:
+        """Whether a loader process has ended, maybe while it handed over a tensor, whose descriptor is asked for."""
+        if isinstance(error, RuntimeError):
+            return str(error).startswith(("DataLoader worker", "Pin memory thread"))
+        return self._loader.num_workers > 0 and "Original Traceback" not in str(error)
 
     def _batch(self, raw: Raw, request: Request) -> Batch:
         device = self._placement.device

@@ -278,6 +278,37 @@ def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], 
     reader.close()
 
 
+def _reset(*_: object) -> None:
+    raise ConnectionResetError("Connection reset by peer")
+
+
+def _end_early(*_: object) -> None:
+    raise EOFError("no more")
+
+
+def _lose_the_thread(*_: object) -> None:
+    raise RuntimeError("Pin memory thread exited unexpectedly")  # torch's words, on a GPU
+
+
+@pytest.mark.parametrize("end", [_reset, _end_early, _lose_the_thread])
+def test_a_loader_process_that_ends_while_it_hands_a_tensor_over_is_that_error_too(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[..., None]
+) -> None:
+    reader = _reader(UserSplit(_Broken(int)), processes=1)
+    monkeypatch.setattr("torch.multiprocessing.reductions.rebuild_storage_fd", end)
+    with pytest.raises(DataError, match=r"a loader process has ended \(.+\).*--workers"):
+        _read(reader, 0)
+    reader.close()
+
+
+@BOTH
+def test_a_connection_that_the_users_own_set_loses_is_the_users(processes: int) -> None:
+    reader = _reader(UserSplit(_Broken(_reset)), processes)
+    with pytest.raises(ConnectionResetError, match="reset by peer"):
+        _read(reader, 0)
+    reader.close()
+
+
 def test_photographs_in_any_mode_become_three_channels(tmp_path: Path) -> None:
     paths = []
     for mode in ("L", "RGBA", "P", "CMYK"):
