@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +14,13 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
 
+from lockstep import hvd
 from lockstep.place import Place
 from lockstep.store import serve_store
 from lockstep.world import World, connect
 
 TIMEOUT_SECONDS = 120
+SETTLE_SECONDS = 5  # for a thread that has been told to end
 
 
 def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -76,10 +80,32 @@ def _work(
     try:
         with connect(Place.from_environment(), "cpu") as world:
             result = function(world, *arguments)
-        pipe.send(("", result))
+        left = _left_behind()
+        pipe.send((f"{function.__name__} leaves behind: {', '.join(left)}" if left else "", result))
     except BaseException:
         pipe.send((traceback.format_exc(), None))
         os._exit(1)  # as a failed worker does; its peers must not wait for an orderly goodbye
+
+
+def _left_behind() -> list[str]:
+    """What of ours a process of the user's own would find after this work; nothing where hvd is to end with it."""
+    if hvd.is_initialized():
+        return []
+    ours = [
+        thread for thread in threading.enumerate() if "lockstep" in thread.name or _is_ours(vars(thread).get("_target"))
+    ]
+    left = [f"the thread {thread.name}" for thread in ours if not _ends(thread)]
+    left += [f"a handler of {number!r}" for number in signal.valid_signals() if _is_ours(signal.getsignal(number))]
+    return left + ["a process group"] * torch.distributed.is_initialized()
+
+
+def _is_ours(function: Any) -> bool:
+    return str(getattr(function, "__module__", None)).startswith("lockstep.")
+
+
+def _ends(thread: threading.Thread) -> bool:
+    thread.join(SETTLE_SECONDS)
+    return not thread.is_alive()
 
 
 def size_of(world: World) -> int:
