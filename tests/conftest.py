@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cold_starts import only_marked_tests_start_python  # noqa: F401
 from hypothesis import HealthCheck, settings
 from one_queue import pytest_cmdline_main, pytest_xdist_make_scheduler  # noqa: F401
 from PIL import Image
@@ -18,6 +19,8 @@ from PIL import Image
 # Worker processes are forked from this one; a pool of OpenMP threads would not survive that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# Threads of programs under test that wait for work would keep the cores from the other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A shell has what it starts in the background ignore Ctrl-C, and all that this starts, which the tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,8 @@ import pytest
 from hosts import Bed
 from ssh_job import Job
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 SCRIPT = """
 import sys, time
 from pathlib import Path

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hosts import Bed
 from safetensors.torch import load_file
 from ssh_job import Job
 
 from lockstep.records import read_records
+
+pytestmark = pytest.mark.cold  # on hosts of their own
 
 NET = """\
 from torch import nn

@@ -8,6 +8,8 @@ import psutil
 import pytest
 from slurm import Slurm, slurm_cluster, why_not
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 
 def test_it_runs_steps_and_batch_scripts(slurm: Slurm) -> None:
     assert sorted(slurm.run(["srun", "-N2", "-n3", "hostname"]).stdout.split()) == ["hal01", "hal01", "hal02"]

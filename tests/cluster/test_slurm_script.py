@@ -12,6 +12,8 @@ from slurm import Slurm
 from lockstep.launch.batch import BatchJob
 from lockstep.launch.script import render
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 JOB = BatchJob(nodes=2, workers=4, cpus_per_worker=1, time="00:20:00")
 # Ends with 75 after a signal, as a launcher whose workers have written a checkpoint; the second time it ends well.
 LAUNCHER = """#!/bin/bash

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from slurm import Slurm
+
+pytestmark = pytest.mark.cold  # on hosts of their own
 
 SCRIPT = f"""#!/bin/sh
 echo $(({"${SLURM_JOB_END_TIME:-0}"} - $(date +%s)))

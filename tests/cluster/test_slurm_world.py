@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from slurm import Slurm
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 PLACE = [sys.executable, "-c", "from lockstep.place import Place; print(Place.from_environment())"]
 WORLD = """
 import os, socket, torch

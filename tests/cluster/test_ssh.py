@@ -16,6 +16,8 @@ from ssh_job import Job, kill, name_of
 import lockstep
 from lockstep.records import read_records
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 ALL_SUM = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

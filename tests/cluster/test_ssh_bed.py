@@ -11,6 +11,8 @@ import hosts
 import psutil
 import pytest
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 
 def _ssh(bed: hosts.Bed, host: str, command: str, *options: str) -> subprocess.CompletedProcess[str]:
     line = bed.at(hosts.HEAD, ["ssh", *bed.ssh_options.split(), "-o", "BatchMode=yes", *options, host, command])

@@ -9,6 +9,8 @@ import chaos
 import pytest
 from hosts import Bed
 
+pytestmark = pytest.mark.cold  # on hosts of their own
+
 
 @pytest.mark.parametrize(
     ("job", "part", "at_start"),

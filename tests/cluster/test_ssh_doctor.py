@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hosts import HEAD, Bed
+
+pytestmark = pytest.mark.cold  # on hosts of their own
 
 LIMIT = 50e6
 UNITS = {"Mbit/s": 1e6, "Gbit/s": 1e9}

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hosts import HEAD, Bed
 from slurm import Slurm
 
 from lockstep.records import read_records
+
+pytestmark = pytest.mark.cold  # on hosts of their own
 
 STUDY = [sys.executable, "-m", "lockstep", "study", "scaling", "--np", "1,2", "--mode", "weak", "--repeats", "1"]
 JOB = ["--steps", "3", "--warmup-steps", "1", "--", "digits", "-b", "16", "--device", "cpu"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 
 import lockstep.hvd
 
@@ -169,12 +169,14 @@ for path in {paths!r}:
 """
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("first", "paths"),
     [("horovod.torch", [*MODULES]), ("horovod", [path for path in MODULES if not path.startswith("horovod.torch")])],
 )
-def test_submodules_are_attributes_after_one_import(first: str, paths: list[str]) -> None:
-    subprocess.run([sys.executable, "-c", REACH.format(first=first, paths=paths)], check=True)
+def test_submodules_are_attributes_after_one_import(first: str, paths: list[str], tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", REACH.format(first=first, paths=paths)], tmp_path, cold=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_star_import_takes_every_name_and_the_submodules() -> None:
@@ -220,7 +222,7 @@ def test_the_reductions_are_numbered_as_horovods() -> None:
         "import horovod.runner; assert horovod.runner.run is function",
     ],
 )
-def test_run_is_a_function_and_a_module(code: str) -> None:
+def test_run_is_a_function_and_a_module(code: str, tmp_path: Path) -> None:
     prelude = """
 from lockstep.launch.function import run as function
 def call(run):
@@ -230,16 +232,21 @@ def call(run):
         return
     raise AssertionError("it has not been called")
 """
-    subprocess.run([sys.executable, "-c", prelude + code], check=True)
+    done = run([sys.executable, "-c", prelude + code], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
-def test_training_imports_no_more_than_lockstep_does() -> None:
-    code = "import sys, {}; print(*(name for name in sys.modules if not name.startswith('horovod')))"
-    ours, horovods = (
-        set(subprocess.check_output([sys.executable, "-c", code.format(name)], text=True).split())
-        for name in ("lockstep.hvd, lockstep.hvd.elastic", "horovod.torch")
+@pytest.mark.cold
+def test_training_imports_no_more_than_lockstep_does(tmp_path: Path) -> None:
+    code = (
+        "import sys, lockstep.hvd, lockstep.hvd.elastic; ours = {*sys.modules}\n"
+        "import horovod.torch; print('more:', *(sys.modules.keys() - ours))"
     )
-    assert not {name for name in horovods - ours if name.startswith(("lockstep", "torch"))}
+    done = run([sys.executable, "-c", code], tmp_path, cold=True)
+    assert done.returncode == 0, done.stderr
+    more, *names = done.stdout.split()
+    assert more == "more:"
+    assert not [name for name in names if name.startswith(("lockstep", "torch"))]
 
 
 @pytest.mark.parametrize(
@@ -251,12 +258,13 @@ def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
     assert not isinstance(caught.value, ModuleNotFoundError)
 
 
+@pytest.mark.cold
 def test_beside_horovod_itself_the_import_is_refused(tmp_path: Path) -> None:
     information = tmp_path / "horovod-0.28.1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
     code = f"import sys; sys.path.append({str(tmp_path)!r}); import horovod"
-    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    outcome = run([sys.executable, "-c", code], tmp_path, cold=True)
     assert outcome.returncode == 1
     assert "ImportError" in outcome.stderr
     assert "pip uninstall horovod" in outcome.stderr

@@ -25,16 +25,15 @@ def test_the_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureReq
 
 
 @pytest.mark.long
+@pytest.mark.cold
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any("run by hand" in b.marks for b in blocks(page.values[0]))]
-)
-def test_the_long_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_all_commands_run_as_the_reader_starts_them(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     _run(page, tmp_path, request, by_hand=True)
 
 
 def _run(page: Path, folder: Path, request: pytest.FixtureRequest, by_hand: bool) -> None:
-    sandbox = Sandbox(folder)
+    sandbox = Sandbox(folder, cold=by_hand)
     printed = None
     for block in blocks(page):
         if "output" in block.marks and printed is not None:

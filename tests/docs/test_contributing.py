@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import own_environment, run
 from layers import LAYERS, TOGETHER
 from pages import ROOT, blocks
 
@@ -49,21 +48,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(project: Path, *words: str, **variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment |= {"PYTHONPATH": str(project / "src"), **variables}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=project, env=environment, capture_output=True, text=True, timeout=120
-    )
+    environment = own_environment(PYTHONPATH=str(project / "src"), **variables)
+    done = run([sys.executable, *words], project, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def _train(project: Path, name: str, flags: str) -> list[dict[str, Any]]:
     """Train on the example's data set with the example's model; the run's records."""
-    run = project / "runs" / name
+    folder = project / "runs" / name
     common = ["train", "halves", "--device", "cpu", "--global-batch-size", "60", "--log-every", "1"]
-    _run(project, "-m", "lockstep", *common, "--run-dir", str(run), *flags.split(), OMP_NUM_THREADS="1")
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    _run(project, "-m", "lockstep", *common, "--run-dir", str(folder), *flags.split(), OMP_NUM_THREADS="1")
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _losses(records: list[dict[str, Any]]) -> list[float]:
@@ -111,7 +107,7 @@ def test_the_examples_are_in_the_projects_style(project: Path) -> None:
     changed = set(re.findall(r"(?m)^--- (\S+)$", PAGE.read_text(encoding="utf-8")))
     ruff = [sys.executable, "-m", "ruff"]
     for command in (["check"], ["format", "--diff"]):
-        done = subprocess.run([*ruff, *command, *names, *changed], cwd=project, capture_output=True, text=True)
+        done = run([*ruff, *command, *names, *changed], project)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from commands import PROGRAMS, run
 from pages import ROOT
 
 
@@ -19,8 +18,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "docs", folder / "docs")
     (folder / "src").symlink_to(ROOT / "src")
     shutil.copy(ROOT / "mkdocs.yml", folder)
-    command = [Path(sys.executable).parent / "zensical", "build", "--strict"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    done = run([PROGRAMS / "zensical", "build", "--strict"], folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
 

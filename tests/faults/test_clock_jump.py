@@ -5,14 +5,13 @@ The clock itself is this machine's and stays: what a process is told by `time.ti
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import LOCKSTEP, own_environment, run
 from runs import NETS, final_weights, losses, small_digits
 from torch import nn
 from worker_group import run_in_workers
@@ -90,17 +89,12 @@ def test_training_on_two_workers_whose_clocks_jump_apart_is_as_ever(tmp_path: Pa
         assert abs(unix_times[-1] - unix_times[0] - jump) < 60  # the clock did jump, and records show it
 
 
+@pytest.mark.cold
 def test_the_first_failure_is_named_though_the_clock_runs_backwards(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BACKWARDS)
     (tmp_path / "worker.py").write_text(WORKER)
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-np", "2", "--", sys.executable, "worker.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    environment = own_environment(PYTHONPATH=f"{tmp_path}:{own_environment().get('PYTHONPATH', '')}")
+    command = [*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "worker.py"]
+    done = run(command, tmp_path, environment, timeout=100, cold=True)
     assert done.returncode == 1
     assert "lockstep: worker 0 of 2 failed with exit code 1" in done.stderr

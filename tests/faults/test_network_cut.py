@@ -20,6 +20,8 @@ from lockstep.cli.parse import parse_train
 from lockstep.train.run import run
 from lockstep.world import World
 
+pytestmark = pytest.mark.cold
+
 HOSTS = "node1:1,node2:1"
 CUT = "node2"  # which loses the launcher and its only peer
 END_SECONDS = 40.0  # in which all hosts' parts have ended: 9 s of silence, 3 s from SIGTERM to SIGKILL, and a slow rest

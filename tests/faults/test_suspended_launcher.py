@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import LOCKSTEP, started
 from hosts import Bed
 from ssh_job import Job
 
@@ -44,32 +43,26 @@ def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:
 def test_on_one_machine_whoever_stands_still_goes_on_afterwards(
     tmp_path: Path, names: tuple[str, ...], seconds: float
 ) -> None:
-    go, output = tmp_path / "go", tmp_path / "output.txt"
-    words = [sys.executable, "-m", "lockstep", "run", "-np", "2", "--", "sh", "-c", WORKER, str(go)]
-    with output.open("w") as file, subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file) as job:
-        try:
-            deadline = time.monotonic() + 60
-            while output.read_text().count("here") < 2:
-                assert time.monotonic() < deadline, output.read_text()
-                time.sleep(0.05)
-            parts = _parts(psutil.Process(job.pid))
-            for name in names:
-                parts[name].suspend()
-            go.touch()
-            time.sleep(seconds)
-            assert job.poll() is None or names == ("guard",)  # which the others need not wait for
-            for name in names:
-                with suppress(psutil.NoSuchProcess):
-                    parts[name].resume()
-            assert job.wait(30) == 0, output.read_text()[-500:]
-        finally:
-            job.kill()
-    lines = output.read_text().split()
+    go = tmp_path / "go"
+    with started([*LOCKSTEP, "run", "-np", "2", "--", "sh", "-c", WORKER, go], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("here") == 2, 60)
+        parts = _parts(job)
+        for name in names:
+            parts[name].suspend()
+        go.touch()
+        time.sleep(seconds)
+        assert job.poll() is None or names == ("guard",)  # which the others need not wait for
+        for name in names:
+            with suppress(psutil.NoSuchProcess):
+                parts[name].resume()
+        assert job.wait(30) == 0, job.text[-500:]
+    lines = job.text.split()
     assert lines.count("done") == 2
     assert lines.count("20000") == 2
     assert "lockstep:" not in lines
 
 
+@pytest.mark.cold
 @pytest.mark.long
 def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_path: Path) -> None:
     with Job(bed, tmp_path / "job", command=["sleep", "300"], hosts="node1:1,node2:1") as job:
@@ -83,6 +76,7 @@ def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_p
         job.seconds_to_end(5)
 
 
+@pytest.mark.cold
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["node", "guard"])
 def test_between_hosts_a_node_process_that_stands_still_is_lost_and_its_guard_is_not(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import LOCKSTEP, own_environment, run, started
 from safetensors.torch import load_file
-from worker_kills import JOBS, disturb, records, starts_of, wait_for
+from worker_kills import JOBS, disturb, records, starts_of
 
 NET = """\
 import os, time
@@ -41,9 +40,12 @@ def test_a_hundred_kills_change_nothing_of_the_result(tmp_path: Path) -> None:
         assert outcome.breaches == []
 
 
+ONE_THREAD = own_environment(OMP_NUM_THREADS="1")
+
+
 def _train(folder: Path, run: Path, *words: str) -> list[str]:
     (folder / "net.py").write_text(NET)
-    train = ["env", f"PYTHONPATH={folder}", "OMP_NUM_THREADS=1", sys.executable, "-m", "lockstep", "train", "digits"]
+    train = [*LOCKSTEP, "train", "digits"]
     train += ["-a", "net:build", "-b", "20", "--epochs", "40", "--precision", "fp64", "--checkpoint-epochs", "0"]
     return [*train, "-p", "8", "--io-every", "0", "--track", "--run-dir", str(run), "-np", "3", *words]
 
@@ -59,17 +61,17 @@ def test_three_workers_two_and_three_again_take_the_same_steps(tmp_path: Path) -
     slow.touch()
     _offer(tmp_path, 3)
     elastic = ["--min-np", "2", "--host-discovery-script", f"cat {tmp_path / 'hosts'}"]
-    with subprocess.Popen(_train(tmp_path, changed, *elastic), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as job:
+    with started(_train(tmp_path, changed, *elastic), tmp_path, ONE_THREAD) as job:
         for slots, starts in ((2, 1), (3, 2)):
-            wait_for(lambda starts=starts: len(starts_of(changed)) == starts or job.poll() is not None)
+            job.wait_until(lambda starts=starts: len(starts_of(changed)) == starts)
             _offer(tmp_path, slots)
-        wait_for(lambda: len(starts_of(changed)) == 3 or job.poll() is not None)
+        job.wait_until(lambda: len(starts_of(changed)) == 3)
         slow.unlink()
-        said = job.communicate(timeout=200)[1]
-    assert job.returncode == 0, said
-    resized = [line.partition(", with ")[2] for line in said.splitlines() if "resized" in line]
+        assert job.wait(200) == 0, job.text
+    resized = [line.partition(", with ")[2] for line in job.text.splitlines() if "resized" in line]
     assert resized == ["2 workers", "3 workers"]
-    subprocess.run(_train(tmp_path, calm), cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    done = run(_train(tmp_path, calm), tmp_path, ONE_THREAD)
+    assert done.returncode == 0, done.stderr
     steps = [[each["step"] for each in records(run) if each["kind"] == "step"] for run in (changed, calm)]
     assert steps[0] == sorted({*steps[0]})  # each once, with one more where it stopped
     assert {*steps[0]} >= {*steps[1]}

@@ -15,6 +15,7 @@ ON_GPU = torch.cuda.is_available()
 JOBS = [["alone"], ["shared"], ["trainer"], ["shared-nccl"], ["commands"]] if ON_GPU else [["alone", "workers"]]
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("jobs", JOBS, ids="+".join)
 def test_checks_pass(jobs: list[str], tmp_path: Path) -> None:
     device = "cuda" if ON_GPU else "cpu"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import HOROVODRUN, Job, run, started
 
-HOROVODRUN = [sys.executable, "-m", "lockstep.cli.horovodrun"]
 # A worker that says where it is in each generation, and goes on when the test names the generation's end in a file:
 # `done` ends it, `die R` kills rank R, and otherwise it waits for something that is lost when another worker dies.
 WORKER = """
@@ -46,11 +45,11 @@ while True:
 """
 
 
-class Job:
-    """A running elastic job, its orders and what it has printed."""
+class ElasticJob:
+    """A running elastic job, and its orders."""
 
-    def __init__(self, folder: Path, process: psutil.Popen, output: Path) -> None:
-        self.folder, self.process, self.output = folder, process, output
+    def __init__(self, folder: Path, process: Job) -> None:
+        self.folder, self.process = folder, process
 
     def order(self, generation: int, text: str) -> None:
         draft = self.folder / "draft"
@@ -60,11 +59,8 @@ class Job:
     def wait_for(self, generation: int, size: int) -> list[tuple[int, int, int]]:
         """(slot, local rank, pid) by rank, when all workers have said that they are in the generation."""
         form = rf"^\[(\d+)\]<stdout>:G{generation} rank (\d+)/{size} local (\d+)/{size} slot (\d+) pid (\d+)$"
-        deadline = time.monotonic() + 100
-        while len(found := re.findall(form, self.text, re.MULTILINE)) < size:
-            assert time.monotonic() < deadline, self.text
-            assert self.process.is_running(), self.text
-            time.sleep(0.05)
+        self.process.wait_until(lambda: len(re.findall(form, self.text, re.MULTILINE)) >= size)
+        found = re.findall(form, self.text, re.MULTILINE)
         by_rank = sorted((int(rank), int(slot), int(local), int(pid)) for _, rank, local, slot, pid in found)
         assert [rank for rank, *_ in by_rank] == list(range(size))
         assert all(prefix == rank for prefix, rank, *_ in found)
@@ -72,26 +68,15 @@ class Job:
 
     @property
     def text(self) -> str:
-        return self.output.read_text()
+        return self.process.text
 
 
 @contextmanager
-def elastic(folder: Path, *flags: str) -> Iterator[Job]:
-    output, script = folder / "output", folder / "worker.py"
+def elastic(folder: Path, *flags: str) -> Iterator[ElasticJob]:
+    script = folder / "worker.py"
     script.write_text(WORKER)
-    command = [*HOROVODRUN, *flags, sys.executable, str(script), str(folder)]
-    with output.open("w") as file:
-        process = psutil.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            yield Job(folder, process, output)
-        finally:
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
-            process.wait(20)
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*HOROVODRUN, *words], capture_output=True, text=True, timeout=60, check=False)
+    with started([*HOROVODRUN, *flags, sys.executable, script, folder], folder) as process:
+        yield ElasticJob(folder, process)
 
 
 def test_the_dead_worker_alone_is_replaced_and_rank_0_is_a_survivor(tmp_path: Path) -> None:
@@ -119,9 +104,7 @@ def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
         second = job.wait_for(2, 2)
         assert second[0] == first[0]
         (tmp_path / "broken").touch()
-        while "ended with exit code 1" not in job.text:
-            assert job.process.is_running(), job.text
-            time.sleep(0.1)
+        job.process.wait_for("ended with exit code 1")
         time.sleep(2.5)
         assert job.text.count("ended with exit code 1") == 1
         assert "G3" not in job.text
@@ -141,9 +124,7 @@ def test_workers_outlast_a_moment_without_slots(tmp_path: Path) -> None:
     with elastic(tmp_path, "--min-np", "1", "-np", "2", "--host-discovery-script", f"cat {hosts}") as job:
         first = job.wait_for(1, 2)
         hosts.write_text("localhost:0\n")
-        while job.text.count("G1 hears of change (1, 2)\n") + job.text.count("G1 hears of change (2, 2)\n") < 2:
-            assert job.process.is_running(), job.text
-            time.sleep(0.1)
+        job.process.wait_until(lambda: len(re.findall(r"G1 hears of change \([12], 2\)\n", job.text)) >= 2)
         time.sleep(1)
         assert "G2" not in job.text
         hosts.write_text("localhost:2\n")
@@ -192,25 +173,26 @@ def test_during_a_cooldown_the_job_goes_on_with_fewer(tmp_path: Path) -> None:
         assert job.process.wait(20) == 0
 
 
-def test_a_job_with_too_few_slots_ends_after_its_timeout() -> None:
-    done = run(
-        "-np", "2", "--min-np", "1", "--host-discovery-script", "echo localhost:0", "--elastic-timeout", "1", "true"
-    )
+def test_a_job_with_too_few_slots_ends_after_its_timeout(tmp_path: Path) -> None:
+    flags = ("--min-np", "1", "--host-discovery-script", "echo localhost:0", "--elastic-timeout", "1")
+    done = run([*HOROVODRUN, "-np", "2", *flags, "true"], tmp_path)
     assert done.returncode == 1
     assert "--elastic-timeout 1 s" in done.stderr
     assert "-np 2 at least; there are 0 slots" in done.stderr
 
 
-def test_a_worker_that_fails_at_once_ends_the_job() -> None:
-    done = run("--min-np", "1", "-np", "2", "sh", "-c", "test $HOROVOD_LOCAL_RANK = 1 && exit 5; sleep 60")
+def test_a_worker_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
+    script = "test $HOROVOD_LOCAL_RANK = 1 && exit 5; sleep 60"
+    done = run([*HOROVODRUN, "--min-np", "1", "-np", "2", "sh", "-c", script], tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
         "lockstep: the worker of slot 1 failed with exit code 5 before the job had begun; all workers have ended\n"
     )
 
 
-def test_workers_that_never_ask_may_finish() -> None:
-    done = run("--min-np", "1", "-np", "2", "sh", "-c", "echo $HOROVOD_ELASTIC ${RANK-none}")
+def test_workers_that_never_ask_may_finish(tmp_path: Path) -> None:
+    script = "echo $HOROVOD_ELASTIC ${RANK-none}"
+    done = run([*HOROVODRUN, "--min-np", "1", "-np", "2", "sh", "-c", script], tmp_path)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1 none", "[1]<stdout>:1 none"]
 
@@ -225,7 +207,8 @@ def test_a_launcher_that_is_stopped_or_killed_leaves_no_worker(tmp_path: Path, n
         assert psutil.wait_procs(workers, timeout=5)[1] == []
 
 
-def test_a_discovery_script_that_fails_at_first_is_an_error() -> None:
-    done = run("--min-np", "1", "--host-discovery-script", "echo no such cluster >&2; exit 3", "true")
+def test_a_discovery_script_that_fails_at_first_is_an_error(tmp_path: Path) -> None:
+    script = "echo no such cluster >&2; exit 3"
+    done = run([*HOROVODRUN, "--min-np", "1", "--host-discovery-script", script, "true"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith("ended with exit code 3: no such cluster\n")

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import HOROVODRUN, MPICH, OPEN_MPI, TORCHRUN, Command, own_environment, run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "horovod"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-HOROVODRUN = [sys.executable, "-m", "lockstep.cli.horovodrun", "-np", "2", sys.executable]
-OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
-MPICH = ["mpirun.mpich", "-np", "2", sys.executable]
-ALONE = [sys.executable]
+ALONE = (sys.executable,)
+BY_HOROVODRUN = (*HOROVODRUN, "-np", "2", sys.executable)
 CHANCE = 10.0  # per cent, of ten classes
 
 pytest.importorskip("horovod.torch", reason="lockstep-horovod (compat/horovod) is not installed")
 
 
-def run(launcher: list[str], script: Path, *words: str, folder: Path) -> str:
+def printed_by(launcher: Command, script: Path, *words: str, folder: Path) -> str:
     """What a job prints, by whichever worker; without the prefix of its launcher."""
-    command = [*launcher, str(script), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
+    done = run([*launcher, script, *words], folder, own_environment(OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr
     return re.sub(r"^\[\d+\]<stdout>:", "", done.stdout, flags=re.MULTILINE)
 
@@ -43,14 +35,23 @@ def epochs(printed: str) -> list[int]:
     return [int(number) for number in re.findall(r"^epoch (\d+)", printed, flags=re.MULTILINE)]
 
 
-LAUNCHERS = {"alone": ALONE, "torchrun": TORCHRUN, "horovodrun": HOROVODRUN, "Open MPI": OPEN_MPI, "MPICH": MPICH}
+LAUNCHERS = {
+    "alone": ALONE,
+    "torchrun": TORCHRUN,
+    "horovodrun": BY_HOROVODRUN,
+    "Open MPI": (*OPEN_MPI, "-np", "2", sys.executable),
+    "MPICH": (*MPICH, "-np", "2", sys.executable),
+}
 
 
-@pytest.mark.parametrize("launcher", list(LAUNCHERS.values()), ids=list(LAUNCHERS))
-def test_mnist_learns_under_every_launcher(launcher: list[str], tmp_path: Path) -> None:
-    if not shutil.which(launcher[0]):
-        pytest.skip(f"{launcher[0]} is not installed")
-    printed = run(launcher, EXAMPLES / "mnist.py", "--epochs", "2", "--checkpoint", "digits.pt", folder=tmp_path)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=[pytest.mark.cold] * ("MPI" in name)) for name in LAUNCHERS]
+)
+def test_mnist_learns_under_every_launcher(launcher: str, tmp_path: Path) -> None:
+    command = LAUNCHERS[launcher]
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0]} is not installed")
+    printed = printed_by(command, EXAMPLES / "mnist.py", "--epochs", "2", "--checkpoint", "digits.pt", folder=tmp_path)
     assert epochs(printed) == [1, 2], "one worker says each line"
     assert accuracies(printed)[-1] > 5 * CHANCE
     saved = torch.load(tmp_path / "digits.pt", weights_only=True)
@@ -60,7 +61,7 @@ def test_mnist_learns_under_every_launcher(launcher: list[str], tmp_path: Path) 
 
 @pytest.mark.parametrize("words", [["--fp16-allreduce", "--gradient-predivide-factor", "2"], ["--use-adasum"]])
 def test_mnist_learns_however_gradients_travel(words: list[str], tmp_path: Path) -> None:
-    printed = run(HOROVODRUN, EXAMPLES / "mnist.py", "--epochs", "3", *words, folder=tmp_path)
+    printed = printed_by(BY_HOROVODRUN, EXAMPLES / "mnist.py", "--epochs", "3", *words, folder=tmp_path)
     assert accuracies(printed)[-1] > 5 * CHANCE
 
 
@@ -75,7 +76,7 @@ train, test = load_data(Path({str(data)!r}))
 print([list(tensor.shape) for split in (train, test) for tensor in split.tensors])
 print(train.tensors[1].bincount().tolist(), f"{{train.tensors[0].mean():.3f}} {{train.tensors[0].std():.3f}}")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = run([sys.executable, "-c", code], tmp_path)
     assert done.stdout.splitlines() == [
         "[[60000, 1, 28, 28], [60000], [10000, 1, 28, 28], [10000]]",
         "[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949] 0.000 1.000",
@@ -84,8 +85,8 @@ print(train.tensors[1].bincount().tolist(), f"{{train.tensors[0].mean():.3f}} {{
 
 def test_cifar10_goes_on_with_the_next_epoch_also_on_fewer_workers(tmp_path: Path) -> None:
     script = EXAMPLES / "cifar10.py"
-    first = run(HOROVODRUN, script, "--epochs", "1", folder=tmp_path)
-    second = run(ALONE, script, "--epochs", "2", folder=tmp_path)
+    first = printed_by(BY_HOROVODRUN, script, "--epochs", "1", folder=tmp_path)
+    second = printed_by(ALONE, script, "--epochs", "2", folder=tmp_path)
     assert (epochs(first), epochs(second)) == ([1], [2])
     assert accuracies(second)[0] > max(5 * CHANCE, accuracies(first)[0]), "it goes on, and does not begin anew"
     assert sorted(path.name for path in (tmp_path / "cifar10-checkpoints").iterdir()) == [
@@ -97,8 +98,8 @@ def test_cifar10_goes_on_with_the_next_epoch_also_on_fewer_workers(tmp_path: Pat
 def test_imagenet_accumulates_goes_on_and_reports(tmp_path: Path) -> None:
     words = ("--model", "squeezenet1_1", "--batches-per-allreduce", "2", "--image-size", "32")
     script = EXAMPLES / "imagenet_resnet50.py"
-    first = run(HOROVODRUN, script, *words, "--epochs", "1", folder=tmp_path)
-    second = run(HOROVODRUN, script, *words, "--epochs", "2", "--fp16-allreduce", folder=tmp_path)
+    first = printed_by(BY_HOROVODRUN, script, *words, "--epochs", "1", folder=tmp_path)
+    second = printed_by(BY_HOROVODRUN, script, *words, "--epochs", "2", "--fp16-allreduce", folder=tmp_path)
     assert (epochs(first), epochs(second)) == ([1], [2])
     assert torch.load(tmp_path / "checkpoint-2.pt", weights_only=True)["epoch"] == 2
     assert list((tmp_path / "logs").glob("events.out.tfevents.*"))
@@ -106,13 +107,13 @@ def test_imagenet_accumulates_goes_on_and_reports(tmp_path: Path) -> None:
 
 def test_the_benchmark_adds_up_all_workers(tmp_path: Path) -> None:
     words = ("--model", "squeezenet1_1", "--batch-size", "2", "--iterations", "2", "--batches-per-iteration", "1")
-    printed = run(TORCHRUN, EXAMPLES / "synthetic_benchmark.py", *words, folder=tmp_path)
+    printed = printed_by(TORCHRUN, EXAMPLES / "synthetic_benchmark.py", *words, folder=tmp_path)
     one, both = (float(number) for number in re.findall(r": ([\d.]+) ±", printed))
     assert both > one > 0
     assert "in all, on 2" in printed
 
 
 def test_elastic_mnist_learns_with_fixed_workers_too(tmp_path: Path) -> None:
-    printed = run(HOROVODRUN, EXAMPLES / "elastic_mnist.py", "--epochs", "2", folder=tmp_path)
+    printed = printed_by(BY_HOROVODRUN, EXAMPLES / "elastic_mnist.py", "--epochs", "2", folder=tmp_path)
     assert epochs(printed) == [1, 2]
     assert accuracies(printed)[-1] > 5 * CHANCE

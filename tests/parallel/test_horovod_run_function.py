@@ -3,65 +3,98 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
-import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+from commands import run as run_command
 
 from lockstep.launch.function import run
 
+CALLER = """
+import pickle
+from pathlib import Path
+try:
+    result = pickle.loads(Path("call").read_bytes())()
+except RuntimeError as error:
+    result = error
+Path("result").write_bytes(pickle.dumps(result))
+"""
 
-def test_results_come_by_rank_and_the_caller_is_left_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
-    before = dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+def in_a_program(folder: Path, call: Callable[[], Any]) -> Any:
+    """Call a function in a program of its own; return its result, or raise its RuntimeError, and print as it does."""
+    (folder / "call").write_bytes(cloudpickle.dumps(call))
+    done = run_command([sys.executable, "-c", CALLER], folder)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    result = pickle.loads((folder / "result").read_bytes())
+    if isinstance(result, RuntimeError):
+        raise result
+    return result
+
+
+def test_results_come_by_rank_and_the_caller_is_left_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     factor = 10
 
     def place(offset: int, *, name: str) -> tuple[int, str]:
         print("working")
         return int(os.environ["HOROVOD_RANK"]) * factor + offset, name + os.environ["HOROVOD_SIZE"]
 
-    assert run(place, (1,), {"name": "of "}, num_proc=2) == [(1, "of 2"), (11, "of 2")]
-    assert "[1]<stdout>:working" in capfd.readouterr().out
-    assert before == (dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    def call() -> list[Any]:
+        states = [(dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))]
+        results = run(place, (1,), {"name": "of "}, num_proc=2)
+        states.append((dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+        assert states[0] == states[1]
+        return results
+
+    assert in_a_program(tmp_path, call) == [(1, "of 2"), (11, "of 2")]
+    assert "[1]<stdout>:working" in capsys.readouterr().out
 
 
-def test_it_works_without_a_script_file() -> None:
+def test_it_works_without_a_script_file(tmp_path: Path) -> None:
     code = "from lockstep.launch.function import run; print(run(lambda: 'from nowhere', num_proc=1))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "['from nowhere']"
+    done = run_command([sys.executable, "-c", code], tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "['from nowhere']"), done.stderr
 
 
-def test_a_failing_worker_is_an_error_with_its_rank_and_traceback() -> None:
+def test_a_failing_worker_is_an_error_with_its_rank_and_traceback(tmp_path: Path) -> None:
     def fail() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             raise KeyError("no such thing")
         signal.pause()
 
     with pytest.raises(RuntimeError, match=r"worker 1 failed:\nTraceback[^$]*KeyError: 'no such thing'"):
-        run(fail, num_proc=2)
+        in_a_program(tmp_path, lambda: run(fail, num_proc=2))
 
 
-def test_a_killed_worker_is_an_error_too() -> None:
+def test_a_killed_worker_is_an_error_too(tmp_path: Path) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RuntimeError, match="worker 0 of 1 was ended by SIGKILL"):
-        run(die)
+        in_a_program(tmp_path, lambda: run(die))
 
 
-def test_a_worker_without_a_result_does_not_shorten_the_list() -> None:
+def test_a_worker_without_a_result_does_not_shorten_the_list(tmp_path: Path) -> None:
     def leave() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             sys.exit(0)
 
     with pytest.raises(RuntimeError, match=r"only the workers \[0\] of 2 left a result"):
-        run(leave, num_proc=2)
+        in_a_program(tmp_path, lambda: run(leave, num_proc=2))
 
 
-def test_a_job_that_cannot_be_started_says_why() -> None:
+def test_a_job_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="node7 is no host that is known here"):
-        run(os.getpid, hosts="node7:1")
+        in_a_program(tmp_path, lambda: run(os.getpid, hosts="node7:1"))
 
 
 @pytest.mark.parametrize(

@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from commands import HOROVODRUN, own_environment, run, started
 
-HOROVODRUN = [sys.executable, "-m", "lockstep.cli.horovodrun"]
 SHOW = """echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \\
 $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER \\
 ${OLDPWD-none} ${HOROVOD_ELASTIC-none} $CUDA_VISIBLE_DEVICES"""
 
 
-def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        [*HOROVODRUN, *words], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
-
-
-@contextmanager
-def started(*words: str, output: Path) -> Iterator[psutil.Popen]:
-    with output.open("w") as file:
-        job = psutil.Popen([*HOROVODRUN, *words], stdout=file, stderr=subprocess.STDOUT)
-        try:
-            yield job
-        finally:
-            if job.is_running():
-                job.kill()
-            job.wait()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 40) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) -> None:
     script = f"{SHOW}; printf trouble >&2"
     words = ("-np", "2", "-H", "localhost:4", "--output-filename", str(tmp_path / "out"), "--autotune")
-    done = run(*words, "sh", "-c", script, OLDPWD="/", CUDA_VISIBLE_DEVICES="5", HOROVOD_ELASTIC="1")
+    variables = own_environment(OLDPWD="/", CUDA_VISIBLE_DEVICES="5", HOROVOD_ELASTIC="1")
+    done = run([*HOROVODRUN, *words, "sh", "-c", script], tmp_path, variables)
     assert done.returncode == 0
     lines = [f"{rank}/2 {rank}/2 0/1 localhost gloo none none 5" for rank in (0, 1)]
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{line}" for rank, line in enumerate(lines)]
@@ -60,15 +31,15 @@ def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) ->
 
 
 def test_a_line_is_shown_when_it_is_printed(tmp_path: Path) -> None:
-    script = "import time; print('early'); time.sleep(60)"
-    output = tmp_path / "output"
-    with started("-np", "1", sys.executable, "-c", script, output=output):
-        wait_until(lambda: "[0]<stdout>:early\n" in output.read_text())
+    script = "import time; print('early'); time.sleep(100)"
+    with started([*HOROVODRUN, "-np", "1", sys.executable, "-c", script], tmp_path) as job:
+        job.wait_for("[0]<stdout>:early\n")
 
 
-def test_the_first_failure_ends_the_job_with_code_1() -> None:
+def test_the_first_failure_ends_the_job_with_code_1(tmp_path: Path) -> None:
+    script = 'test "$HOROVOD_RANK" = 0 && sleep 100; printf "last words"; exit 7'
     begin = time.monotonic()
-    done = run("-np", "2", "sh", "-c", 'test "$HOROVOD_RANK" = 0 && sleep 100; printf "last words"; exit 7')
+    done = run([*HOROVODRUN, "-np", "2", "sh", "-c", script], tmp_path)
     assert time.monotonic() - begin < 40
     assert done.returncode == 1
     assert done.stdout == "[1]<stdout>:last words\n"
@@ -76,19 +47,18 @@ def test_the_first_failure_ends_the_job_with_code_1() -> None:
 
 
 def test_ctrl_c_ends_all_workers_and_their_children(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with started("-np", "2", "sh", "-c", "echo here; sleep 100; true", output=output) as job:
-        wait_until(lambda: output.read_text().count("here") == 2)
-        family = job.children(recursive=True)
+    with started([*HOROVODRUN, "-np", "2", "sh", "-c", "echo here; sleep 100; true"], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("here") == 2)
+        family = job.descendants()
         job.send_signal(signal.SIGINT)
         assert job.wait(20) == 128 + signal.SIGINT
         assert psutil.wait_procs(family, timeout=2)[1] == []
 
 
 def test_a_killed_launcher_takes_its_workers_along(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with started("-np", "2", sys.executable, "-c", "import time; print('here'); time.sleep(100)", output=output) as job:
-        wait_until(lambda: output.read_text().count("here") == 2)
-        family = job.children(recursive=True)
+    script = "import time; print('here'); time.sleep(100)"
+    with started([*HOROVODRUN, "-np", "2", sys.executable, "-c", script], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("here") == 2)
+        family = job.descendants()
         job.kill()
         assert psutil.wait_procs(family, timeout=15)[1] == []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from commands import LOCKSTEP, own_environment, run
 
 # Steps of SGD by hand: an optimizer would cost each worker seconds of imports.
 SCRIPT = """
@@ -68,10 +67,9 @@ def undisturbed() -> torch.Tensor:
 
 def test_a_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "lockstep", "run", "-np", "2", "--max-restarts", "1", "--"]
-    command += [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    script = [sys.executable, tmp_path / "script.py", tmp_path]
+    flags = ("-np", "2", "--max-restarts", "1")
+    job = run([*LOCKSTEP, "run", *flags, "--", *script], tmp_path, own_environment(OMP_NUM_THREADS="1"))
     assert job.returncode == 0, job.stderr
     assert "restart 1 of 1, with 2 workers" in job.stderr
     result = torch.load(tmp_path / "result.pt")

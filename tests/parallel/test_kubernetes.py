@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
+from commands import LOCKSTEP, own_environment, started
 from ports import free_port
 
 from lockstep.cli.parse import parse_train
@@ -20,7 +19,7 @@ def test_the_pods_of_the_manifest_train_together(tmp_path: Path) -> None:
     roles = yaml.safe_load(MANIFEST.read_text())["spec"]["pytorchReplicaSpecs"]
     containers = [roles[role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker")]
     volumes = {volume["name"] for volume in roles["Worker"]["template"]["spec"]["volumes"]}
-    port, pods = free_port(), []
+    port, starts = free_port(), []
     for rank, container in enumerate(containers):
         program, *words = container["command"]
         assert program == "lockstep"
@@ -31,11 +30,10 @@ def test_the_pods_of_the_manifest_train_together(tmp_path: Path) -> None:
         variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RANK": str(rank), "WORLD_SIZE": "2"}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "auto"}
         variables |= {"GLOO_SOCKET_IFNAME": "lo"}  # both pods stand on this machine
-        command = [sys.executable, "-m", "lockstep", *words, "--epochs", "1", "--device", "cpu"]
-        pods.append(subprocess.Popen(command, cwd=tmp_path, env=os.environ | variables))
-    try:
-        assert [pod.wait(timeout=120) for pod in pods] == [0, 0]
-    finally:
+        command = [*LOCKSTEP, *words, "--epochs", "1", "--device", "cpu"]
+        starts.append(started(command, tmp_path, own_environment(**variables), output=tmp_path / f"pod-{rank}.txt"))
+    with ExitStack() as stack:
+        pods = [stack.enter_context(start) for start in starts]
         for pod in pods:
-            pod.kill()
+            assert pod.wait(120) == 0, pod.text
     assert next(r for r in read_records(tmp_path / "a" / "metrics.jsonl") if r["kind"] == "run")["workers"] == 2

@@ -8,13 +8,12 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import LOCKSTEP, TORCHRUN, own_environment, run, started
 from runs import final_weights
 
 from lockstep.errors import StoppedError
@@ -23,83 +22,41 @@ from lockstep.records import read_records
 from lockstep.world import usable_cores
 
 SECRET = "5ec2e7" * 5
-LOCKSTEP = [sys.executable, "-m", "lockstep"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep"]
 
 
-def _environment() -> dict[str, str]:
-    """This process's, without what the tests' conftest set for themselves."""
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-
-
-def _run(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command, *words], cwd=cwd, env=_environment(), capture_output=True, text=True, timeout=150, check=False
-    )
-
-
-@contextmanager
-def _started(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> Iterator[tuple[psutil.Popen, Path]]:
-    """A job that runs while the block does, and leaves no process behind; its output is in a file."""
-    output = cwd / "output.txt"
-    with output.open("w") as file:
-        job = psutil.Popen([*command, *words], cwd=cwd, env=_environment(), stdout=file, stderr=subprocess.STDOUT)
-        family = [job]
-        try:
-            yield job, output
-        finally:
-            if job.is_running():
-                family += job.children(recursive=True)
-                job.terminate()
-            _, alive = psutil.wait_procs(family, timeout=20)
-            for process in alive:
-                process.kill()
-
-
-def _wait_for(text: str, output: Path, job: psutil.Popen) -> None:
-    deadline = time.monotonic() + 100
-    while text not in output.read_text():
-        assert job.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
-
-
-def _workers(job: psutil.Popen) -> list[psutil.Process]:
-    """The job's workers, who alone have a rank."""
-    return [each for each in job.children(recursive=True) if "RANK" in each.environ()]
-
-
+@pytest.mark.cold
 def test_only_workers_import_from_the_jobs_folder(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('imported')")
     (tmp_path / "mine.py").write_text("import sys; print('mine', sys.flags.safe_path)")
-    launch = [sys.executable, "-P", "-m", "lockstep"]
-    done = _run("run", "-np", "1", "--", sys.executable, "-c", "import mine", cwd=tmp_path, command=launch)
+    words = ["run", "-np", "1", "--", sys.executable, "-c", "import mine"]
+    done = run([sys.executable, "-P", "-m", "lockstep", *words], tmp_path, cold=True)
     assert done.returncode == 0, done.stderr
     assert "mine False" in done.stdout
 
 
 def test_the_first_command_trains_the_digits_on_two_named_workers(tmp_path: Path) -> None:
-    done = _run("train", "-np", "2", cwd=tmp_path)
+    done = run([*LOCKSTEP, "train", "-np", "2"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "worker 0 of 2: " in done.stdout
     assert "worker 1 of 2: " in done.stdout
     assert "1 thread each" in done.stdout
-    (run,) = (tmp_path / "runs").iterdir()
-    records = list(read_records(run / "metrics.jsonl"))
+    (path,) = (tmp_path / "runs").iterdir()
+    records = list(read_records(path / "metrics.jsonl"))
     assert records[-1]["top1"] >= 0.985
     assert records[-1]["samples"] == 360
     assert f"top-1 {100 * records[-1]['top1']:.2f} %" in done.stdout
-    assert {path.name for path in (run / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
-    assert json.loads((run / "environment.json").read_text())["workers"] == 2
+    assert {log.name for log in (path / "logs").iterdir()} == {"worker-0.log", "worker-1.log"}
+    assert json.loads((path / "environment.json").read_text())["workers"] == 2
 
-    evaluated = _run("eval", str(run), "-np", "2", cwd=tmp_path)
+    evaluated = run([*LOCKSTEP, "eval", path, "-np", "2"], tmp_path)
     assert f"top-1 {100 * max(r['top1'] for r in records if r.get('split') == 'val'):.2f} %" in evaluated.stdout
 
 
+@pytest.mark.cold
 def test_on_a_terminal_several_workers_draw_progress_and_print_as_elsewhere(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     words = ["train", "-np", "2", "--epochs", "1", "--run-dir", "run"]
-    colourful = {name: value for name, value in _environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    colourful = {name: value for name, value in own_environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
     job = subprocess.Popen([*LOCKSTEP, *words], cwd=tmp_path, env=colourful, stdout=theirs)
     os.close(theirs)
     shown = b""
@@ -117,36 +74,36 @@ def test_on_a_terminal_several_workers_draw_progress_and_print_as_elsewhere(tmp_
 
 def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path) -> None:
     words = ("train", "--epochs", "1", "--run-dir", "run")
-    done = _run(*words, "-np", "2", cwd=tmp_path, command=TORCHRUN)
+    done = run([*TORCHRUN, "-m", "lockstep", *words, "-np", "2"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "over 2 workers" in done.stdout
-    done = _run(*words, "-np", "3", cwd=tmp_path, command=TORCHRUN)
+    done = run([*TORCHRUN, "-m", "lockstep", *words, "-np", "3"], tmp_path)
     assert done.returncode != 0
     assert "torchrun has started 2 workers; leave -np out" in done.stderr
 
 
 def test_the_older_launch_module_starts_it_with_the_flag_that_it_adds(tmp_path: Path) -> None:
-    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
-    done = _run("train", "--epochs", "1", "--run-dir", "run", cwd=tmp_path, command=[*launch, "-m", "lockstep"])
+    launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2", "-m", "lockstep"]
+    done = run([*launch, "train", "--epochs", "1", "--run-dir", "run"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "over 2 workers" in done.stdout
 
 
+@pytest.mark.cold
 def test_a_job_on_one_machine_listens_on_loopback_only_and_tells_nobody_its_secret(tmp_path: Path) -> None:
     halves = f"'{SECRET[:9]}' + '{SECRET[9:]}'"  # the command line itself is looked through, too
     known = f"import secrets, lockstep.cli as c; secrets.token_hex = lambda *_: {halves}; raise SystemExit(c.main())"
     words = ("train", "-np", "2", "--epochs", "500", "--checkpoint-epochs", "0", "--run-dir", "run")
-    with _started(*words, cwd=tmp_path, command=[sys.executable, "-c", known]) as (job, output):
-        _wait_for("epoch   1/500", output, job)
-        family = [job, *job.children(recursive=True)]
-        assert len(_workers(job)) == 2
+    with started([sys.executable, "-c", known, *words], tmp_path, cold=True) as job:
+        job.wait_for("epoch   1/500")
+        family = [job, *job.descendants()]
+        assert len(job.workers()) == 2
         seen = [text for process in family for text in (*process.cmdline(), *process.environ().values())]
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert not [text for text in seen if SECRET in text]
         assert not [path for path in files if SECRET.encode() in path.read_bytes()]
-        assert {process.environ()["TORCHELASTIC_RUN_ID"] for process in _workers(job)} == {
-            proof(SECRET, "run").hex()[:16]
-        }
+        names = {process.environ()["TORCHELASTIC_RUN_ID"] for process in job.workers()}
+        assert names == {proof(SECRET, "run").hex()[:16]}
         listening = [
             connection.laddr.ip
             for process in family
@@ -158,36 +115,36 @@ def test_a_job_on_one_machine_listens_on_loopback_only_and_tells_nobody_its_secr
 
 
 def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
-    with _started("train", "-np", "3", "--epochs", "500", cwd=tmp_path) as (job, output):
-        _wait_for("epoch   1/500", output, job)
-        workers = _workers(job)
+    with started([*LOCKSTEP, "train", "-np", "3", "--epochs", "500"], tmp_path) as job:
+        job.wait_for("epoch   1/500")
+        workers = job.workers()
         victim = next(worker for worker in workers if worker.environ()["RANK"] == "1")
         victim.send_signal(signal.SIGKILL)
         assert job.wait(timeout=30) == 128 + signal.SIGKILL
         assert psutil.wait_procs(workers, timeout=1)[1] == []
-    assert "worker 1 of 3 was ended by SIGKILL" in output.read_text()
+    assert "worker 1 of 3 was ended by SIGKILL" in job.text
 
 
 def test_ctrl_c_stops_all_workers_after_a_checkpoint(tmp_path: Path) -> None:
-    with _started("train", "-np", "2", "--epochs", "500", cwd=tmp_path) as (job, output):
-        _wait_for("epoch   1/500", output, job)
-        family = job.children(recursive=True)
+    with started([*LOCKSTEP, "train", "-np", "2", "--epochs", "500"], tmp_path) as job:
+        job.wait_for("epoch   1/500")
+        family = job.descendants()
         job.send_signal(signal.SIGINT)
         assert job.wait(timeout=30) == StoppedError.exit_code
         assert psutil.wait_procs(family, timeout=1)[1] == []
-    assert "stopped by SIGINT after a checkpoint" in output.read_text()
+    assert "stopped by SIGINT after a checkpoint" in job.text
 
 
 def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> None:
-    words = ("train", "-np", "2", "--epochs", "3", "--checkpoint-steps", "5", "--log-every", "5")
-    assert _run(*words, "--run-dir", "whole", cwd=tmp_path).returncode == 0
-    with _started(*words, "--run-dir", "killed", cwd=tmp_path) as (job, output):
-        _wait_for("step 15 ", output, job)  # the second checkpoint has waited for the first to be written
-        for process in [job, *job.children(recursive=True)]:
+    train = (*LOCKSTEP, "train", "-np", "2", "--epochs", "3", "--checkpoint-steps", "5", "--log-every", "5")
+    assert run([*train, "--run-dir", "whole"], tmp_path).returncode == 0
+    with started([*train, "--run-dir", "killed"], tmp_path) as job:
+        job.wait_for("step 15 ")  # the second checkpoint has waited for the first to be written
+        for process in [job, *job.descendants()]:
             with suppress(psutil.NoSuchProcess):  # one that ends with those before it
                 process.kill()
     assert list((tmp_path / "killed" / "checkpoints").glob("step-*"))
-    done = _run(*words, "--run-dir", "killed", "--resume", "auto", cwd=tmp_path)
+    done = run([*train, "--run-dir", "killed", "--resume", "auto"], tmp_path)
     assert "resumed after step" in done.stdout
     assert final_weights(tmp_path / "killed") == final_weights(tmp_path / "whole")
 
@@ -206,7 +163,7 @@ def test_an_error_in_one_worker_is_said_once_and_ends_the_job(tmp_path: Path, fo
     else:
         words = ["train", "mnist", "-np", "2", "--no-download"]
         code, hint = 4, "lockstep data get mnist"
-    done = _run(*words, cwd=tmp_path)
+    done = run([*LOCKSTEP, *words], tmp_path)
     assert done.returncode == code
     assert hint in done.stderr
     assert done.stderr.count("error:") == 1
@@ -222,18 +179,18 @@ def test_a_script_that_stops_by_itself_gets_the_time_for_it(tmp_path: Path) -> N
         "if os.environ['RANK'] == '0':\n    signal.signal(signal.SIGTERM, save)\n"
         "print('worker is up', flush=True)\ntime.sleep(100)\n"
     )
-    with _started("run", "-np", "2", "--", sys.executable, str(script), cwd=tmp_path) as (job, output):
-        _wait_for("worker is up\nworker is up", output, job)
+    with started([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, script], tmp_path) as job:
+        job.wait_for("worker is up\nworker is up")
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=30) == 128 + signal.SIGTERM
     assert (tmp_path / "saved").exists()
-    assert "stopped by SIGTERM" in output.read_text()
+    assert "stopped by SIGTERM" in job.text
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 def test_workers_are_bound_to_cores_of_their_own_and_say_so(tmp_path: Path) -> None:
     show = "import os; print('cores', sorted(os.sched_getaffinity(0)))"
-    done = _run("run", "-np", "2", "--bind", "cores", "--", sys.executable, "-c", show, cwd=tmp_path)
+    done = run([*LOCKSTEP, "run", "-np", "2", "--bind", "cores", "--", sys.executable, "-c", show], tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = sorted(line for line in done.stdout.splitlines() if line.startswith("cores"))
     assert first != second

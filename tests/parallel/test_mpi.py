@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import MPICH, OPEN_MPI, Command, Done, of_one_thread, run
 
 SCRIPT = """
 import os, psutil, torch
@@ -26,34 +25,26 @@ for _ in range(2):  # a second connection does not meet the first one's addresse
 if world.is_main:
     print(everyone)
 """
-OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
+pytestmark = pytest.mark.cold
 
 
-def _run(words: list[str], script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(words: Command, script: Path, **variables: str) -> Done:
     if shutil.which(words[0]) is None:
         pytest.skip(f"needs {words[0]} (Debian: openmpi-bin, mpich)")
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
-    return subprocess.run(
-        [*words, "-np", "2", sys.executable, str(script)],
-        env={**kept, "OMP_NUM_THREADS": "1", **variables},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    return run([*words, "-np", "2", sys.executable, script], script.parent, of_one_thread(**variables))
 
 
 @pytest.mark.parametrize(
     ("launcher", "words", "variables"),
     [
         ("Open MPI", OPEN_MPI, {}),
-        ("MPICH", ["mpirun.mpich"], {}),
-        ("MPICH", ["mpirun.mpich"], {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "29817"}),
+        ("MPICH", MPICH, {}),
+        ("MPICH", MPICH, {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "29817"}),
     ],
     ids=["Open MPI", "MPICH", "MPICH with a port"],
 )
 def test_workers_of_mpirun_meet_and_add_up(
-    launcher: str, words: list[str], variables: dict[str, str], tmp_path: Path
+    launcher: str, words: Command, variables: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

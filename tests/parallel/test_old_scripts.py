@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import LOCKSTEP, Done, run
 from safetensors.torch import load_file
 
 from lockstep.cli import main
@@ -39,15 +38,8 @@ def _old_file(path: Path, **extra: object) -> Path:
     return path
 
 
-def _train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", "train", "-np", "2", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+def _train(*words: str, cwd: Path) -> Done:
+    return run([*LOCKSTEP, "train", "-np", "2", *words], cwd)
 
 
 def test_two_workers_go_on_from_an_old_file(tmp_path: Path) -> None:
@@ -65,12 +57,12 @@ def test_two_workers_go_on_from_an_old_file(tmp_path: Path) -> None:
 def test_a_sharded_optimizer_takes_over_the_state_as_well(tmp_path: Path) -> None:
     _old_file(tmp_path / "checkpoint.pth.tar")
     weights = []
-    for run, words in (("whole", []), ("sharded", ["--shard-optimizer"])):
-        words += ["--epochs", "4", "--max-steps", "48", "--run-dir", run]
+    for name, words in (("whole", []), ("sharded", ["--shard-optimizer"])):
+        words += ["--epochs", "4", "--max-steps", "48", "--run-dir", name]
         done = _train(*OLD_WORDS, "checkpoint.pth.tar", *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "the optimizer goes on with the file's state" in done.stdout
-        weights.append(load_file(tmp_path / run / "checkpoints" / "step-00000048" / "model.safetensors"))
+        weights.append(load_file(tmp_path / name / "checkpoints" / "step-00000048" / "model.safetensors"))
     torch.testing.assert_close(*weights)
 
 

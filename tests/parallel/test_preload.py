@@ -10,23 +10,23 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, run, started
 
-from lockstep.launch.function import run
+from lockstep.launch import function
 from lockstep.world import usable_cores
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
+    pytest.mark.cold,
+]
 
-LOCKSTEP = [sys.executable, "-m", "lockstep"]
 STORE = "lockstep: the job's store"
-WAIT_SECONDS = 100
 # Keeps the job's report of a worker: `report(**what)`.
 REPORT = """
 import gc, json, os, sys
@@ -49,9 +49,10 @@ class default_generator:
 
 
 def environment(**more: str | Path) -> dict[str, str]:
-    """This process's, without what the tests' conftest set for themselves."""
-    own = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "LOCKSTEP_PRELOAD")}
-    return {**own, **{name: str(value) for name, value in more.items()}}
+    """This process's without what decides whether workers are forked, and with these variables."""
+    own = own_environment(**{name: str(value) for name, value in more.items()})
+    own.pop("LOCKSTEP_PRELOAD", None)
+    return own
 
 
 @pytest.fixture
@@ -77,48 +78,23 @@ def script(folder: Path, text: str) -> list[str]:
 def launch(
     folder: Path, flags: list[str], command: list[str], variables: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    words = [*LOCKSTEP, "run", *flags, "--", *command]
-    return subprocess.run(
-        words, cwd=folder, env=variables, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
-    )
+    return run([*LOCKSTEP, "run", *flags, "--", *command], folder, variables, cold=True)
 
 
-@contextmanager
-def started(
+def launched(
     folder: Path, flags: list[str], command: list[str], variables: dict[str, str]
-) -> Iterator[tuple[psutil.Popen, Path]]:
-    """A job that runs while the block does, and leaves no process behind; its output is in a file."""
-    output = folder / "output.txt"
-    with output.open("w") as file:
-        words = [*LOCKSTEP, "run", *flags, "--", *command]
-        job = psutil.Popen(words, cwd=folder, env=variables, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        yield job, output
-    finally:
-        left = job.children(recursive=True) if job.is_running() else []
-        for process in [job, *left]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs([job, *left], timeout=20)
-
-
-def wait_until(holds: Callable[[], Any], job: psutil.Popen, output: Path) -> Any:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (found := holds()):
-        assert job.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.05)
-    return found
+) -> AbstractContextManager[Job]:
+    return started([*LOCKSTEP, "run", *flags, "--", *command], folder, variables, cold=True)
 
 
 def reports(folder: Path, restart: int = 0, workers: int = 2) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{restart}-{rank}.json").read_text()) for rank in range(workers)]
 
 
-def titled(job: psutil.Popen, title: str) -> list[psutil.Process]:
+def titled(job: Job, title: str) -> list[psutil.Process]:
     """The job's processes whose command line begins with these words."""
     found = []
-    for process in job.children(recursive=True):
+    for process in job.descendants():
         with suppress(psutil.NoSuchProcess):
             if " ".join(process.cmdline()).startswith(title):
                 found.append(process)
@@ -312,10 +288,7 @@ while True:
 
 def test_horovodruns_replacement_for_a_dead_worker_is_forked_as_well(tmp_path: Path) -> None:
     flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0", "0"]
-    command = [sys.executable, "-m", "lockstep.cli.horovodrun", *flags, *script(tmp_path, ELASTIC)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
-    )
+    done = run([*HOROVODRUN, *flags, *script(tmp_path, ELASTIC)], tmp_path, environment(), cold=True)
     assert done.returncode == 0, done.stderr
     lives = [line.partition("life ")[2].split() for line in done.stdout.splitlines() if "life " in line]
     second = [life for life in lives if life[0] == "2"]
@@ -389,18 +362,18 @@ def test_the_scripts_own_modules_come_before_those_that_are_preloaded(tmp_path: 
 
 def test_a_job_without_python_starts_none_but_the_launchers_own(tmp_path: Path, small: dict[str, str]) -> None:
     shell = ["sh", "-c", "echo up > up-$RANK; while [ ! -e go ]; do sleep 0.05; done"]
-    with started(tmp_path, ["-np", "2"], shell, small) as (job, output):
-        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, job, output)
+    with launched(tmp_path, ["-np", "2"], shell, small) as job:
+        job.wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
         family = []
-        for process in job.children(recursive=True):
+        for process in job.descendants():
             with suppress(psutil.NoSuchProcess):
                 family.append((process.name(), process.cmdline()))
         (tmp_path / "go").touch()
-        assert job.wait(WAIT_SECONDS) == 0
+        assert job.wait(LIMIT_SECONDS) == 0
     others = [words for name, words in family if name not in ("sh", "sleep", "dash", "bash", "busybox")]
     assert [words[-3:] for words in others] == [["-P", "-m", "lockstep.launch.node"]] * 2  # the guard, and the node
     assert importers(tmp_path) == []
-    assert "starts by itself" not in output.read_text()  # which nobody has asked of them
+    assert "starts by itself" not in job.text  # which nobody has asked of them
 
 
 def test_the_end_of_the_stores_process_ends_the_job(tmp_path: Path, small: dict[str, str]) -> None:
@@ -411,13 +384,13 @@ report()
 socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
 signal.pause()
 """
-    with started(tmp_path, ["-np", "2"], script(tmp_path, text), small) as (job, output):
-        wait_until(lambda: len(list(tmp_path.glob("0-*.json"))) == 2, job, output)
-        store = wait_until(lambda: titled(job, STORE), job, output)
+    with launched(tmp_path, ["-np", "2"], script(tmp_path, text), small) as job:
+        job.wait_until(lambda: len(list(tmp_path.glob("0-*.json"))) == 2)
+        store = job.wait_until(lambda: titled(job, STORE))
         assert len(store) == 1
         store[0].kill()
-        assert job.wait(WAIT_SECONDS) == 1
-    assert "the process that served the job's store has ended with exit code -9" in output.read_text()
+        assert job.wait(LIMIT_SECONDS) == 1
+    assert "the process that served the job's store has ended with exit code -9" in job.text
     assert not any(psutil.pid_exists(worker["pid"]) for worker in reports(tmp_path))
 
 
@@ -432,9 +405,9 @@ import signal, subprocess
 report(child=subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
 signal.pause()
 """
-    with started(tmp_path, ["-np", "2"], script(tmp_path, text), {**small, "TMPDIR": str(scratch)}) as (job, output):
-        wait_until(lambda: len(list(tmp_path.glob("0-*.json"))) == 2, job, output)
-        family = job.children(recursive=True)
+    with launched(tmp_path, ["-np", "2"], script(tmp_path, text), {**small, "TMPDIR": str(scratch)}) as job:
+        job.wait_until(lambda: len(list(tmp_path.glob("0-*.json"))) == 2)
+        family = job.descendants()
         workers = reports(tmp_path)
         assert {pid for each in workers for pid in (each["pid"], each["child"])} <= {each.pid for each in family}
         assert [path.name for path in scratch.iterdir() if path.name.startswith("lockstep-")]
@@ -444,8 +417,8 @@ signal.pause()
         assert killed is not None
         assert killed.cmdline()[-1] == "lockstep.launch.node"
         killed.kill()
-        assert job.wait(WAIT_SECONDS) not in (0, None)
-        assert psutil.wait_procs(family, timeout=WAIT_SECONDS)[1] == []
+        assert job.wait(LIMIT_SECONDS) not in (0, None)
+        assert psutil.wait_procs(family, timeout=LIMIT_SECONDS)[1] == []
         assert [path.name for path in scratch.iterdir() if path.name.startswith("lockstep-")] == []
 
 
@@ -465,8 +438,8 @@ assert "torch" not in sys.modules
 
 def test_jobs_of_a_series_share_the_preloaded_process_and_have_threads_of_their_own(tmp_path: Path) -> None:
     command = script(tmp_path, "import torch\nreport(torch=id(torch), threads=torch.get_num_threads())")
-    launcher = [sys.executable, "-c", SERIES, *command]
-    subprocess.run(launcher, cwd=tmp_path, env=environment(), timeout=WAIT_SECONDS, check=True)
+    done = run([sys.executable, "-c", SERIES, *command], tmp_path, environment(), cold=True)
+    assert done.returncode == 0, done.stderr
     workers = [*reports(tmp_path, 0, workers=1), *reports(tmp_path, 1)]
     assert all(worker["frozen"] for worker in workers)
     assert [worker["threads"] for worker in workers] == [2, 1, 1]
@@ -479,4 +452,4 @@ def test_a_function_is_called_in_forked_workers() -> None:
 
         return gc.get_freeze_count() > 0, int(os.environ["HOROVOD_RANK"])
 
-    assert run(frozen, num_proc=2) == [(True, 0), (True, 1)]
+    assert function.run(frozen, num_proc=2) == [(True, 0), (True, 1)]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from commands import LOCKSTEP, Done, run, started
 from runs import NETS, small_digits
 from worker_group import run_in_workers
 
@@ -24,7 +21,6 @@ from lockstep.train.fit import configure
 from lockstep.train.setup import build_job
 from lockstep.world import World, usable_cores
 
-STUDY = [sys.executable, "-m", "lockstep", "study"]
 PARTS = {"data_wait", "forward", "backward", "communication_exposed", "optimizer", "other"}
 
 
@@ -74,31 +70,20 @@ def test_a_single_worker_exchanges_nothing(tmp_path: Path) -> None:
     assert figures["communication_alone_seconds"] == 0
 
 
-def _environment() -> dict[str, str]:
-    """This process's without the threads that tests are to have."""
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-
-
-def _study(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*STUDY, *words], cwd=cwd, env=_environment(), capture_output=True, text=True, timeout=250, check=False
-    )
+def _study(*words: str, cwd: Path) -> Done:
+    return run([*LOCKSTEP, "study", *words], cwd)
 
 
 def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     words = ["scaling", "--np", "1,2", "--repeats", "1", "--steps", "4", "--", "digits", "-b", "16", "--device", "cpu"]
     file = tmp_path / "study" / "scaling.jsonl"
-    with psutil.Popen([*STUDY, *words], cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, text=True) as first:
-        deadline = time.monotonic() + 120
-        while not (file.exists() and file.read_text().count("\n")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with started([*LOCKSTEP, "study", *words], tmp_path) as first:
+        first.wait_until(lambda: file.exists() and file.read_text().count("\n"))
         # The launcher of the next job may not listen yet; then Python itself is interrupted.
         first.send_signal(signal.SIGINT)
-        children = first.children(recursive=True)
-        printed = first.communicate(timeout=60)[0]
-    assert first.returncode == 130
-    assert "the rest is measured when the same command is given again" in printed
+        children = first.descendants()
+        assert first.wait(60) == 130
+    assert "the rest is measured when the same command is given again" in first.text
     assert not psutil.wait_procs(children, timeout=20)[1]
     begun = list(read_records(file))
     assert 1 <= len(begun) < 3

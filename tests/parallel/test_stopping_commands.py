@@ -5,117 +5,115 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import LOCKSTEP, TORCHRUN, run, started
 from runs import final_weights
 
 from lockstep.records import read_records
 
-LOCKSTEP = [sys.executable, "-m", "lockstep"]
-DIGITS = ("train", "--epochs", "24", "-b", "32", "--device", "cpu", "--run-dir")
+# A small model whose step 30 lasts until a file tells it to go on: a signal before that comes while the job trains.
+WAITING = """
+import time
+from pathlib import Path
+from torch import nn
+from lockstep.models.digits_net import build
+
+class Waiting(nn.Identity):
+    steps = 0
+
+    def forward(self, images):
+        self.steps += self.training
+        if self.steps == 30 and not Path("go").exists():
+            print("step 30 waits", flush=True)
+            while not Path("go").exists():
+                time.sleep(0.01)
+        return images
+
+def net(num_classes):
+    return nn.Sequential(Waiting(), build(num_classes, width=8))
+"""
+# 96 steps for two workers, who may agree to stop as late as 32 steps after the signal.
+DIGITS = ("train", "--model", "waiting:net", "--epochs", "8", "-b", "64", "--device", "cpu", "--run-dir", "run")
 # torchrun would end the second worker as soon as the first has gone; here it cannot, and each leaves its exit code.
-EACH_CODE = "trap '' TERM; \"$@\"; echo $? >code-$RANK; exit 0"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+EACH_CODE = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = subprocess.call([sys.executable, "-m", "lockstep", *sys.argv[1:]])
+with open(f"code-{os.environ['RANK']}", "w") as file:
+    file.write(str(code))
+"""
 
 
-@contextmanager
-def _started(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> Iterator[tuple[psutil.Popen, Path]]:
-    """A job in a process group of its own while the block runs; its output is in a file."""
-    output = cwd / "output.txt"
-    environment = {**os.environ, "PYTHONPATH": f"{cwd}:{os.environ.get('PYTHONPATH', '')}"}
-    with output.open("w") as file:
-        job = psutil.Popen(
-            [*command, *words], cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        family = [job]
-        try:
-            yield job, output
-        finally:
-            if job.is_running():
-                family += job.children(recursive=True)
-            for process in family:
-                if process.is_running():
-                    process.kill()
-            psutil.wait_procs(family, timeout=20)
-
-
-def _wait_for(text: str, output: Path, job: psutil.Popen) -> None:
-    deadline = time.monotonic() + 100
-    while text not in output.read_text():
-        assert job.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.02)
-
-
-def _run(*words: str, cwd: Path, command: list[str] = LOCKSTEP) -> str:
-    done = subprocess.run([*command, *words], cwd=cwd, capture_output=True, text=True, timeout=150, check=False)
+def _train(folder: Path, *command: str) -> Path:
+    """Train to the end and return the run's folder."""
+    (folder / "waiting.py").write_text(WAITING)
+    (folder / "go").touch()
+    done = run(command, folder)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return folder / "run"
 
 
-def _evaluations(run: Path) -> list[tuple[int, float, float, int]]:
+def _evaluations(path: Path) -> list[tuple[int, float, float, int]]:
     """What each epoch came to: bit for bit the same, or the test fails."""
-    records = (record for record in read_records(run / "metrics.jsonl") if record["kind"] == "epoch")
+    records = (record for record in read_records(path / "metrics.jsonl") if record["kind"] == "epoch")
     return [(record["step"], record["loss"], record["top1"], record["samples"]) for record in records]
 
 
-def _check_stop(text: str, name: str, run: Path) -> None:
+def _check_stop(text: str, name: str, path: Path) -> None:
     found = re.search(rf"stopped by {name} after step ([\d,]+) of [\d,]+, with a checkpoint", text)
     assert found, text
     assert "Traceback" not in text
-    newest = max((run / "checkpoints").glob("step-*"))
+    newest = max((path / "checkpoints").glob("step-*"))
     assert newest.name == f"step-{int(found[1].replace(',', '')):08d}"
-    assert list(read_records(run / "metrics.jsonl"))[-1]["kind"] == "stop"
+    assert list(read_records(path / "metrics.jsonl"))[-1]["kind"] == "stop"
 
 
 @pytest.fixture(scope="module")
 def whole_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two workers that nothing stopped."""
-    path = tmp_path_factory.mktemp("whole-of-two")
-    _run(*LOCKSTEP, *DIGITS, "run", cwd=path, command=TORCHRUN)
-    return path / "run"
+    return _train(tmp_path_factory.mktemp("whole-of-two"), *TORCHRUN, "-m", "lockstep", *DIGITS)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one worker that nothing stopped."""
-    path = tmp_path_factory.mktemp("whole")
-    _run(*DIGITS, "run", cwd=path)
-    return path / "run"
+    return _train(tmp_path_factory.mktemp("whole"), *LOCKSTEP, *DIGITS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signal.Signals) -> None:
-    with _started(*DIGITS, "run", cwd=tmp_path) as (job, output):
-        _wait_for("epoch  2/24", output, job)
+    (tmp_path / "waiting.py").write_text(WAITING)
+    with started([*LOCKSTEP, *DIGITS], tmp_path) as job:
+        job.wait_for("step 30 waits")
         job.send_signal(number)
-        assert job.wait(timeout=30) == 75, output.read_text()
-    _check_stop(output.read_text(), number.name, tmp_path / "run")
-    _run(*DIGITS, "run", "--resume", "auto", cwd=tmp_path)
-    assert _evaluations(tmp_path / "run") == _evaluations(whole)
-    assert final_weights(tmp_path / "run") == final_weights(whole)
+        (tmp_path / "go").touch()
+        assert job.wait(60) == 75, job.text
+    _check_stop(job.text, number.name, tmp_path / "run")
+    resumed = _train(tmp_path, *LOCKSTEP, *DIGITS, "--resume", "auto")
+    assert _evaluations(resumed) == _evaluations(whole)
+    assert final_weights(resumed) == final_weights(whole)
 
 
 def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
-        "import sys\n"
-        "import os\n"
+        "import os, sys, time\n"
         "from lockstep.cli.workers import _error_file, _write_error_file\n"
         "from lockstep.launch.job_end import age_of, launch_age\n"
-        "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the agent was started in between
+        "time.sleep(0.3)\n"
+        "if child := os.fork():\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the agent was started before
         "_write_error_file(_error_file(), 'stopped by the time limit after step 7 of 9', False, 75, True)\n"
         "sys.exit(75)\n"
     )
-    with _started("run", "-np", "2", "--", sys.executable, "worker.py", cwd=tmp_path) as (job, output):
-        assert job.wait(timeout=60) == 75, output.read_text()
-    assert output.read_text().splitlines()[1:] == ["lockstep: stopped by the time limit after step 7 of 9"]
+    with started([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "worker.py"], tmp_path) as job:
+        assert job.wait(60) == 75, job.text
+    assert job.text.splitlines()[1:] == ["lockstep: stopped by the time limit after step 7 of 9"]
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
@@ -129,51 +127,53 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         "        return super().forward(images)\n"
         "def net(num_classes): return nn.Sequential(Slow(), nn.Linear(64, num_classes))\n"
     )
-    with _started("train", "--model", "slow:net", "--device", "cpu", cwd=tmp_path) as (job, output):
-        _wait_for("a step", output, job)
+    with started([*LOCKSTEP, "train", "--model", "slow:net", "--device", "cpu"], tmp_path) as job:
+        job.wait_for("a step")
         job.send_signal(signal.SIGINT)
-        _wait_for("Ctrl-C again ends at once", output, job)
+        job.wait_for("Ctrl-C again ends at once")
         job.send_signal(signal.SIGINT)
-        assert job.wait(timeout=30) == 130, output.read_text()
+        assert job.wait(30) == 130, job.text
     assert not list((tmp_path / "runs").glob("*/checkpoints/*"))
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return "lockstep" in process.cmdline()[:3]
-    return False
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_signal_to_one_worker_of_two_stops_both(tmp_path: Path, whole_of_two: Path, rank: str) -> None:
-    words = (*LOCKSTEP, *DIGITS, "run")
-    command = [*TORCHRUN, "sh", "-c", EACH_CODE, "sh"]
-    with _started(*words, cwd=tmp_path, command=command) as (job, output):
-        _wait_for("epoch  2/24", output, job)
-        workers = [child for child in job.children(recursive=True) if _is_worker(child)]
+    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "each_code.py").write_text(EACH_CODE)
+    with started([*TORCHRUN, "each_code.py", *DIGITS], tmp_path) as job:
+        job.wait_for("step 30 waits")
+        workers = [worker for worker in job.workers() if "lockstep" in worker.cmdline()]
         assert len(workers) == 2
         next(worker for worker in workers if worker.environ()["RANK"] == rank).send_signal(signal.SIGUSR1)
-        assert job.wait(timeout=60) == 0, output.read_text()
-    assert [(tmp_path / f"code-{each}").read_text() for each in (0, 1)] == ["75\n"] * 2, output.read_text()
-    run = tmp_path / "run"
-    for log in (run / "logs").iterdir():
+        (tmp_path / "go").touch()
+        assert job.wait(60) == 0, job.text
+    assert [(tmp_path / f"code-{each}").read_text() for each in (0, 1)] == ["75"] * 2, job.text
+    path = tmp_path / "run"
+    for log in (path / "logs").iterdir():
         assert "stopped by SIGUSR1" in log.read_text()
-    assert list(read_records(run / "metrics.jsonl"))[-1]["kind"] == "stop"
-    _run(*words, "--resume", "auto", cwd=tmp_path, command=TORCHRUN)
-    assert _evaluations(run) == _evaluations(whole_of_two)
-    assert final_weights(run) == final_weights(whole_of_two)
+    assert list(read_records(path / "metrics.jsonl"))[-1]["kind"] == "stop"
+    _train(tmp_path, *TORCHRUN, "-m", "lockstep", *DIGITS, "--resume", "auto")
+    assert _evaluations(path) == _evaluations(whole_of_two)
+    assert final_weights(path) == final_weights(whole_of_two)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_whole_group_leaves_the_loader_processes_at_work(
     tmp_path: Path, new_folder: Callable[..., Path], number: signal.Signals
 ) -> None:
-    words = ("train", str(new_folder(train=60)), "-j", "2", "--in-memory", "never", "-b", "4", "--image-size", "16")
-    with _started(*words, "--epochs", "400", "--device", "cpu", "--run-dir", "run", cwd=tmp_path) as (job, output):
-        _wait_for("epoch   2/400", output, job)
+    (tmp_path / "linear.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "torch.set_num_threads(2)\n"  # after that, torch starts a thread in each loader process
+        "def net(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(768, num_classes))\n"
+    )
+    words = ("train", new_folder(train=60), "-j", "2", "--in-memory", "never", "-b", "4", "--image-size", "16")
+    epochs = ("--epochs", "20000", "--device", "cpu", "--run-dir", "run")
+    with started([*LOCKSTEP, *words, "--model", "linear:net", *epochs], tmp_path) as job:
+        job.wait_for("epoch     2/20000")
         loaders = job.children()
         assert len(loaders) >= 4  # two for training, two for evaluation
         os.killpg(job.pid, number)
-        assert job.wait(timeout=30) == 75, output.read_text()
+        assert job.wait(30) == 75, job.text
         assert psutil.wait_procs(loaders, timeout=5)[1] == []
-    _check_stop(output.read_text(), number.name, tmp_path / "run")
+    _check_stop(job.text, number.name, tmp_path / "run")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from commands import LOCKSTEP, TORCHRUN, Command, Done, run
 from worker_group import run_in_workers
 
 from lockstep.records import read_records
@@ -21,7 +19,6 @@ from lockstep.study.collectives import NAMES, OPERATIONS, Arrays, Length, Point,
 from lockstep.world import World
 
 QUICK = Length(3, 0.001)
-LOCKSTEP = [sys.executable, "-m", "lockstep"]
 WORDS = ["study", "collectives", "--device", "cpu", "--max-size", "1K", "--factor", "16", "--repeats", "3"]
 WORDS += ["--seconds", "0.001"]
 
@@ -88,10 +85,8 @@ def test_what_a_backend_refuses_is_told_and_the_rest_goes_on() -> None:
     assert run_in_workers(2, _refuse) == ["ProcessGroup does not support it"] * 2
 
 
-def _run(folder: Path, *words: str, command: list[str] = LOCKSTEP) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command, *words], cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=120
-    )
+def _run(folder: Path, *words: str, command: Command = LOCKSTEP) -> Done:
+    return run([*command, *words], folder)
 
 
 def test_the_command_records_each_operation_once_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
@@ -123,7 +118,7 @@ def test_the_command_records_each_operation_once_and_goes_on_where_it_was_ended(
 
 
 def test_the_command_works_under_torchrun(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep"]
+    torchrun = [*TORCHRUN, "-m", "lockstep"]
     done = _run(tmp_path, *WORDS, "--operations", "broadcast", command=torchrun)
     assert done.returncode == 0, done.stderr
     (record,) = read_records(tmp_path / "study" / "collectives.jsonl")

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import HOROVODRUN, TORCHRUN, own_environment, run
 
 TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
-ALONE = [sys.executable]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-HOROVODRUN = [sys.executable, "-m", "lockstep.cli.horovodrun", "-np", "2", sys.executable]
+ALONE = (sys.executable,)
+BY_HOROVODRUN = (*HOROVODRUN, "-np", "2", sys.executable)
 EPOCHS = 2
 
 pytest.importorskip("horovod.torch", reason="lockstep-horovod (compat/horovod) is not installed")
 
 
-def run(launcher: list[str], script: str, *words: str, folder: Path) -> list[str]:
-    """The lines that a script prints, without its launcher's prefix."""
-    command = [*launcher, str(TUTORIAL / script), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+def lines(launcher: tuple[str, ...], script: str, *words: str, folder: Path) -> list[str]:
+    """What a script prints, without its launcher's prefix."""
+    done = run([*launcher, TUTORIAL / script, *words], folder, own_environment(OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr
     return [re.sub(r"^\[\d+\]<stdout>:", "", line) for line in done.stdout.splitlines() if line]
 
@@ -38,7 +32,7 @@ def loss(line: str) -> float:
 SCRIPTS = {
     "01_one_process.py": ALONE,
     "04_ddp.py": TORCHRUN,
-    "05_horovod.py": HOROVODRUN,
+    "05_horovod.py": BY_HOROVODRUN,
 }
 
 
@@ -48,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, l
     found = {}
     for script, launcher in SCRIPTS.items():
         folder = tmp_path_factory.mktemp(script[:2])
-        found[script] = (folder, run(launcher, script, "--epochs", str(EPOCHS), folder=folder)[-EPOCHS:])
+        found[script] = (folder, lines(launcher, script, "--epochs", str(EPOCHS), folder=folder)[-EPOCHS:])
     return found
 
 
@@ -61,7 +55,7 @@ def next_loss(trained: dict[str, tuple[Path, list[str]]], tmp_path_factory: pyte
 def go_on(by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], folder: Path) -> str:
     """The line of one more epoch, by a script from the checkpoint that `writer` has written."""
     words = ("--epochs", str(EPOCHS + 1), "--resume", str(trained[writer][0] / "checkpoint.pt"))
-    (line,) = run(SCRIPTS[by], by, *words, folder=folder)
+    (line,) = lines(SCRIPTS[by], by, *words, folder=folder)
     return line
 
 
@@ -95,7 +89,7 @@ def test_the_eight_steps_are_there_in_their_order() -> None:
 def test_one_worker_writes_curves_of_all(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    printed = run(TORCHRUN, "07_tensorboard.py", "--epochs", "2", folder=tmp_path)
+    printed = lines(TORCHRUN, "07_tensorboard.py", "--epochs", "2", folder=tmp_path)
     assert len(list((tmp_path / "curves").iterdir())) == 1
     curves = EventAccumulator(str(tmp_path / "curves"))
     curves.Reload()
@@ -107,8 +101,8 @@ def test_one_worker_writes_curves_of_all(tmp_path: Path) -> None:
 
 def test_accumulated_passes_are_one_large_batch(tmp_path: Path) -> None:
     words = ("--epochs", "5", "--scale-rate")
-    one = run(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "128", folder=tmp_path)
-    four = run(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "32", "--accumulate", "4", folder=tmp_path)
+    one = lines(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "128", folder=tmp_path)
+    four = lines(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "32", "--accumulate", "4", folder=tmp_path)
     assert one[0] == four[0] == "global batch 256, 5 steps an epoch, rate 0.08"
     assert loss(four[1]) == pytest.approx(loss(one[1]), rel=0.02)
 
@@ -149,7 +143,7 @@ def test_gloos_threads_have_ended_before_python_does(words: tuple[str, ...], tmp
         pytest.skip("these scripts take NCCL where there is a GPU")
     outside = tmp_path / "name_threads.py"
     outside.write_text(NAME_THREADS)
-    alone = [*TORCHRUN[:-2], "--standalone", "--nproc-per-node", "1", str(outside)]
-    threads = run(alone, *words, folder=tmp_path)[-1]
+    alone = (*TORCHRUN, "--standalone", "--nproc-per-node", "1", str(outside))
+    threads = lines(alone, *words, folder=tmp_path)[-1]
     assert "python" in threads
     assert "gloo" not in threads

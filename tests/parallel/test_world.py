@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import TORCHRUN, run
 from worker_group import run_in_workers
 
 from lockstep.world import World
@@ -61,6 +60,5 @@ def test_no_communication_thread_outlives_the_connection(tmp_path: Path) -> None
     """Such a thread may free a tensor while Python ends, which aborts the process now and then."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run([*TORCHRUN, script], tmp_path)
     assert done.returncode == 0, done.stderr

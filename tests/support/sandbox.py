@@ -5,27 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import zipfile
 from contextlib import suppress
 from pathlib import Path
 
+from commands import PROGRAMS, own_environment, write_shims
 from pages import ROOT, Block
 
 LIMIT_SECONDS = 280
 LINKED = ("benchmarks", "compat", "docs", "examples", "tests")
-PROGRAMS = Path(sys.executable).parent
-# Gloo's threads live on where a script of the user's own keeps its models to the end, and may abort Python's exit.
-LATE_ABORT = "terminate called without an active exception"
+WARM = ("horovodrun", "lockstep", "python", "python3", "torchrun")
 
 
 class Sandbox:
-    """The folder, with the repository's folders in it and those data sets that the page needs."""
+    """The folder, with the repository's folders in it and those data sets that the page needs.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        cold: Start Python for each command, as the reader does.
+    """
+
+    def __init__(self, folder: Path, cold: bool = False) -> None:
+        self.folder = folder / "sandbox"
+        self.folder.mkdir()
+        self._path = [str(PROGRAMS), os.environ["PATH"]]
+        if not cold:
+            write_shims(folder / "shims", *WARM)
+            self._path.insert(0, str(folder / "shims"))
         for name in LINKED:
-            (folder / name).symlink_to(ROOT / name)
+            (self.folder / name).symlink_to(ROOT / name)
 
     def provide(self, name: str, shared: Path) -> None:
         """Put the data set where `lockstep train` looks for it."""
@@ -52,7 +59,7 @@ class Sandbox:
         else:
             script = self.folder / f"line_{block.line}.py"
             script.write_text(block.text)
-            command = [sys.executable, str(script)]
+            command = ["python", str(script)]
         return self._call(command, int(block.marks.get("exit", "0")), str(block))
 
     def write(self, block: Block) -> None:
@@ -62,16 +69,7 @@ class Sandbox:
         path.write_text(block.text + "\n")
 
     def _call(self, command: list[str], code: int, what: str) -> str:
-        returncode, printed = self._attempt(command, what)
-        if returncode not in (0, code) and LATE_ABORT in printed:
-            returncode, printed = self._attempt(command, what)
-        assert returncode == code, f"{what}: exit code {returncode}, not {code}:\n{printed}"
-        return printed
-
-    def _attempt(self, command: list[str], what: str) -> tuple[int, str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        environment.pop("OMP_NUM_THREADS", None)  # the tests' own
-        environment |= {"PATH": f"{PROGRAMS}{os.pathsep}{environment['PATH']}", "COLUMNS": "100", "TERM": "dumb"}
+        environment = own_environment(PATH=os.pathsep.join(self._path), COLUMNS="100", TERM="dumb")
         with subprocess.Popen(
             command,
             cwd=self.folder,
@@ -88,7 +86,9 @@ class Sandbox:
                 os.killpg(process.pid, signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(20)
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 printed, _ = process.communicate()
                 raise AssertionError(f"{what}: not done after {LIMIT_SECONDS} s:\n{printed}") from None
-        return process.returncode, printed
+        assert process.returncode == code, f"{what}: exit code {process.returncode}, not {code}:\n{printed}"
+        return printed

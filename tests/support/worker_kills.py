@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from commands import LOCKSTEP, Job, run, started
 from safetensors.torch import load_file
 
 from lockstep.launch.snapshot_memory import PREFIX
@@ -57,46 +56,42 @@ class Outcome:
 
 
 def command(words: Sequence[str], run: Path, epochs: int, restarts: int = 0) -> list[str]:
-    train = [sys.executable, "-m", "lockstep", "train", "digits", "--run-dir", str(run), "--epochs", str(epochs)]
+    train = [*LOCKSTEP, "train", "digits", "--run-dir", str(run), "--epochs", str(epochs)]
     return [*train, *words, *COMMON, *(["--max-restarts", str(restarts)] if restarts else [])]
 
 
 def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance: random.Random) -> Outcome:
     """Train a job without and with kills, and compare."""
-    outcome, started = Outcome(), time.monotonic()
+    outcome, began = Outcome(), time.monotonic()
     calm, struck = folder / "calm", folder / "struck"
     folder.mkdir(exist_ok=True)
     others = memory_of_jobs()
-    with (folder / "calm.log").open("wb") as log:
-        subprocess.run(command(words, calm, epochs), stdout=log, stderr=log, check=True)
-    with (folder / "struck.log").open("wb") as log:
-        job = subprocess.Popen(command(words, struck, epochs, restarts=kills), stdout=log, stderr=log)
-        try:
-            while outcome.kills < kills and strike(job, struck, outcome, chance):
-                pass
-            code = job.wait(START_SECONDS * 4)
-        finally:
-            job.kill()
+    done = run(command(words, calm, epochs), folder, timeout=START_SECONDS * 4)
+    assert done.returncode == 0, done.stderr
+    with started(command(words, struck, epochs, restarts=kills), folder) as job:
+        while outcome.kills < kills and strike(job, struck, outcome, chance):
+            pass
+        code = job.wait(START_SECONDS * 4)
     if code:
-        outcome.breaches.append(f"exit code {code}: {(folder / 'struck.log').read_text()[-800:]}")
+        outcome.breaches.append(f"exit code {code}: {job.text[-800:]}")
         return outcome
     starts = starts_of(struck)
     outcome.repeated = [step - starts[begun] for step, begun in outcome.struck_at if begun < len(starts)]
     if outcome.repeated and max(outcome.repeated) > SNAPSHOT_STEPS:
         outcome.breaches.append(f"{max(outcome.repeated)} recorded steps were taken again")
     outcome.breaches += [*differences(calm, struck), *leftovers(struck, others)]
-    outcome.seconds = time.monotonic() - started
+    outcome.seconds = time.monotonic() - began
     return outcome
 
 
-def strike(job: subprocess.Popen[bytes], run: Path, outcome: Outcome, chance: random.Random) -> bool:
+def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random) -> bool:
     """Kill one worker at a random moment; False where the job has ended before."""
     begun, at_start = len(starts_of(run)), chance.random() < AT_START
-    wait_for(lambda: job.poll() is not None or bool(workers(job)))
+    wait_for(lambda: job.poll() is not None or bool(job.workers()))
     if not at_start:
         wait_for(lambda: job.poll() is not None or len(starts_of(run)) > outcome.kills - outcome.at_start)
     time.sleep(chance.uniform(0.0, 3.0 if at_start else 1.5))
-    alive = workers(job)
+    alive = job.workers()
     if not alive:
         return job.poll() is None
     outcome.struck_at.append((newest_step(run), len(starts_of(run))))
@@ -113,17 +108,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the job stands still")
         time.sleep(0.02)
-
-
-def workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The job's living workers."""
-    found = []
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(job.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if "RANK" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-    return found
 
 
 def starts_of(run: Path) -> list[int]:

@@ -1,0 +1,267 @@
+"""Our commands as tests run them: with their streams, from a folder, to their end or for the time of a block.
+
+They do not pay for a start of Python and an import of torch (`warm`), unless a test asks for a real one, as tests of
+starting processes do: those have the mark `cold`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import cold_starts
+import psutil
+
+from lockstep.launch.preload import receive, send
+from lockstep.launch.process_title import PADDING
+
+LOCKSTEP = (sys.executable, "-m", "lockstep")
+HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
+MPICH = ("mpirun.mpich",)
+PROGRAMS = Path(sys.executable).parent
+LIMIT_SECONDS = 150
+SERVER = "import sys; sys.path.pop(0); sys.path.append({here!r}); from warm import serve; serve()"
+SHIM = Path(__file__).with_name("warm_shim.py")
+Command = Sequence[str | Path]
+Done = subprocess.CompletedProcess[str]
+
+
+def of_one_thread(**variables: str) -> dict[str, str]:
+    """As `own_environment`, for workers of one thread that find each other's interface themselves."""
+    own = own_environment(OMP_NUM_THREADS="1", **variables)
+    return {name: own[name] for name in own if not name.endswith("_SOCKET_IFNAME")}
+
+
+def own_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without pytest's variables and the threads that conftest sets, and with others."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    own.pop("OMP_NUM_THREADS", None)
+    return own | variables
+
+
+def run(
+    command: Command,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = LIMIT_SECONDS,
+    cold: bool = False,
+) -> Done:
+    """Run a command to its end and keep what it prints on either stream."""
+    (done,) = run_together([command], cwd, env, timeout, cold)
+    return done
+
+
+def run_together(
+    commands: Sequence[Command],
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = LIMIT_SECONDS,
+    cold: bool = False,
+) -> list[Done]:
+    """As `run`, with several commands at once."""
+    with ExitStack() as stack:
+        streams = [[stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
+        jobs = []
+        for command, (output, errors) in zip(commands, streams, strict=True):
+            jobs.append(_start(command, cwd, env, output, errors, cold))
+            stack.callback(jobs[-1].end)
+        done = []
+        for command, job, files in zip(commands, jobs, streams, strict=True):
+            try:
+                code = job.wait(timeout)
+            except subprocess.TimeoutExpired as error:
+                error.add_note("\n".join(map(_text, files)))
+                raise
+            done.append(Done([*map(str, command)], code, *map(_text, files)))
+        return done
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+@contextmanager
+def started(
+    command: Command, cwd: Path, env: Mapping[str, str] | None = None, cold: bool = False, output: Path | None = None
+) -> Iterator[Job]:
+    """Run a command while the block runs, and leave no process of it behind; it prints into one file."""
+    output = output or cwd / "output.txt"
+    with output.open("w") as file:
+        job = _start(command, cwd, env, file, file, cold)
+    job.output = output
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+class Job(psutil.Process):
+    """A command that runs."""
+
+    output: Path
+    """Where it prints to, if it was `started`."""
+
+    def __init__(self, pid: int, wait: Callable[[float | None], int]) -> None:
+        super().__init__(pid)
+        self._code: int | None = None
+        self._wait_for_code = wait
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, minus N where signal N ended it.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended in time, given in seconds.
+        """
+        if self._code is None:
+            self._code = self._wait_for_code(timeout)
+        return self._code
+
+    def poll(self) -> int | None:
+        """As `wait`, but None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    @property
+    def text(self) -> str:
+        """What it has printed."""
+        return self.output.read_text()
+
+    def wait_for(self, text: str, seconds: float = LIMIT_SECONDS) -> None:
+        """Wait until it has printed this."""
+        self.wait_until(lambda: text in self.text, seconds)
+
+    def wait_until(self, holds: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
+        """Wait until this holds, as long as the job runs; return what it came to."""
+        deadline = time.monotonic() + seconds
+        while not (found := holds()):
+            assert self.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.02)
+        return found
+
+    def descendants(self) -> list[psutil.Process]:
+        """All that it has started, and they."""
+        with suppress(psutil.NoSuchProcess):
+            return self.children(recursive=True)  # type: ignore[no-any-return]
+        return []
+
+    def workers(self) -> list[psutil.Process]:
+        """Those of its living descendants that have a rank."""
+        found = []
+        for process in self.descendants():
+            with suppress(psutil.Error):
+                if "RANK" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def end(self) -> None:
+        """Kill it, if it still runs, and what does not end with it."""
+        if self.poll() is None:
+            descendants = self.descendants()
+            with suppress(psutil.NoSuchProcess):
+                self.kill()
+            self.wait(LIMIT_SECONDS)
+            _, alive = psutil.wait_procs(descendants, timeout=10)  # a launcher's guard tidies up
+            for process in alive:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(alive, timeout=10)
+
+
+def _start(
+    command: Command, cwd: Path, env: Mapping[str, str] | None, output: IO[str], errors: IO[str], cold: bool
+) -> Job:
+    words = [*map(str, command)]
+    environment = own_environment() if env is None else dict(env)
+    job = None if cold else _fork(words, cwd, environment, output, errors)
+    if job is None:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        job = Job(process.pid, process.wait)
+    return job
+
+
+def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO[str], errors: IO[str]) -> Job | None:
+    """Have the process that has torch loaded fork one for the command; None if it cannot be for this command."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(_address())
+    order = {"command": command, "environment": environment, "folder": str(cwd)}
+    with open(os.devnull) as nothing:
+        send(connection, order, [nothing.fileno(), output.fileno(), errors.fileno()])
+    answer, _ = receive(connection)
+    assert answer is not None, "the process that has torch loaded has ended"
+    if "pid" not in answer:
+        connection.close()
+        cold_starts.reasons.append(answer["cold"])
+        return None
+
+    def wait(seconds: float | None) -> int:
+        if not select.select([connection], [], [], seconds)[0]:
+            raise subprocess.TimeoutExpired(command, seconds or 0)
+        end, _ = receive(connection)
+        assert end is not None, "the process that has torch loaded has ended"
+        connection.shutdown(socket.SHUT_WR)
+        assert not connection.recv(1)  # then the process is gone
+        connection.close()
+        code: int = end["code"]
+        return code
+
+    return Job(answer["pid"], wait)
+
+
+@cache
+def _address() -> str:
+    """Where the process that has torch loaded serves; it is started at the first call and ends with this one."""
+    folder = tempfile.mkdtemp(prefix="warm-")
+    address = f"{folder}/socket"
+    code = SERVER.format(here=str(Path(__file__).parent))
+    words = [sys.executable, "-c", code, address, str(os.getpid()), PADDING]
+    environment = own_environment(OMP_NUM_THREADS="1")
+    with cold_starts.allowed():
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n", "the process that has torch loaded did not start"
+    process.stdout.close()
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+    return address
+
+
+def write_shims(folder: Path, *names: str) -> None:
+    """Fill a folder, to be put first in PATH, with commands that run programs beside Python without its start."""
+    folder.mkdir()
+    (folder / "settings.json").write_text(json.dumps({"address": _address(), "programs": str(PROGRAMS)}))
+    for name in names:
+        (folder / name).write_text(f"#!{sys.executable} -IS\n{SHIM.read_text()}")
+        (folder / name).chmod(0o755)

@@ -1,0 +1,258 @@
+"""Programs of this Python without its start: in processes forked from one that has torch loaded.
+
+Each is as a fresh interpreter would be (`lockstep.launch.forked_worker`), and so are the Python programs that it
+starts, as long as it has not imported torch itself: its `subprocess` forks where it would execute this Python.
+What is about starting processes, or about what is imported, does without this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import logging
+import multiprocessing.process
+import multiprocessing.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import lockstep
+from lockstep.launch import forked_worker, tether
+from lockstep.launch.family import end_with_parent
+from lockstep.launch.forked_worker import Loaded
+from lockstep.launch.held_back import HeldFinder, third_party
+from lockstep.launch.late_environment import DEBUG_LEVEL, THREADS, without_effect
+from lockstep.launch.python_command import NotForkedError, PythonCommand, python_command
+
+LAUNCHERS = ("horovodrun", "lockstep", "torchrun")
+TORCHRUN = (("torch", "distributed", "run.py"), ("torch", "distributed", "launch.py"))
+OURS = Path(lockstep.__file__).parent
+UNBUFFERED = "PYTHONUNBUFFERED"
+_old_streams: list[Any] = []  # never to be flushed here: they hold what is the parent's to write
+
+
+def program_of(command: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]) -> PythonCommand:
+    """What a command is to the interpreter, which has no flags, or -u.
+
+    Raises:
+        NotForkedError: It is no program of an interpreter like this one.
+    """
+    is_own = list(command[1:3]) == ["-P", "-m"] and command[3].startswith("lockstep.")  # none of ours is in the folder
+    program = python_command([command[0], *command[2:]] if is_own else command, environment)
+    if set(program.flags) - {"-u"}:
+        raise NotForkedError("it has flags")
+    read_by_torch = (DEBUG_LEVEL, *without_effect(own, environment))
+    for name in {*environment, *own}:
+        is_read_at_start = name.startswith("PYTHON") or name in read_by_torch
+        is_applied = name in (*THREADS, UNBUFFERED, "PYTHONPATH")
+        if is_read_at_start and not is_applied and environment.get(name) != own.get(name):
+            raise NotForkedError(f"{name} differs")
+    return program
+
+
+def give_descriptors(streams: Sequence[int], keep: Sequence[int] = ()) -> None:
+    """Install the standard streams, keep `keep`, and close all other descriptors."""
+    unused = 1 + max(int(name) for name in os.listdir("/proc/self/fd"))
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, unused + number)
+    for number in range(len(streams)):
+        os.dup2(unused + number, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            with suppress(OSError):  # the listing's own
+                os.close(int(name))
+
+
+def open_streams(program: PythonCommand, environment: Mapping[str, str]) -> None:
+    """Open the standard streams anew: Python remembers what kind of file a stream is."""
+    unbuffered = "-u" in program.flags or bool(environment.get(UNBUFFERED))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old, mode = getattr(sys, name), "w" if number else "r"
+        _old_streams.append(old)
+        binary = open(number, f"{mode}b", buffering=0 if unbuffered and number else -1, closefd=False)  # noqa: SIM115
+        through = unbuffered and number > 0
+        new = io.TextIOWrapper(binary, old.encoding, old.errors, line_buffering=number == 2, write_through=through)
+        vars(sys).update({name: new, f"__{name}__": new})
+
+
+class _Start(NamedTuple):
+    """What `subprocess` hands over to start a process, in this order."""
+
+    arguments: Sequence[str | bytes | os.PathLike[str]]
+    executables: Sequence[bytes]
+    close_fds: bool
+    keep: Sequence[int]
+    folder: str | None
+    variables: Sequence[bytes] | None
+    input_end: int
+    input_other: int
+    output_other: int
+    output_end: int
+    errors_other: int
+    errors_end: int
+    failure_other: int
+    failure_end: int
+    restore_signals: bool
+    new_session: bool
+    process_group: int | None
+    group: int | None
+    groups: Sequence[int] | None
+    user: int | None
+    umask: int
+    before: Callable[[], Any] | None
+
+    def environment(self) -> dict[str, str]:
+        if self.variables is None:
+            return dict(os.environ)
+        pairs = (os.fsdecode(each).partition("=") for each in self.variables)
+        return {name: value for name, _, value in pairs}
+
+    def command(self) -> list[str]:
+        command = [os.fsdecode(each) for each in self.arguments]
+        return [os.fsdecode(self.executables[0]), *command[1:]] if len(self.executables) == 1 else command
+
+    def check(self, in_launcher: bool) -> None:
+        """See that a fork can be what is asked for."""
+        if "torch" in sys.modules and not in_launcher:
+            raise NotForkedError("this process may have used torch")
+        if any(Path(entry, "lockstep").is_dir() for entry in python_path(self.environment(), os.getcwd())):
+            raise NotForkedError("it may have another Lockstep, and each would hold modules back")
+        asked = (self.before, self.group, self.groups, self.user)
+        if asked != (None,) * 4 or self.umask >= 0 or not Path(self.folder or ".").is_dir():
+            raise NotForkedError("it asks for more than this does")
+
+
+def _is_launcher() -> bool:
+    """Whether this process starts workers: whatever torch does in its threads, no child needs."""
+    program = Path(sys.argv[0])
+    return program.name in LAUNCHERS or OURS in program.parents or program.parts[-3:] in TORCHRUN
+
+
+def fork_python_programs(loaded: Loaded, own: Mapping[str, str]) -> None:
+    """From now on, have `subprocess` fork this process where it would execute this Python."""
+    execute: Callable[..., int] = vars(subprocess)["_fork_exec"]
+
+    def fork_or_execute(*arguments: Any) -> int:
+        start = _Start(*arguments[: len(_Start._fields)])
+        try:
+            command, parent = _untethered(start.command())
+            start.check(_is_launcher() or parent > 0)
+            program = program_of(command, start.environment(), own)
+        except NotForkedError:
+            return execute(*arguments)
+        pid = os.fork()
+        if pid == 0:
+            if parent and not end_with_parent(parent, signal.SIGKILL):
+                os._exit(1)
+            _run_child(start, program, loaded, own)
+        return pid
+
+    load = forked_worker.load
+    vars(subprocess)["_fork_exec"] = fork_or_execute
+    # More of Lockstep is loaded here than in a started Python; what that has imported must come back with it.
+    vars(forked_worker)["load"] = lambda modules: load([*modules, "lockstep"])
+
+
+def _untethered(command: list[str]) -> tuple[list[str], int]:
+    """The command that `lockstep.launch.tether` is to become, and the process whose end ends it, or 0."""
+    if [*command[1:4], *command[5:6]] == ["-I", "-S", tether.__file__, "none"]:
+        return command[6:], int(command[4])
+    return command, 0
+
+
+def _run_child(start: _Start, program: PythonCommand, loaded: Loaded, own: Mapping[str, str]) -> NoReturn:
+    """Run the program that was asked for, and exit."""
+    code = 1
+    try:
+        environment, folder = start.environment(), os.path.abspath(start.folder or os.getcwd())
+        if start.new_session:
+            os.setsid()
+        if start.process_group is not None and start.process_group >= 0:
+            os.setpgid(0, start.process_group)
+        asked = (start.input_end, start.output_end, start.errors_end)
+        streams = [number if end < 0 else end for number, end in enumerate(asked)]
+        keep = [each for each in start.keep if each != start.failure_end]
+        if not start.close_fds:
+            keep += [int(name) for name in os.listdir("/proc/self/fd") if _is_inherited(int(name))]
+        give_descriptors(streams, keep)
+        open_streams(program, environment)
+        _forget_the_parent(loaded)
+        Path("/proc/self/comm").write_text(Path(sys.executable).name)  # torch's launcher renames itself
+        os.environ.clear()
+        os.environ.update(own)  # what the libraries have read
+        loaded.third_party["torch"].set_num_threads(int(own["OMP_NUM_THREADS"]))
+        sys.orig_argv = [sys.executable, "-c"]
+        code = run(program.words, environment, folder, loaded)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _is_inherited(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:
+        return False
+
+
+def _forget_the_parent(loaded: Loaded) -> None:
+    """Leave to the parent what is to happen at its end, its handling of signals, and modules from its folder."""
+    for name in third_party(sys.modules):
+        file = getattr(sys.modules[name], "__file__", None)
+        if name not in loaded.third_party and file and "site-packages" not in file:
+            del sys.modules[name]
+    gc.freeze()  # files of the parent's must not be closed here, where others have their numbers
+    atexit._clear()
+    vars(weakref.finalize)["_registry"].clear()
+    atexit.register(multiprocessing.util._exit_function)
+    atexit.register(logging.shutdown)
+    vars(multiprocessing.process)["_children"].clear()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.excepthook = sys.__excepthook__
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, HeldFinder)]
+
+
+def python_path(environment: Mapping[str, str], folder: str) -> list[str]:
+    """What PYTHONPATH puts before everything else."""
+    entries = environment.get("PYTHONPATH", "")
+    return [os.path.join(folder, entry) for entry in entries.split(os.pathsep)] if entries else []
+
+
+def run(words: Sequence[str], environment: Mapping[str, str], folder: str, loaded: Loaded) -> int:
+    """Run a program and end as an interpreter does; return its exit code."""
+    code = 0
+    path = [*python_path(environment, folder), *loaded.path]
+    try:
+        forked_worker.run(words, environment, folder, replace(loaded, path=path))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    vars(threading)["_shutdown"]()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    return code & 0xFF

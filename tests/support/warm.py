@@ -1,0 +1,85 @@
+"""The process that has torch loaded, and forks one for each program that `commands` asks for."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from forked_programs import fork_python_programs, give_descriptors, open_streams, program_of, python_path, run
+
+from lockstep.launch import forked_worker
+from lockstep.launch.family import end_with_parent
+from lockstep.launch.preload import receive, send
+from lockstep.launch.python_command import PRELOADED_FOR_LOCKSTEP, NotForkedError
+
+MODULES = (*PRELOADED_FOR_LOCKSTEP, "lockstep.hvd")
+
+
+def serve() -> None:
+    """Serve at the socket that the first argument names; in a forked process, run the program that is asked for."""
+    address, parent = sys.argv[1], int(sys.argv[2])
+    sys.path.pop()
+    if not end_with_parent(parent, signal.SIGKILL):
+        os._exit(1)
+    own = dict(os.environ)
+    loaded = forked_worker.load(MODULES)
+    loaded.path = [entry for entry in loaded.path if entry not in python_path(own, os.getcwd())]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # attendants end by themselves
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    order = _attend(connection, own)
+    fork_python_programs(loaded, own)
+    os._exit(run(order["words"], order["environment"], order["folder"], loaded))
+
+
+def _attend(connection: socket.socket, own: Mapping[str, str]) -> dict[str, Any]:
+    """Fork the process that is asked for, pass signals on to it, report its exit code; returns in that process."""
+    order, streams = receive(connection)
+    assert order is not None
+    try:
+        program = program_of(order["command"], order["environment"], own)
+    except NotForkedError as error:
+        send(connection, {"cold": str(error)})
+        os._exit(0)
+    attendant = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        end_with_parent(attendant, signal.SIGKILL)
+        give_descriptors(streams)
+        open_streams(program, order["environment"])
+        return order | {"words": program.words}
+    send(connection, {"pid": pid})
+    for each in streams:
+        os.close(each)
+    with selectors.DefaultSelector() as selector:
+        has_ended = os.pidfd_open(pid)
+        selector.register(has_ended, selectors.EVENT_READ)
+        selector.register(connection, selectors.EVENT_READ)
+        while all(key.fileobj != has_ended for key, _ in selector.select()):
+            message, _ = receive(connection)
+            if message is None:
+                selector.unregister(connection)
+            os.kill(pid, message["signal"] if message else signal.SIGKILL)
+    with suppress(OSError):
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        send(connection, {"code": end.si_status if end.si_code == os.CLD_EXITED else -end.si_status})
+        while connection.recv(1):  # until the pid is used no more
+            pass
+    os.waitpid(pid, 0)
+    os._exit(0)
