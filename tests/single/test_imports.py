@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 
 import pytest
 
@@ -22,12 +20,3 @@ def test_the_collector_pauses_and_does_as_before_even_after_an_error() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_training_on_images_in_memory_imports_no_decoder_and_no_tensorboard_before_its_first_figures() -> None:
-    code = (
-        "import sys, lockstep.train, lockstep.train.trackers.tensorboard, lockstep.data.digits\n"
-        "print(*{'PIL', 'simplejpeg', 'torchvision', 'tensorboard', 'matplotlib'} & sys.modules.keys())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == []

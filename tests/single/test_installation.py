@@ -17,6 +17,8 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.cold
+
 ROOT = Path(__file__).parents[2]
 UV = shutil.which("uv") or "uv"
 PIP = [UV, "tool", "run", "--quiet", "pip"]
@@ -105,36 +107,46 @@ def _index(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("needs uv and a package index")
 
 
-@pytest.mark.usefixtures("_index")
+@pytest.fixture(scope="module")
+def wheel(_index: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """This project's: installers build one to know what it requires, and need not do so for every test."""
+    folder = tmp_path_factory.mktemp("wheel")
+    done = _run(UV, "build", "--wheel", "--quiet", "--out-dir", str(folder), str(ROOT))
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.whl")
+    return str(path)
+
+
 @pytest.mark.parametrize("install", [_uv, _pip])
 @pytest.mark.parametrize("installed", RELEASED + BUILT_BY_A_CENTER)
 def test_installing_over_a_torch_changes_no_torch_package(
-    new_environment: Environment, installed: tuple[str, str], install: Callable[..., subprocess.CompletedProcess[str]]
+    new_environment: Environment,
+    installed: tuple[str, str],
+    install: Callable[..., subprocess.CompletedProcess[str]],
+    wheel: str,
 ) -> None:
-    assert set(_changes(install(new_environment(*installed), str(ROOT)))) == {"lockstep-torch"}
+    assert set(_changes(install(new_environment(*installed), wheel))) == {"lockstep-torch"}
 
 
-@pytest.mark.usefixtures("_index")
 @pytest.mark.parametrize("installed", RELEASED)
 def test_without_torchvision_a_held_torch_stays_and_gets_the_torchvision_made_for_it(
-    new_environment: Environment, installed: tuple[str, str], tmp_path: Path
+    new_environment: Environment, installed: tuple[str, str], tmp_path: Path, wheel: str
 ) -> None:
     torch, torchvision = installed
     held = tmp_path / "held.txt"
     held.write_text(f"torch=={torch}\n")
-    changes = _changes(_uv(new_environment(torch), "-c", str(held), str(ROOT)))
+    changes = _changes(_uv(new_environment(torch), "-c", str(held), wheel))
     assert set(changes) - {"numpy", "pillow"} == {"lockstep-torch", "torchvision"}
     assert changes["torchvision"].rpartition(".")[0] == torchvision.partition("+")[0].rpartition(".")[0]
 
 
-@pytest.mark.usefixtures("_index")
 def test_without_torchvision_a_held_build_of_a_center_is_refused_rather_than_replaced(
-    new_environment: Environment, tmp_path: Path
+    new_environment: Environment, tmp_path: Path, wheel: str
 ) -> None:
     torch, _ = BUILT_BY_A_CENTER[0]
     held = tmp_path / "held.txt"
     held.write_text(f"torch=={torch}\n")
-    done = _uv(new_environment(torch), "-c", str(held), str(ROOT))
+    done = _uv(new_environment(torch), "-c", str(held), wheel)
     assert done.returncode != 0
     assert "torchvision" in done.stderr
 

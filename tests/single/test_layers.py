@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 
+import pytest
 from layers import LAYERS, WITHOUT_TORCH, imports, modules, part
 
 
@@ -50,6 +51,7 @@ def test_no_two_modules_import_each_other_at_import_time() -> None:
         visit(module, ())
 
 
+@pytest.mark.cold
 def test_what_a_login_node_needs_imports_without_torch() -> None:
     names = [
         f"lockstep.{module}" if module != "__init__" else "lockstep"
@@ -60,11 +62,16 @@ def test_what_a_login_node_needs_imports_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_importing_changes_neither_environment_nor_logging() -> None:
+@pytest.mark.cold
+def test_importing_for_training_changes_nothing_and_takes_no_decoder_and_no_tensorboard() -> None:
+    """Images in memory need no decoder; TensorBoard is imported with the first figures."""
     code = (
-        "import os, logging\n"
+        "import os, sys, logging\n"
         "before = dict(os.environ), list(logging.root.handlers), logging.root.level\n"
-        "import lockstep.train, lockstep.data.loaders, lockstep.launch.node, lockstep.cli\n"
+        "import lockstep.train, lockstep.train.trackers.tensorboard, lockstep.data.digits\n"
+        "early = {'PIL', 'simplejpeg', 'torchvision', 'tensorboard', 'matplotlib'} & sys.modules.keys()\n"
+        "assert not early, early\n"
+        "import lockstep.data.loaders, lockstep.launch.node, lockstep.cli\n"
         "assert before == (dict(os.environ), list(logging.root.handlers), logging.root.level)\n"
         "import torch; assert not torch.cuda.is_initialized()\n"
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from pathlib import Path
+
+from commands import run
 
 ENDING = """
 import atexit, concurrent.futures, ctypes
@@ -18,7 +20,7 @@ _end(3)
 """
 
 
-def test_a_worker_ends_with_all_its_output_and_without_waiting_for_idle_threads() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
+def test_a_worker_ends_with_all_its_output_and_without_waiting_for_idle_threads(tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", ENDING], tmp_path, timeout=60)
     assert (done.returncode, done.stderr) == (3, "")
     assert sorted(done.stdout.splitlines()) == ["from C", "from Python", "from atexit"]

@@ -32,6 +32,7 @@ def run(here: Path) -> Path:
     return here / "a-run"
 
 
+@pytest.mark.cold
 def test_help_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\nfrom lockstep.cli import main\nmain(['--help'])\n"
@@ -41,14 +42,19 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
     assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *(f"data {action}" for action in ACTIONS)])
-def test_every_command_explains_itself_without_torch(command: str) -> None:
+@pytest.mark.cold
+def test_every_command_explains_itself_without_torch() -> None:
+    commands = [*COMMANDS, *(f"data {action}" for action in ACTIONS)]
     code = (
-        f"import sys\nfrom lockstep.cli import main\ntry: main([*'{command}'.split(), '--help'])\n"
-        f"except SystemExit as e: assert e.code == 0\nassert 'torch' not in sys.modules"
+        f"import sys\nfrom lockstep.cli import main\nfor command in {commands}:\n"
+        f"    try: main([*command.split(), '--help'])\n    except SystemExit as e: assert e.code == 0, command\n"
+        f"    assert 'torch' not in sys.modules, command\n    print('end of', command)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert f"usage: lockstep {command}" in done.stdout
+    for command in commands:
+        explained, _, rest = done.stdout.partition(f"end of {command}\n")
+        assert f"usage: lockstep {command}" in explained, command
+        done.stdout = rest
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

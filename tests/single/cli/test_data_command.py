@@ -96,6 +96,7 @@ def test_a_folder_is_packed_described_verified_and_trained(
     assert "val-000000.tar has" in capsys.readouterr().err
 
 
+@pytest.mark.cold
 def test_packing_and_verifying_do_without_torch(folder: Path, here: Path) -> None:
     code = (
         "import sys\nfrom lockstep.cli import main\n"

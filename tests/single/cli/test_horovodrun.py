@@ -107,6 +107,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert message in line
 
 
+@pytest.mark.cold
 def test_help_and_version_need_no_torch() -> None:
     code = "import sys; from lockstep.cli.horovodrun import main; main(['-v'])\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -121,6 +122,7 @@ def test_the_build_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("[X] Gloo") == 2
 
 
+@pytest.mark.cold
 def test_a_job_over_hosts_waits_until_the_script_names_enough(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

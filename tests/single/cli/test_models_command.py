@@ -29,6 +29,7 @@ def test_torchvisions_names_are_its_own() -> None:
     assert models._torchvision_names() == registry.torchvision_names()
 
 
+@pytest.mark.cold
 def test_listing_needs_no_torch() -> None:
     code = "import sys\nfrom lockstep.cli import main\nmain(['models'])\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

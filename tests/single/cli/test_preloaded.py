@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
+
+import pytest
 
 PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.preloaded\n"
 READ_AGAIN = """\
@@ -15,16 +18,18 @@ print(parse_train(sys.argv[2:]).job.batch_size)
 """
 
 
-def _run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-
-
+@pytest.mark.cold
 def test_their_command_line_has_been_read() -> None:
-    done = _run(PRELOAD + READ_AGAIN, "digits", "-b", "17")
-    assert (done.returncode, done.stdout) == (0, "17\n"), done.stderr
+    command = [sys.executable, "-c", PRELOAD + READ_AGAIN, "digits", "-b", "17"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "17\n", "")
 
 
-def test_a_wrong_one_is_left_to_them_to_refuse() -> None:
-    for words in (["digits", "--no-such-flag"], ["digits", "--config", "absent.yaml"], ["--help"]):
-        done = _run(PRELOAD, *words)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.mark.parametrize("words", [["digits", "--no-such-flag"], ["digits", "--config", "absent.yaml"], ["--help"]])
+def test_a_wrong_one_is_left_to_them_to_refuse(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "lockstep.cli.preloaded", raising=False)
+    monkeypatch.setattr(sys, "argv", ["lockstep", "train", *words])
+    runpy.run_module("lockstep.cli.preloaded")
+    assert capfd.readouterr() == ("", "")

@@ -103,6 +103,7 @@ def test_loading_prints_tables_and_appends_a_record(
     assert len(list(read_records(here / "study" / "loading.jsonl"))) == 2
 
 
+@pytest.mark.cold
 def test_a_machine_without_torch_is_told_so_in_one_line(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -131,6 +131,7 @@ def test_wrong_counts_name_the_flag(flag: str, value: str, capsys: pytest.Captur
     assert f"{flag} takes numbers of workers, 1 or more" in capsys.readouterr().err
 
 
+@pytest.mark.cold
 def test_torch_is_not_imported(here: Path) -> None:
     code = (
         "import sys; from lockstep.cli import main\n"

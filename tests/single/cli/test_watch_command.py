@@ -123,6 +123,7 @@ class _Terminal:
         return bool(data)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
 def test_on_a_terminal_it_stays_until_a_key_ends_it_and_leaves_the_screen_as_it_was(
     run: Path, key: bytes, code: int
@@ -136,6 +137,7 @@ def test_on_a_terminal_it_stays_until_a_key_ends_it_and_leaves_the_screen_as_it_
     assert b"Traceback" not in terminal.shown
 
 
+@pytest.mark.cold
 def test_it_ends_by_itself_when_the_run_has_finished_and_leaves_the_last_frame(run: Path) -> None:
     terminal = _Terminal(str(run))
     terminal.wait_for(b"running")
@@ -146,6 +148,7 @@ def test_it_ends_by_itself_when_the_run_has_finished_and_leaves_the_last_frame(r
     assert b"step 20 of 20" in after
 
 
+@pytest.mark.cold
 def test_it_is_drawn_anew_for_another_size(run: Path) -> None:
     terminal = _Terminal("--interval", "1000", str(run))
     terminal.wait_for(b"step 10 of 20")

@@ -7,19 +7,18 @@ import fcntl
 import hashlib
 import io
 import os
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from commands import LOCKSTEP, Job, run, started
 from PIL import Image
 
 from lockstep.config import DataConfig
@@ -46,13 +45,15 @@ def _contents(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _start(*words: object, limit: int | None = None) -> subprocess.Popen[str]:
-    def limited() -> None:
-        if limit:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "-m", "lockstep", "data", "pack", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limited)
+PACK = (*LOCKSTEP, "data", "pack")
+# The same on a disk that is full as soon as a file has so many bytes.
+PACK_WITHIN = """
+import resource, runpy, sys
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+runpy.run_module("lockstep", run_name="__main__", alter_sys=True)
+"""
+HALVED = ("--short-side", "300", "--shard-mb", "1", "-j", "2")
 
 
 @pytest.fixture
@@ -67,14 +68,13 @@ def large(tmp_path: Path) -> Path:
     return tmp_path / "large"
 
 
-def _start_and_block(large: Path, out: Path) -> subprocess.Popen[str]:
+@contextmanager
+def _started_and_blocked(large: Path, out: Path) -> Iterator[Job]:
     """Start packing with 2 processes and wait for a shard. The last image can never be read: it goes no further."""
     os.mkfifo(large / "val" / "class-1" / "last.png")
-    process = _start(large, out, "--short-side", 300, "--shard-mb", 1, "-j", 2)
-    while not list(out.glob("train/*.tar")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
-    return process
+    with started([*PACK, large, out, *HALVED], large.parent) as job:
+        job.wait_until(lambda: [*out.glob("train/*.tar")])
+        yield job
 
 
 def _unblock(large: Path) -> None:
@@ -226,59 +226,55 @@ def test_faults_of_the_machine_stop_and_leave_nothing_out(
 
 def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
-    process = _start_and_block(large, killed)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate(timeout=10)
-    _, alive = psutil.wait_procs(workers, timeout=10)
-    assert not alive
+    with _started_and_blocked(large, killed) as job:
+        workers = job.descendants()
+        job.kill()
+        job.wait(10)
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
     assert not (killed / MANIFEST_FILE).exists()
     done = {path: path.stat().st_mtime_ns for path in killed.glob("*/*.tar")}
     with pytest.raises(DataError, match="not packed to the end"):
         pack.is_packed(killed)
     _unblock(large)
     pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
-    again = _start(large, killed, "--short-side", 300, "--shard-mb", 1, "-j", 2)
-    out, err = again.communicate(timeout=60)
-    assert (again.returncode, err) == (0, "")
-    assert "8 + 3 images, 2 classes" in out
+    again = run([*PACK, large, killed, *HALVED], tmp_path, timeout=60)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "8 + 3 images, 2 classes" in again.stdout
     assert _contents(killed) == _contents(tmp_path / "whole")
     assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
 
 
 def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Path) -> None:
-    process = _start_and_block(large, tmp_path / "out")
-    workers = psutil.Process(process.pid).children(recursive=True)
-    for one in [psutil.Process(process.pid), *workers]:  # as a terminal does
-        one.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "stopped" in err
-    assert "Traceback" not in err
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+    with _started_and_blocked(large, tmp_path / "out") as job:
+        workers = job.descendants()
+        for one in [*workers, job]:  # as a terminal does
+            one.send_signal(signal.SIGINT)
+        assert job.wait(30) == 130
+        assert "stopped" in job.text
+        assert "Traceback" not in job.text
+        assert not psutil.wait_procs(workers, timeout=10)[1]
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
 def test_a_killed_worker_is_named_and_the_command_goes_on(large: Path, tmp_path: Path) -> None:
-    process = _start_and_block(large, tmp_path / "out")
-    children = psutil.Process(process.pid).children()
-    worker = next(child for child in children if "spawn_main" in " ".join(child.cmdline()))
-    worker.kill()
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 4
-    assert "a process was killed" in err
-    assert "Traceback" not in err
+    with _started_and_blocked(large, tmp_path / "out") as job:
+        worker = next(child for child in job.children() if "spawn_main" in " ".join(child.cmdline()))
+        worker.kill()
+        assert job.wait(30) == 4
+        assert "a process was killed" in job.text
+        assert "Traceback" not in job.text
     _unblock(large)
     pack_folder(large, tmp_path / "out", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
 
 
 def test_a_full_disk_is_one_message_and_leaves_no_partial_file(large: Path, tmp_path: Path) -> None:
-    process = _start(large, tmp_path / "out", "--shard-mb", 4, "-j", 1, limit=3 << 20)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 4
-    assert len(err.splitlines()) == 1
-    assert "train-000000.tar cannot be written (File too large)" in err
-    assert "goes on" in err
+    words = ["data", "pack", large, tmp_path / "out", "--shard-mb", "4", "-j", "1"]
+    done = run([sys.executable, "-c", PACK_WITHIN, str(3 << 20), *words], tmp_path, timeout=60)
+    assert done.returncode == 4
+    assert len(done.stderr.splitlines()) == 1
+    assert "train-000000.tar cannot be written (File too large)" in done.stderr
+    assert "goes on" in done.stderr
     assert not list((tmp_path / "out").rglob("*.part"))
     pack_folder(large, tmp_path / "out", shard_bytes=4 << 20)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run
 from packs import pack_folder
 from PIL import Image, PngImagePlugin
 
@@ -206,7 +206,8 @@ def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Pat
         "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"
         "assert len(train.shards) == 40 and all(train.read(sample) for sample in range(40))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "many")], check=True)
+    done = run([sys.executable, "-c", code, tmp_path / "many"], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_too_few_files_that_may_be_open_are_not_corrupt_images(folder: Path, tmp_path: Path) -> None:
@@ -220,7 +221,8 @@ def test_too_few_files_that_may_be_open_are_not_corrupt_images(folder: Path, tmp
         "except DataError as e: assert not isinstance(e, CorruptImageError) and 'ulimit -n' in str(e), e\n"
         "else: assert False"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "many")], check=True)
+    done = run([sys.executable, "-c", code, tmp_path / "many"], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_header_that_pillow_chokes_on_is_an_unreadable_image(folder: Path) -> None:

@@ -76,7 +76,7 @@ def _torchvisions(photographs: ImageData) -> Figures:
 
 def _figures(image: torch.Tensor) -> list[float]:
     """Of a crop, [3, H, W]: mean, variance, and how much brighter and busier the left half is than the right."""
-    pixels = image.double()
+    pixels = image.float()
     left, right = pixels[:, :, :112], pixels[:, :, 112:]
     roughness = (pixels.diff(dim=2).abs().mean(), pixels.diff(dim=1).abs().mean())
     return [

@@ -6,10 +6,12 @@ import gzip
 import io
 import tarfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cold_starts import allowed
 from PIL import Image
 
 from lockstep.cli import main
@@ -54,6 +56,7 @@ def _val_members() -> dict[str, bytes]:
     return {f"ILSVRC2012_val_{number:08d}.JPEG": _jpeg(100 + number) for number in range(1, len(TRUTH) + 1)}
 
 
+@cache
 def _meta() -> bytes:
     fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
     rows = [(number, name, "a thing", 0) for number, name in CLASSES.items()] + [(*PARENT, "things", 3)]
@@ -73,6 +76,22 @@ def _write_devkit(path: Path, truth: list[int], meta: bytes | None = None) -> No
             archive.addfile(info, io.BytesIO(content))
 
 
+@cache
+def _read_once(meta: bytes) -> dict[int, str]:
+    with allowed():
+        return _read(meta)
+
+
+_read = meta_mat.read
+
+
+@pytest.fixture(autouse=True)
+def _one_start_of_scipy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the same meta.mat once, except in tests of the process that reads it."""
+    if not request.node.get_closest_marker("cold"):
+        monkeypatch.setattr(meta_mat, "read", _read_once)
+
+
 @pytest.fixture
 def archives(tmp_path: Path) -> Archives:
     train, val, devkit = (tmp_path / name for name in ("train.tar", "val.tar", "devkit.tar.gz"))
@@ -90,6 +109,7 @@ def _tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.cold
 def test_the_tree_has_every_image_in_its_class(archives: Archives, tmp_path: Path) -> None:
     assert _prepare(archives, tmp_path / "dest") == (9, 5)
     expected = {
@@ -290,12 +310,14 @@ def test_reading_and_writing_are_told_apart(archives: Archives, tmp_path: Path) 
         prepare(ready, tmp_path / "other", lambda count: None)
 
 
+@pytest.mark.cold
 def test_a_meta_mat_that_scipy_chokes_on_is_one_message(archives: Archives) -> None:
     _write_devkit(archives[2], TRUTH, meta=b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400))
     with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
         look(*archives)
 
 
+@pytest.mark.cold
 def test_a_module_in_the_current_folder_is_not_imported_to_read_meta_mat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +326,7 @@ def test_a_module_in_the_current_folder_is_not_imported_to_read_meta_mat(
     assert meta_mat.read(_meta())
 
 
+@pytest.mark.cold
 def test_a_devkit_that_unpacks_without_end_or_crashes_scipy_is_one_message(
     archives: Archives, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ from packs import slow
 
 from lockstep.data.processes import run_all
 
+pytestmark = pytest.mark.cold
+
 
 class _InterruptedAt(list[float]):
     """Tasks, of which to hand out the third is met by Ctrl-C."""

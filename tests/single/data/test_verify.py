@@ -41,7 +41,7 @@ def test_whole_sets_have_nothing_to_report(folder: Path, packed: Path) -> None:
     assert _verify(packed) == []
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.cold)])
 def test_one_changed_bit_of_an_image_names_the_image(packed: Path, processes: int) -> None:
     train, _ = splits(packed, Manifest.read(packed))
     row = train.index[25]

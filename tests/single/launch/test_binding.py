@@ -196,6 +196,7 @@ def bind(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, check=True, capture_output=True, text=True)
 
 
+@pytest.mark.cold
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_a_process_is_bound_on_this_machine() -> None:
     usable = sorted(os.sched_getaffinity(0))

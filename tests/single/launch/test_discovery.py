@@ -10,6 +10,8 @@ from lockstep.errors import ConfigError
 from lockstep.launch import discovery
 from lockstep.launch.discovery import Discovery
 
+pytestmark = pytest.mark.cold
+
 
 def test_a_script_that_takes_too_long_ends_with_what_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "SCRIPT_SECONDS", 0.5)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from forked import Preloaded, Result, comparable, preloaded, write_files
 
+pytestmark = pytest.mark.cold
+
 SHOW_MAIN = """
 import sys, __main__
 names = {name: repr(value) for name, value in vars(__main__).items()}

@@ -13,6 +13,8 @@ from forked import Preloaded, comparable, preloaded, write_files
 from lockstep.launch.forked_worker import CONSTANT_SEED
 from lockstep.launch.late_environment import without_effect
 
+pytestmark = pytest.mark.cold
+
 LIBRARY = {
     "big/__init__.py": "import warnings, helper, spaced.part, big.part\nwarnings.filterwarnings('ignore', 'from big')\n"
     "class Thing: pass\n",

@@ -46,6 +46,7 @@ def test_squeue_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypat
     assert ask_squeue("7") == ""
 
 
+@pytest.mark.cold
 def test_the_age_of_a_job_is_that_of_its_oldest_process() -> None:
     code = "import lockstep.launch.job_end as j; print(j.job_age('PBS_JOBID'), j.age_of(j.os.getpid()))"
     script = f'sleep 1; {sys.executable} -c "{code}"; :'  # the shell stays

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.python_command import PRELOADED, PRELOADED_FOR_LOCKSTEP
+from lockstep.launch.python_command import PRELOADED_FOR_LOCKSTEP
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the NVIDIA driver's library of Linux")
+pytestmark = [
+    pytest.mark.cold,
+    pytest.mark.skipif(sys.platform != "linux", reason="the NVIDIA driver's library of Linux"),
+]
 
 # A driver without a GPU: cudart finds all its functions, and each call is written down with the GPUs that it may see.
 DRIVER = r"""
@@ -53,15 +56,26 @@ int cuGetProcAddress(const char *name, void **function, int version, unsigned lo
   return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 """
+# What each child asks for, after the import, with variables of its own.
+CHILDREN = {
+    "nvml": ({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}, "torch.cuda.is_available()"),
+    "cuda": ({"PYTORCH_NVML_BASED_CUDA_CHECK": "0"}, "torch.cuda.is_available()"),
+    "chosen": (
+        {"CUDA_VISIBLE_DEVICES": "7"},
+        "is_bad = torch.cuda._is_in_bad_fork(); torch.cuda.is_available(); os._exit(is_bad)",
+    ),
+}
 FORK = """
-import os, sys, torch
-process = os.fork()
-if process == 0:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "7"
-    is_bad = torch.cuda._is_in_bad_fork()
-    torch.cuda.is_available()
-    os._exit(is_bad)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+import os, sys
+import {modules}
+for name, (variables, code) in {children}.items():
+    process = os.fork()
+    if process == 0:
+        os.environ.update(variables, RECORDED_CALLS=os.environ["RECORDED_CALLS"] + "." + name)
+        exec(code)
+        os._exit(0)
+    if code := os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
+        sys.exit(f"{{name}}: exit code {{code}}")
 """
 
 
@@ -79,24 +93,29 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def record(driver: Path) -> Path:
+    """What importing all that is preloaded calls of the driver and of NVML; beside it, what forked children call."""
+    record = driver / "calls"
+    children = CHILDREN if has_cuda() else {}
+    code = FORK.format(modules=", ".join(PRELOADED_FOR_LOCKSTEP), children=children)
+    run(code, {"LD_LIBRARY_PATH": str(driver), "RECORDED_CALLS": str(record)})
+    return record
+
+
 def run(code: str, more: dict[str, str]) -> None:
     own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     subprocess.run([sys.executable, "-c", code], env={**own, **more}, check=True, timeout=120)
 
 
-def calls(driver: Path, record: Path, code: str, **more: str) -> list[str]:
-    """What the code calls of the driver and of NVML, each with CUDA_VISIBLE_DEVICES; loading them is not a call."""
-    run(code, {"LD_LIBRARY_PATH": str(driver), "RECORDED_CALLS": str(record), **more})
+def calls(record: Path) -> list[str]:
+    """What was called, each with CUDA_VISIBLE_DEVICES; loading the libraries is not a call."""
     lines = record.read_text().splitlines() if record.exists() else []
     return [line for line in lines if not line.startswith("load ")]
 
 
-def importing(modules: tuple[str, ...]) -> str:
-    return "import " + ", ".join(modules)
-
-
-def test_importing_what_is_preloaded_calls_no_driver(driver: Path, tmp_path: Path) -> None:
-    assert calls(driver, tmp_path / "calls", importing(PRELOADED_FOR_LOCKSTEP)) == []
+def test_importing_what_is_preloaded_calls_no_driver(record: Path) -> None:
+    assert calls(record) == []
 
 
 def has_cuda() -> bool:
@@ -106,19 +125,18 @@ def has_cuda() -> bool:
 
 
 @pytest.mark.parametrize("nvml", ["0", "1"])
-def test_asking_for_a_gpu_is_recorded(driver: Path, tmp_path: Path, nvml: str) -> None:
+def test_asking_for_a_gpu_is_recorded(record: Path, nvml: str) -> None:
     if not has_cuda():
         pytest.skip("this torch has no CUDA")
-    code = "import torch; torch.cuda.is_available()"
-    found = calls(driver, tmp_path / "calls", code, PYTORCH_NVML_BASED_CUDA_CHECK=nvml)
+    found = calls(record.with_name("calls.nvml" if nvml == "1" else "calls.cuda"))
     assert "cuInit all" in found
     assert ("nvmlInit all" in found) == (nvml == "1")
 
 
-def test_a_forked_worker_chooses_its_gpus_before_its_first_use(driver: Path, tmp_path: Path) -> None:
+def test_a_forked_worker_chooses_its_gpus_before_its_first_use(record: Path) -> None:
     if not has_cuda():
         pytest.skip("this torch has no CUDA")
-    found = calls(driver, tmp_path / "calls", f"{importing(PRELOADED)}{FORK}")
+    found = calls(record.with_name("calls.chosen"))
     assert "cuInit 7" in found
     assert {line.split()[1] for line in found} == {"7"}
 
@@ -141,5 +159,5 @@ def test_without_a_compiler_only_loading_torch_looks_for_a_driver(tmp_path: Path
     for name in ("torch", "preloaded", "asking"):
         (tmp_path / name).mkdir()
     of_torch = loaders(tmp_path / "torch", "import torch")
-    assert loaders(tmp_path / "preloaded", importing(PRELOADED_FOR_LOCKSTEP)) == of_torch
+    assert loaders(tmp_path / "preloaded", f"import {', '.join(PRELOADED_FOR_LOCKSTEP)}") == of_torch
     assert loaders(tmp_path / "asking", "import torch; torch.cuda.is_available()") - of_torch

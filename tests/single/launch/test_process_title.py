@@ -18,7 +18,10 @@ for title in sys.stdin:
     print("set", flush=True)
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the titles are Linux's")
+pytestmark = [
+    pytest.mark.cold,
+    pytest.mark.skipif(sys.platform != "linux", reason="the titles are Linux's"),
+]
 
 
 def titles(*shown: str, arguments: tuple[str, ...] = (process_title.PADDING,)) -> list[str]:

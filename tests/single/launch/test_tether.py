@@ -10,6 +10,7 @@ import pytest
 from lockstep.launch import tether
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
 def test_signals_that_python_ignores_are_not_ignored_by_the_command(number: signal.Signals) -> None:
     done = subprocess.run(tether.command(["sh", "-c", f"kill -{int(number)} $$"]), check=False)

@@ -14,7 +14,10 @@ import pytest
 
 from lockstep.launch.worker_starter import Adopted, Preloaded, WorkerStarter
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+pytestmark = [
+    pytest.mark.cold,
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
+]
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def sources(tmp_path: Path) -> list[str]:
     return [str(path) for path in (run, events, study)]
 
 
+@pytest.mark.cold
 def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["report", *sources, str(tmp_path / "none"), "-o", str(out), "--title", "My title"]
@@ -54,7 +55,7 @@ def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) ->
 
 def test_a_second_report_replaces_the_first(sources: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(["report", *sources, "-o", str(out), "--title", "First"]) == 0
+    assert main(["report", sources[0], "-o", str(out), "--title", "First"]) == 0
     assert main(["report", sources[0], "-o", str(out), "--title", "Second"]) == 0
     assert "Second" in (out / "index.html").read_text()
     assert not [path for path in out.rglob(".*") if path.is_file()]
