@@ -58,7 +58,7 @@ def test_a_program_does_the_same(tmp_path: Path, words: tuple[str, ...]) -> None
 
 def _told(text: str) -> str:
     """What was printed, without the frames that lead to the program and without its addresses."""
-    text = re.sub(r'  File "[^"]*(subprocess|forked_worker|warm)\.py".*\n(    .*\n)*', "", text)
+    text = re.sub(r'  File "[^"]*(subprocess|forked_worker)\.py".*\n(    .*\n)*', "", text)
     return re.sub(r"0x[0-9a-f]+|\^+|~+", "", text)
 
 

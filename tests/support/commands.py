@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import cold_starts
 import psutil
+from cold_starts import PROGRAMS
 
 from lockstep.launch.preload import receive, send
 from lockstep.launch.process_title import PADDING
@@ -33,7 +34,6 @@ HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
 MPICH = ("mpirun.mpich",)
-PROGRAMS = Path(sys.executable).parent
 LIMIT_SECONDS = 150
 SERVER = "import sys; sys.path.pop(0); sys.path.append({here!r}); from warm import serve; serve()"
 SHIM = Path(__file__).with_name("warm_shim.py")

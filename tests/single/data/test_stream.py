@@ -261,10 +261,21 @@ def _fail() -> None:
     raise RuntimeError("no such transform")
 
 
+def _reset(*_: object) -> None:
+    raise ConnectionResetError("Connection reset by peer")
+
+
 @BOTH
-def test_an_error_in_the_users_own_set_says_what_the_user_raised(processes: int) -> None:
-    reader = _reader(UserSplit(_Broken(_fail)), processes)
-    with pytest.raises(RuntimeError, match="no such transform"):
+@pytest.mark.parametrize(
+    ("act", "kind", "text"),
+    [(_fail, RuntimeError, "no such transform"), (_reset, ConnectionResetError, "Connection reset by peer")],
+    ids=["an error", "a lost connection"],
+)
+def test_an_error_in_the_users_own_set_says_what_the_user_raised(
+    processes: int, act: Callable[[], object], kind: type[Exception], text: str
+) -> None:
+    reader = _reader(UserSplit(_Broken(act)), processes)
+    with pytest.raises(kind, match=text):
         _read(reader, 0)
     reader.close()
 
@@ -276,10 +287,6 @@ def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], 
     with pytest.raises(DataError, match=r"a loader process has ended.*--workers"):
         _read(reader, 0)
     reader.close()
-
-
-def _reset(*_: object) -> None:
-    raise ConnectionResetError("Connection reset by peer")
 
 
 def _end_early(*_: object) -> None:
@@ -297,14 +304,6 @@ def test_a_loader_process_that_ends_while_it_hands_a_tensor_over_is_that_error_t
     reader = _reader(UserSplit(_Broken(int)), processes=1)
     monkeypatch.setattr("torch.multiprocessing.reductions.rebuild_storage_fd", end)
     with pytest.raises(DataError, match=r"a loader process has ended \(.+\).*--workers"):
-        _read(reader, 0)
-    reader.close()
-
-
-@BOTH
-def test_a_connection_that_the_users_own_set_loses_is_the_users(processes: int) -> None:
-    reader = _reader(UserSplit(_Broken(_reset)), processes)
-    with pytest.raises(ConnectionResetError, match="reset by peer"):
         _read(reader, 0)
     reader.close()
 
