@@ -1,4 +1,4 @@
-"""Configurations to and from plain mappings, as YAML and JSON hold them; what is read is checked against the types.
+"""Dataclasses to and from plain mappings, as YAML and JSON hold them; what is read is checked against the types.
 
 Nothing here imports torch.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from lockstep.config import TrainConfig
 from lockstep.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -33,24 +35,22 @@ def to_mapping(config: Any) -> dict[str, Any]:
     return result
 
 
-def from_mapping(values: Mapping[str, Any], origin: str) -> TrainConfig:
-    """Build a configuration from a recipe's mapping.
+def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = "") -> T:
+    """Build a dataclass from a mapping.
 
     Args:
+        cls: The dataclass.
         values: Nested as `to_mapping` gives it; what is absent keeps its default.
-        origin: The recipe's name or file, for messages.
+        origin: Where they come from, such as a file, for messages.
+        path: Where `values` are within that, with a point at the end.
 
     Raises:
         ConfigError: An unknown key (the message names the nearest one) or a value of the wrong type.
+        TypeError: One that has no default is absent.
     """
-    config: TrainConfig = _build(TrainConfig, values, origin, "")
-    return config
-
-
-def _build(cls: Any, values: Any, origin: str, path: str) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{origin}: {path.rstrip('.') or 'the file'} must be a mapping, not {values!r}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     arguments = {}
     for key, value in values.items():
         if key not in hints:
@@ -58,7 +58,7 @@ def _build(cls: Any, values: Any, origin: str, path: str) -> Any:
             hint = f"did you mean {path}{near[0]}?" if near else f"known are: {', '.join(hints)}"
             raise ConfigError(f"{origin}: unknown field {path}{key}; {hint}")
         if dataclasses.is_dataclass(hints[key]):
-            arguments[key] = _build(hints[key], value, origin, f"{path}{key}.")
+            arguments[key] = from_mapping(hints[key], value, origin, f"{path}{key}.")
         else:
             matches = list(_convert(value, hints[key]))
             if not matches:
@@ -68,6 +68,11 @@ def _build(cls: Any, values: Any, origin: str, path: str) -> Any:
         return cls(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _convert(value: Any, hint: Any) -> Iterator[Any]:
@@ -84,6 +89,14 @@ def _convert(value: Any, hint: Any) -> Iterator[Any]:
             items = [list(_convert(item, options[0])) for item in value]
             if all(items):
                 yield tuple(item[0] for item in items)
+    elif origin is dict:
+        if isinstance(value, dict):
+            pairs = [(list(_convert(key, options[0])), list(_convert(each, options[1]))) for key, each in value.items()]
+            if all(key and each for key, each in pairs):
+                yield {key[0]: each[0] for key, each in pairs}
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        with suppress(ConfigError, TypeError):
+            yield from_mapping(hint, value, "")
     elif hint is float:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):

@@ -127,17 +127,17 @@ def test_every_field_survives_being_written_and_read() -> None:
         batch_size=64,
     )
     for config in (FULL, others, TrainConfig()):
-        assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(config))), "file") == config
+        assert from_mapping(TrainConfig, yaml.safe_load(yaml.safe_dump(to_mapping(config))), "file") == config
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", ".0001", "'0.0001'"])
 def test_a_number_may_be_written_in_any_usual_way(text: str) -> None:
     """YAML 1.1 takes 1e-4 for a string."""
-    assert from_mapping(yaml.safe_load(f"optim: {{lr: {text}}}"), "file").optim.lr == 1e-4
+    assert from_mapping(TrainConfig, yaml.safe_load(f"optim: {{lr: {text}}}"), "file").optim.lr == 1e-4
 
 
 def test_a_whole_number_is_a_number_too() -> None:
-    config = from_mapping({"optim": {"lr": 1, "lr_milestones": [3, 4]}, "augment": {"rotate": 15}}, "file")
+    config = from_mapping(TrainConfig, {"optim": {"lr": 1, "lr_milestones": [3, 4]}, "augment": {"rotate": 15}}, "file")
     assert (config.optim.lr, config.optim.lr_milestones, config.augment.rotate) == (1.0, (3.0, 4.0), 15.0)
     assert isinstance(config.optim.lr, float)
 
@@ -154,7 +154,7 @@ def test_a_whole_number_is_a_number_too() -> None:
 )
 def test_an_unknown_field_names_the_nearest_and_the_file(values: dict[Any, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_mapping(values, "mine.yaml")
+        from_mapping(TrainConfig, values, "mine.yaml")
     assert str(caught.value).startswith(f"mine.yaml: {words}")
 
 
@@ -186,7 +186,7 @@ def test_an_unknown_field_names_the_nearest_and_the_file(values: dict[Any, Any],
 )
 def test_a_value_of_the_wrong_kind_names_the_field_and_the_file(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_mapping(values, "mine.yaml")
+        from_mapping(TrainConfig, values, "mine.yaml")
     assert str(caught.value).startswith(f"mine.yaml: {words}")
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from lockstep import recipes
 from lockstep.cli.parse import parse_train
+from lockstep.config import TrainConfig
 from lockstep.config_mapping import from_mapping, to_mapping
 from lockstep.data.catalog import NAMED
 from lockstep.errors import ConfigError
@@ -18,7 +19,7 @@ from lockstep.errors import ConfigError
 def test_every_recipe_loads_and_survives_being_written_and_read(name: str) -> None:
     recipe = recipes.load(name)
     text = yaml.safe_dump(to_mapping(recipe))
-    assert from_mapping(yaml.safe_load(text), name) == recipe
+    assert from_mapping(TrainConfig, yaml.safe_load(text), name) == recipe
     assert recipe.data.dataset in ("", *NAMED)
     assert recipe.model.arch
 
@@ -39,7 +40,7 @@ def test_a_file_is_read_and_what_it_leaves_out_keeps_its_default(tmp_path: Path)
     path.write_text("optim:\n  lr: 1e-4\n  lr_milestones: [3, 6.5]\nepochs: 3\n")
     recipe = recipes.load(str(path))
     assert (recipe.optim.lr, recipe.optim.lr_milestones, recipe.epochs) == (1e-4, (3.0, 6.5), 3)
-    defaults = from_mapping({}, "nothing")
+    defaults = from_mapping(TrainConfig, {}, "nothing")
     assert (recipe.model, recipe.data) == (defaults.model, defaults.data)
     assert recipe.optim.momentum == defaults.optim.momentum
     path.write_text("# nothing but a comment\n")

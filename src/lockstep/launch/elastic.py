@@ -26,11 +26,11 @@ from lockstep.launch.hosts import names_of_this_machine, slots_here, slots_of
 from lockstep.launch.output import Output, Stream
 from lockstep.launch.plan import handed_on
 from lockstep.launch.signals import ignore_stopping, on_stopping
+from lockstep.launch.timings import Timings
 from lockstep.launch.worker_starter import Child, WorkerStarter, signal_group, start
 from lockstep.store import LOOPBACK, serve_store
 
 POLL_SECONDS = 0.05
-END_SECONDS = 5.0  # from SIGTERM to SIGKILL
 STARTS = 3  # workers of a slot that may end in a row without having met the others
 FAILED = 1
 
@@ -171,7 +171,7 @@ class Driver:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in self._workers.values():
                 worker.end(number)
-            deadline = time.monotonic() + END_SECONDS
+            deadline = time.monotonic() + Timings().host_end
             while time.monotonic() < deadline and any(each.process.poll() is None for each in self._workers.values()):
                 time.sleep(POLL_SECONDS)
         kill_descendants()

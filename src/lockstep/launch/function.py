@@ -22,8 +22,7 @@ import cloudpickle
 from lockstep.errors import ConfigError
 from lockstep.launch import function_worker, tether
 from lockstep.launch.hosts import are_here, names_of_this_machine, parse_hosts, read_hostfile
-
-END_SECONDS = 20  # more than the launcher needs to end its workers
+from lockstep.launch.timings import Timings
 
 
 def run(
@@ -164,7 +163,7 @@ def _launch(command: Sequence[str]) -> tuple[int, str]:
     except BaseException:  # KeyboardInterrupt above all: the workers end with the call
         launcher.send_signal(signal.SIGTERM)
         try:
-            launcher.wait(END_SECONDS)
+            launcher.wait(Timings().caller_end)
         except subprocess.TimeoutExpired:
             launcher.kill()
             launcher.wait()

@@ -11,16 +11,15 @@ import asyncio
 import hmac
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from lockstep.errors import LockstepError
+from lockstep.launch.messages import LIMIT_BYTES, Answer, Foreign, Introduction, Knock, Message, Refused, pack, unpack
 from lockstep.launch.plan import SECRET
 from lockstep.launch.reach import CHALLENGE_BYTES, proof
-from lockstep.launch.wire import LIMIT_BYTES, PROTOCOL, pack
-from lockstep.untrusted import parse_json, printable
+from lockstep.untrusted import printable
 
 UNPROVEN_BYTES = 1 << 10  # of one message; a host name takes at most 255
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -52,33 +51,27 @@ async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Strea
         OSError: The connection broke.
     """
     with _closed_on_error(connection):
-        match await _receive(connection):
-            case {"protocol": int(protocol), "node": int(node), "challenge": str(text)}:
-                pass
-            case _:
-                raise StrangerError
+        knock = await _receive(connection)
         where = connection.getpeername()[0]
-        if protocol != PROTOCOL:
+        if isinstance(knock, Foreign):
             await _refuse(connection, "the first node runs another version of Lockstep; install the same on all nodes")
             raise StrangerError(f"the node at {where} runs another version of Lockstep")
-        if bool(text) != bool(secret):
+        if not isinstance(knock, Knock):
+            raise StrangerError
+        if bool(knock.challenge) != bool(secret):
             has, lacks = ("the first node", "this node") if secret else ("this node", "the first node")
             await _refuse(connection, f"{has} has {SECRET} set and {lacks} does not; set the same on all nodes")
             raise StrangerError(f"the node at {where} {'has no' if secret else 'has a'} {SECRET}")
-        theirs, ours = _challenge(text), _new_challenge(secret)
+        theirs, ours = _challenge(knock.challenge), _new_challenge(secret)
         challenges = theirs + ours
-        await _send(connection, {"challenge": ours.hex(), "proof": _proof(secret, 0, node, challenges)})
-        match await _receive(connection):
-            case {"proof": str(said), "nodes": int(nodes), "workers": int(workers), "host": str(host)}:
-                pass
-            case {"refused": _}:
-                raise StrangerError(f"the node at {where} has another {SECRET}")
-            case _:
-                raise StrangerError
-        if not _equal(said, _proof(secret, node, 0, challenges)):
+        await _send(connection, Answer(_proof(secret, 0, knock.node, challenges), ours.hex()))
+        answer = await _receive(connection)
+        if not isinstance(answer, Introduction | Refused):
+            raise StrangerError
+        if isinstance(answer, Refused) or not _equal(answer.proof, _proof(secret, knock.node, 0, challenges)):
             raise StrangerError(f"the node at {where} has another {SECRET}")
         streams = await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
-        return Newcomer(node, nodes, workers, printable(host)), streams
+        return Newcomer(knock.node, answer.nodes, answer.workers, printable(answer.host)), streams
 
 
 async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> Streams:
@@ -91,12 +84,12 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
     """
     with _closed_on_error(connection):
         ours = _new_challenge(secret)
-        await _send(connection, {"protocol": PROTOCOL, "node": newcomer.node, "challenge": ours.hex()})
+        await _send(connection, Knock(newcomer.node, ours.hex()))
         match await _receive(connection):
-            case {"refused": str(why)}:
+            case Refused(why):
                 raise MeetingError(printable(why))
-            case {"challenge": str(text), "proof": str(said)}:
-                challenges = ours + (_challenge(text) if secret else b"")
+            case Answer(said, challenge):
+                challenges = ours + (_challenge(challenge) if secret else b"")
             case _:
                 raise StrangerError
         if not _equal(said, _proof(secret, 0, newcomer.node, challenges)):
@@ -107,7 +100,8 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
                 f"the process that answers as node 0 at {where} does not know this job's secret: it belongs to "
                 f"another job, or {SECRET} differs; set the same on all nodes"
             )
-        await _send(connection, {**asdict(newcomer), "proof": _proof(secret, newcomer.node, 0, challenges)})
+        own = _proof(secret, newcomer.node, 0, challenges)
+        await _send(connection, Introduction(own, newcomer.nodes, newcomer.workers, newcomer.host))
         return await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
 
 
@@ -136,14 +130,14 @@ def _equal(said: str, expected: str) -> bool:
 
 async def _refuse(connection: socket.socket, why: str) -> None:
     with suppress(OSError):  # the peer has disconnected, which changes nothing
-        await _send(connection, {"refused": why})
+        await _send(connection, Refused(why))
 
 
-async def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+async def _send(connection: socket.socket, message: Message) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, pack(message))
 
 
-async def _receive(connection: socket.socket) -> dict[str, Any]:
+async def _receive(connection: socket.socket) -> Message:
     """The next message of a peer that has proven nothing yet: one line, and nothing after it."""
     line = b""
     while not line.endswith(b"\n"):
@@ -151,11 +145,8 @@ async def _receive(connection: socket.socket) -> dict[str, Any]:
         if not part:  # disconnected, or the line is too long
             raise StrangerError
         line += part
-    try:
-        message = parse_json(line)
-    except ValueError:
-        raise StrangerError from None
-    if not isinstance(message, dict):
+    message = unpack(line)
+    if not message:
         raise StrangerError
     return message
 

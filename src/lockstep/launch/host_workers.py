@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
@@ -17,20 +18,22 @@ from lockstep.errors import LockstepError
 from lockstep.interfaces import address_towards, addresses, interface_of, is_loopback, only_address, only_interface
 from lockstep.launch.family import kill_descendants
 from lockstep.launch.handshake import MeetingError
-from lockstep.launch.meeting import Meeting, Terms
-from lockstep.launch.node_job import NodeError, NodeJob
+from lockstep.launch.meeting import Meeting
+from lockstep.launch.messages import Ended, Failing, Message, Met, NodeJob, Output, Start, Started, Terms
+from lockstep.launch.pipes import reader_of, text_of
 from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.reach import Doors, listen, proof
-from lockstep.launch.wire import reader_of, text_of
 from lockstep.launch.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
-from lockstep.launch.worker_watch import END_SECONDS, Worker, WorkerWatch
+from lockstep.launch.worker_watch import Worker, WorkerWatch
 from lockstep.place import RESTART_COUNT, SNAPSHOTS
 from lockstep.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
-OUTPUT_SECONDS = 5.0  # in which the output of processes that cannot be ended must have been read
-STORE_SECONDS = 1.0  # between two looks at the process that serves the store
 STREAMS = ("stdout", "stderr")
+
+
+class NodeError(LockstepError):
+    """This host cannot take its part in the job."""
 
 
 class HostWorkers:
@@ -48,7 +51,7 @@ class HostWorkers:
         scratch: Path,
         starter: WorkerStarter,
         child_ended: asyncio.Event,
-        send: Callable[[dict[str, Any]], Awaitable[None]],
+        send: Callable[[Message], Awaitable[None]],
     ) -> None:
         self.job = job
         self.work: asyncio.Task[None] | None = None
@@ -68,14 +71,13 @@ class HostWorkers:
         """Begin to import what the workers need."""
         self._starter.prepare(self.job.command, self._environment)
 
-    def start(self, address: str, port: int, own: str, doors: Doors | None) -> None:
+    def start(self, start: Start, doors: Doors | None) -> None:
         """Begin the work, which ends with the workers.
 
         Args:
-            address: Where the job's store is, as `port`; the first host serves it, at one of its `doors` if it has any.
-            own: This host's address on the way there.
+            doors: The first host's, at one of which it serves the store.
         """
-        self.work = asyncio.create_task(self._carry_out(address, port, own, doors))
+        self.work = asyncio.create_task(self._carry_out(start.address, start.port, start.own, doors))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers."""
@@ -90,25 +92,25 @@ class HostWorkers:
             await self._watch.end(seconds)
             if self.work:
                 with suppress(TimeoutError, LockstepError, OSError):
-                    await asyncio.wait_for(asyncio.shield(self.work), OUTPUT_SECONDS)
+                    await asyncio.wait_for(asyncio.shield(self.work), self.job.timings.output)
         elif self.work:  # the imports, or the other nodes, are waited for
             self.work.cancel()
             self._starter.close()
             with suppress(asyncio.CancelledError, LockstepError, OSError):
                 await self.work
         left = await asyncio.to_thread(kill_descendants, but=self._starter.pids)
-        await self._tell_ended({"failures": [], "left": left})
+        await self._tell_ended(Ended(left=tuple(left)))
 
     async def _carry_out(self, address: str, port: int, own: str, doors: Doors | None) -> None:
         job, door = self.job, address
-        if job.by_hand:
-            door, address, port, own = self._meeting_point(*job.by_hand)
+        if job.meeting_host:
+            door, address, port, own = self._meeting_point(job.meeting_host, job.meeting_port)
         listener: socket.socket | None = None
         if job.node == 0:
             listener = doors.take(address) if doors else _listen(door, port)
             port = listener.getsockname()[1]
         terms = await self._agree(listener, address, port, own if job.interfaces else "")
-        await self._send({"is": "met"})
+        await self._send(Met())
         interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
         environment = {**self._environment, **self._variables(interface), "TORCHELASTIC_RUN_ID": terms.run_id}
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
@@ -135,24 +137,24 @@ class HostWorkers:
         first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
         said = self._starter.said()
         workers, readers = await self._start_workers(variables, store)
-        self._watch = WorkerWatch(workers, self._child_ended)
-        await self._send({"is": "started", "first_rank": first_rank, "size": size, "note": self._starter.obstacle})
+        self._watch = WorkerWatch(workers, self._child_ended, self.job.timings)
+        await self._send(Started(first_rank, size, self._starter.obstacle))
         if said:
-            await self._send({"is": "output", "worker": 0, "name": "stderr", "text": f"{said}\n"})
+            await self._send(Output(0, "stderr", f"{said}\n"))
         carriers = [asyncio.create_task(self._carry(*each)) for each in readers]
         outcome = await self._outcome(self._watch)
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
-            await asyncio.wait(carriers, timeout=OUTPUT_SECONDS if left else None)
-        await self._tell_ended({**outcome, "left": left})
+            await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)
+        await self._tell_ended(replace(outcome, left=tuple(left)))
 
-    async def _tell_ended(self, outcome: Mapping[str, Any]) -> None:
+    async def _tell_ended(self, ended: Ended) -> None:
         """Tell the launcher, once, how this host's part has ended."""
         if not self._has_told:
             self._has_told = True
-            await self._send({**outcome, "is": "ended"})
+            await self._send(ended)
 
-    async def _outcome(self, watch: WorkerWatch) -> dict[str, Any]:
+    async def _outcome(self, watch: WorkerWatch) -> Ended:
         """How this host's workers have ended and, where nodes are started by hand, those of the others."""
         ending = asyncio.create_task(watch.wait(self._tell_failing))
         elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
@@ -161,16 +163,16 @@ class HostWorkers:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
-                await watch.end(END_SECONDS)
-            failures = await ending
+                await watch.end(self.job.timings.worker_end)
+            failures = tuple(await ending)
             if store_lost.done() and not failures:
-                return {"failures": failures, "error": store_lost.result()}
+                return Ended(error=store_lost.result())
             if self._meeting and failures:
-                await self._meeting.tell({"failures": failures})
+                await self._meeting.tell(failures)
             elif self._meeting and not watch.is_ended:
                 await self._meeting.finish()
-            heard = elsewhere.result() if elsewhere and elsewhere.done() and not failures else {}
-            return {"failures": failures, "elsewhere": heard}
+            heard = elsewhere.result() if elsewhere and elsewhere.done() and not failures else None
+            return Ended(failures, elsewhere=heard)
         finally:
             for task in tasks:
                 task.cancel()
@@ -178,11 +180,11 @@ class HostWorkers:
     async def _store_lost(self) -> str:
         """How the store has ended, which it does not by itself."""
         while not self._store or (code := self._store.poll()) is None:
-            await asyncio.sleep(STORE_SECONDS)
+            await asyncio.sleep(self.job.timings.store_look)
         return f"the process that served the job's store has ended with exit code {code}"
 
     async def _tell_failing(self) -> None:
-        await self._send({"is": "failing"})
+        await self._send(Failing())
 
     async def _agree(self, listener: socket.socket | None, address: str, port: int, own: str) -> Terms:
         """How many workers each node has, and the job's name; nodes that are started by hand ask each other.
@@ -192,17 +194,17 @@ class HostWorkers:
         """
         job = self.job
         run_id = proof(job.secret or token_hex(), "run").hex()[:16]  # workers get it: not the secret itself
-        if not job.by_hand:
+        if not job.meeting_host:
             return Terms(tuple(job.slots), run_id)
         complaints: list[str] = []
         try:
             async with asyncio.timeout(job.patience):
                 if listener:
                     size = job.nodes, job.workers
-                    self._meeting = await Meeting.lead(listener, *size, job.secret, run_id, complaints)
+                    self._meeting = await Meeting.lead(listener, *size, job.secret, run_id, job.timings, complaints)
                 else:
                     place = job.node, job.nodes, job.workers
-                    self._meeting = await Meeting.join(address, port, *place, job.secret, own)
+                    self._meeting = await Meeting.join(address, port, *place, job.secret, job.timings, own)
         except MeetingError as error:
             raise NodeError(f"cannot meet the other nodes: {error}") from None
         except TimeoutError:
@@ -295,8 +297,8 @@ class HostWorkers:
         """Carry what a worker writes to the launcher."""
         reader = await reader_of(descriptor)
         while chunk := await reader.read(CHUNK_BYTES):
-            await self._send({"is": "output", "worker": local_rank, "name": name, "text": text_of(chunk)})
-        await self._send({"is": "output", "worker": local_rank, "name": name, "text": ""})
+            await self._send(Output(local_rank, name, text_of(chunk)))
+        await self._send(Output(local_rank, name, ""))
 
     def _serve_store(self, store: Store) -> None:
         """Have the store served, now that somebody wants it: a job that needs no torch imports none."""

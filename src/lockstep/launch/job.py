@@ -19,24 +19,34 @@ from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.display import Display, OutputPlan, say
 from lockstep.launch.failure import Failure, first
 from lockstep.launch.family import allow_many_files
-from lockstep.launch.node_job import NodeJob
+from lockstep.launch.messages import (
+    End,
+    Ended,
+    Failing,
+    Here,
+    Message,
+    Met,
+    NodeJob,
+    Reach,
+    Reached,
+    Signal,
+    Start,
+    Started,
+    WorkerFailure,
+)
 from lockstep.launch.node_pool import NodePool
 from lockstep.launch.plan import SECRET, JobPlan, handed_on
-from lockstep.launch.remote import STAGES, Remote
+from lockstep.launch.remote import STAGES, Lost, Remote
 from lockstep.launch.screen import Screen
 from lockstep.launch.start import StartError, disagreement
 from lockstep.store import LOOPBACK
 
-LOAD_SECONDS = 600.0  # in which Python's modules must have been loaded, which a busy file system makes slow
-SETTLE_SECONDS = 0.5  # in which failures that belong together become known
-END_SECONDS = 6.0  # in which every node process must have ended its host's part
-FORCED_SECONDS = 2.0
-BY_HAND_SECONDS = 5.0  # more than the node process waits for the others, which knows more of why they did not come
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
 # Forwarded as SIGTERM. A second Ctrl-C ends the job at once; a second SIGTERM does not, as batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPED = StoppedError.exit_code
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 class JobSeries:
@@ -138,7 +148,7 @@ class Job:
     @property
     def has_started(self) -> bool:
         """Whether the workers run."""
-        return bool(self._remotes) and all(remote.answer("started").done() for remote in self._remotes)
+        return bool(self._remotes) and all(remote.answer(Started).done() for remote in self._remotes)
 
     def ask_to_stop(self) -> None:
         """Have workers that understand it stop after the same step, with a checkpoint."""
@@ -158,7 +168,7 @@ class Job:
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         away: tuple[str, ...] = ()
-        ended: list[dict[str, Any]] = []
+        ended: list[Ended | Lost | None] = []
         keep = False
         try:
             try:
@@ -169,7 +179,7 @@ class Job:
             finally:
                 given_up = self._give_up.is_set()
                 show_due.cancel()
-                await self._end(0.0 if given_up else END_SECONDS)
+                await self._end(at_once=given_up)
             outcome = self._judge(ended, given_up, trouble, away)
             keep = goes_on(outcome)
         finally:
@@ -223,7 +233,7 @@ class Job:
 
     def _forward(self, number: signal.Signals) -> None:
         for remote in self._remotes:
-            remote.send({"do": "signal", "number": int(number)})
+            remote.send(Signal(int(number)))
 
     async def _unless_given_up(self, work: Awaitable[Any]) -> bool:
         """Whether the work was done before the job was given up."""
@@ -244,33 +254,34 @@ class Job:
         """
         plan = self._plan
         secret = os.environ.get(SECRET, "") if plan.by_hand else secrets.token_hex(16)
-        slots = [] if plan.by_hand else [node.workers for node in plan.nodes]
+        slots = () if plan.by_hand else tuple(node.workers for node in plan.nodes)
         try:
-            async with asyncio.timeout(plan.start_timeout + (BY_HAND_SECONDS if plan.by_hand else 0.0)):
-                await _all(remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes)
-                here = await self._answers("here")
-                if problem := disagreement([node.host for node in plan.nodes], [each["versions"] for each in here]):
+            async with asyncio.timeout(plan.start_timeout + (plan.timings.by_hand if plan.by_hand else 0.0)):
+                starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
+                await _all(starts, plan.timings.settle)
+                here = await self._answers(Here)
+                if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
                     raise StartError(problem)
                 if len(self._remotes) > 1:
-                    await self._start_on_several(here[0]["doors"])
+                    await self._start_on_several(here[0].doors)
                 else:
-                    self._remotes[0].send({"do": "start", "address": LOOPBACK, "port": 0, "own": LOOPBACK})
-                await self._answers("met")
+                    self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
+                await self._answers(Met)
         except TimeoutError:
             raise StartError(self._late()) from None
         try:
-            async with asyncio.timeout(LOAD_SECONDS):
-                started = await self._answers("started")
+            async with asyncio.timeout(plan.timings.load):
+                started = await self._answers(Started)
         except TimeoutError:
             raise StartError(
-                f"{', '.join(self._late_hosts())} did not load torch within {LOAD_SECONDS:g} s; is the file system "
-                f"slow there? --no-preload starts each worker by itself"
+                f"{', '.join(self._late_hosts())} did not load torch within {plan.timings.load:g} s; is the file "
+                f"system slow there? --no-preload starts each worker by itself"
             ) from None
         for remote, answer in zip(self._remotes, started, strict=True):
-            if answer["note"]:
+            if answer.note:
                 where = "" if plan.is_local else f"{remote.node.host}: "
-                say(f"lockstep: {where}each worker starts by itself: {answer['note']}")
-        self._size = started[0]["size"]
+                say(f"lockstep: {where}each worker starts by itself: {answer.note}")
+        self._size = started[0].size
         if self._notice:
             self._forward(self._notice)
 
@@ -285,7 +296,7 @@ class Job:
     def _late_hosts(self) -> list[str]:
         late: list[str] = []
         for stage in STAGES:
-            remotes = self._remotes[1:] if stage == "reached" else self._remotes
+            remotes = self._remotes[1:] if stage is Reached else self._remotes
             late = late or [each.node.host for each in remotes if not each.answer(stage).done()]
         return late
 
@@ -293,22 +304,21 @@ class Job:
         """Have the other hosts try the first one's doors, and start all at one that is open to everyone."""
         leader, *others = self._remotes
         for remote in others:
-            remote.send({"do": "reach", "doors": doors})
-        ways = await _all(remote.answer("reached") for remote in others)
-        common = [address for address in doors if all(address in each["ways"] for each in ways)]
+            remote.send(Reach(doors))
+        ways = [each.ways for each in await self._answers(Reached, others)]
+        common = [address for address in doors if all(address in own for own in ways)]
         if not common:
-            cut_off = [remote.node.host for remote, each in zip(others, ways, strict=True) if not each["ways"]]
+            cut_off = [remote.node.host for remote, each in zip(others, ways, strict=True) if not each]
             raise StartError(
                 f"{', '.join(cut_off) or 'the other hosts'} cannot reach {leader.node.host} at any of its addresses "
                 f"({', '.join(doors)}); is there a firewall between them? --interface names the network to use"
             )
         address = common[0]
-        start = {"do": "start", "address": address, "port": doors[address]}
-        leader.send({**start, "own": address})
+        leader.send(Start(address, doors[address], address))
         for remote, each in zip(others, ways, strict=True):
-            remote.send({**start, "own": each["ways"][address]})
+            remote.send(Start(address, doors[address], each[address]))
 
-    def _first_message(self, remote: Remote, secret: str, slots: list[int]) -> NodeJob:
+    def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
         plan, hand = self._plan, self._plan.by_hand
         own = {} if remote.node.is_here else handed_on(plan.own_environment, elsewhere=True)
         return NodeJob(
@@ -317,35 +327,39 @@ class Job:
             workers=remote.node.workers,
             slots=slots,
             host=remote.node.host,
-            command=list(plan.command),
+            command=plan.command,
             environment={**own, **plan.environment},
             folder=os.getcwd(),
             bind=plan.bind,
             secret=secret,
             heartbeat=not remote.node.is_here,
             stdout=sys.stdout.fileno() if self._direct_stdout else -1,
-            interfaces=list(plan.interfaces),
-            by_hand=[hand.address, hand.port] if hand else None,
+            interfaces=plan.interfaces,
+            meeting_host=hand.address if hand else "",
+            meeting_port=hand.port if hand else 0,
             patience=plan.start_timeout,
             loopback=plan.is_local,
             snapshots=plan.snapshots,
             newcomer=remote.node.host in plan.newcomers,
             restart=plan.restart,
             max_restarts=plan.max_restarts,
+            timings=plan.timings,
         )
 
-    async def _answers(self, kind: str) -> list[dict[str, Any]]:
-        return await _all(remote.answer(kind) for remote in self._remotes)
+    async def _answers(self, kind: type[M], remotes: Sequence[Remote] | None = None) -> list[M]:
+        """Those of all hosts, or of some."""
+        remotes = self._remotes if remotes is None else remotes
+        return await _all([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
 
-    async def _follow(self) -> list[dict[str, Any]]:
+    async def _follow(self) -> list[Ended | Lost | None]:
         """Wait until every host's part has ended, or one has failed; what was told by then, by node."""
-        ends = [remote.answer("ended") for remote in self._remotes]
-        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer("failing") for remote in self._remotes)}
+        ends = [remote.end for remote in self._remotes]
+        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes)}
         while not all(end.done() for end in ends):
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
                 break
             bad = any(end.done() and _is_bad(end.result()) for end in ends)
-            failing = bad or any(remote.answer("failing").done() for remote in self._remotes)
+            failing = bad or any(remote.answer(Failing).done() for remote in self._remotes)
             if failing and not self._stop:  # else every worker has the time that was given for it
                 await self._unless_given_up(self._end_the_others())
                 break
@@ -354,24 +368,26 @@ class Job:
 
     async def _end_the_others(self) -> None:
         """After a failure: give those that belong to it a moment, end the other hosts' parts, and hear it out."""
-        await asyncio.wait([remote.answer("ended") for remote in self._remotes], timeout=SETTLE_SECONDS)
-        failing = [remote for remote in self._remotes if remote.answer("failing").done()]
+        timings = self._plan.timings
+        await asyncio.wait([remote.end for remote in self._remotes], timeout=timings.settle)
+        failing = [remote for remote in self._remotes if remote.answer(Failing).done()]
         for remote in self._remotes:
             if remote not in failing:
-                remote.send({"do": "end", "seconds": END_SECONDS - 1.0})
+                remote.send(End(timings.host_end))
         if failing:
-            await asyncio.wait([remote.answer("ended") for remote in failing], timeout=END_SECONDS)
+            await asyncio.wait([remote.end for remote in failing], timeout=timings.job_end)
 
-    async def _end(self, seconds: float) -> None:
-        """End every host's part: the workers get SIGTERM, and what is left after `seconds` SIGKILL."""
+    async def _end(self, at_once: bool) -> None:
+        """End every host's part: the workers get SIGTERM, unless it is to be `at_once`, and what is left SIGKILL."""
+        timings = self._plan.timings
         for remote in self._remotes:
-            remote.send({"do": "end", "seconds": max(0.0, seconds - 1.0)})
-        ends = [remote.answer("ended") for remote in self._remotes if remote.answer("here").done()]
+            remote.send(End(0.0 if at_once else timings.host_end))
+        ends = [remote.end for remote in self._remotes if remote.answer(Here).done()]
         if ends:
-            await asyncio.wait(ends, timeout=seconds + FORCED_SECONDS)
+            await asyncio.wait(ends, timeout=timings.forced_end + (0.0 if at_once else timings.job_end))
 
     def _judge(
-        self, ended: Sequence[dict[str, Any]], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
+        self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
     ) -> Outcome:
         """How the job has ended, by what its hosts have told."""
         if trouble:
@@ -385,7 +401,7 @@ class Job:
             return Outcome(128 + self._stop, request=self._stop)
         if culprit is None or culprit.exit_code == STOPPED:
             return Outcome(STOPPED, request=self.request, said=culprit.text) if culprit else Outcome(0)
-        away = tuple(remote.node.host for remote, end in pairs if end.get("lost"))
+        away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
         return Outcome(culprit.exit_code, culprit, request=self.request, away=away)
 
     def _not_started(self) -> tuple[str, ...]:
@@ -412,39 +428,38 @@ class Job:
         index = max(index for index, first_rank in enumerate(firsts) if first_rank <= rank)
         return self._remotes[index].node.host
 
-    def _of(self, remote: Remote, ended: dict[str, Any]) -> list[Failure]:
+    def _of(self, remote: Remote, ended: Ended | Lost | None) -> list[Failure]:
         """What has failed on a host."""
         host = "" if self._plan.is_local else remote.node.host
-        if elsewhere := ended.get("elsewhere"):
-            host, told = elsewhere["host"], elsewhere["failures"]
-            return [self._failure(host, each) for each in told] or [
-                Failure(-1, host, 1, f"lost {host}", time.monotonic())
+        if ended is None:
+            return []
+        if isinstance(ended, Lost):
+            return [Failure(-1, host, 1, f"lost {remote.node.host}: {ended.why}", ended.seen)]
+        if elsewhere := ended.elsewhere:
+            return [self._failure(elsewhere.host, each) for each in elsewhere.failures] or [
+                Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())
             ]
-        if why := ended.get("lost"):
-            seen = ended.get("seen", time.monotonic())  # before workers stop that are ended for it
-            return [Failure(-1, host, 1, f"lost {remote.node.host}: {why}", seen)]
-        if pids := ended.get("left"):
+        if ended.left:
             why = "they wait for a device or a file system"
-            say(f"lockstep: {remote.node.host}: processes {pids} cannot be ended; {why}")
-        failures = [self._failure(host, each) for each in ended.get("failures", ())]
-        if error := ended.get("error"):
-            failures.append(Failure(-1, host, 1, f"{remote.node.host}: {error}", time.monotonic()))
+            say(f"lockstep: {remote.node.host}: processes {[*ended.left]} cannot be ended; {why}")
+        failures = [self._failure(host, each) for each in ended.failures]
+        if ended.error:
+            failures.append(Failure(-1, host, 1, f"{remote.node.host}: {ended.error}", time.monotonic()))
         return failures
 
-    def _failure(self, host: str, told: dict[str, Any]) -> Failure:
-        rank = told["rank"]
-        text = told.get("text") or self._screen.last_words(rank)
-        seen = self._screen.seen(rank) or time.monotonic() - told["age"]
-        lost_peer, final = told.get("lost_peer", False), told.get("final", False)
-        return Failure(rank, host, told["code"], text, seen, lost_peer, self._screen.log_of(rank), final)
+    def _failure(self, host: str, told: WorkerFailure) -> Failure:
+        rank = told.rank
+        text = told.text or self._screen.last_words(rank)
+        seen = self._screen.seen(rank) or time.monotonic() - told.age
+        return Failure(rank, host, told.code, text, seen, told.lost_peer, self._screen.log_of(rank), told.final)
 
 
-async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all; if some fail, one error with what they say."""
+async def _all(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:
+    """The results of all; if some fail, one error with what they say that fail within `seconds` after the first."""
     tasks = [asyncio.ensure_future(work) for work in works]
     _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     if waiting:
-        await asyncio.wait(waiting, timeout=SETTLE_SECONDS)
+        await asyncio.wait(waiting, timeout=seconds)
     errors = [error for task in tasks if task.done() and (error := task.exception())]
     if errors:
         raise (
@@ -455,5 +470,5 @@ async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _is_bad(ended: dict[str, Any]) -> bool:
-    return any(ended.get(name) for name in ("lost", "error", "elsewhere", "failures"))
+def _is_bad(ended: Ended | Lost) -> bool:
+    return isinstance(ended, Lost) or bool(ended.error or ended.elsewhere or ended.failures)

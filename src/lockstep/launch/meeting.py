@@ -8,32 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from lockstep.launch.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
-from lockstep.launch.reach import ATTEMPT_SECONDS
-from lockstep.launch.wire import HEARTBEAT_SECONDS, SILENCE_SECONDS, STANDSTILL_SECONDS, pack, receive
+from lockstep.launch.messages import Alive, Finished, Message, Refused, Terms, Verdict, WorkerFailure, pack, receive
+from lockstep.launch.timings import Timings
 from lockstep.untrusted import printable
-
-RETRY_SECONDS = 0.2
-CLOSE_SECONDS = 2.0  # for a peer to read what was sent last
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What holds for all nodes.
-
-    Args:
-        slots: Workers on each node, by node.
-        run_id: The job's name, chosen by the first node.
-    """
-
-    slots: tuple[int, ...]
-    run_id: str
 
 
 @dataclass
@@ -47,7 +31,7 @@ class _Peer:
     writer: asyncio.StreamWriter
     heard: float = field(default_factory=monotonic)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         if not self.writer.is_closing():
             self.writer.write(pack(message))
 
@@ -60,15 +44,16 @@ class Meeting:
 
     terms: Terms
 
-    def __init__(self, node: int, nodes: int) -> None:
+    def __init__(self, node: int, nodes: int, timings: Timings) -> None:
         self._node = node
         self._nodes = nodes
+        self._timings = timings
         self._peers: dict[int, _Peer] = {}
         self._listening: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._agreed: asyncio.Future[Terms] = loop.create_future()
-        self._verdict: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._verdict: asyncio.Future[Verdict] = loop.create_future()
         self._finished: set[int] = set()
         self._released: asyncio.Future[None] = loop.create_future()
         self._closing = False
@@ -82,6 +67,7 @@ class Meeting:
         workers: int,
         secret: str,
         run_id: str,
+        timings: Timings,
         turned_away: list[str] | None = None,
     ) -> Meeting:
         """Wait at the first node until all others have joined.
@@ -90,7 +76,7 @@ class Meeting:
             listener: Stays open; no connection is accepted after the last node's.
             turned_away: Gets a line about each node that could not prove itself, for the message of a time-out.
         """
-        meeting = cls(0, nodes)
+        meeting = cls(0, nodes, timings)
         complaints = [] if turned_away is None else turned_away
         try:
             async with _accepting(listener, lambda connection: meeting._admit(connection, secret, complaints)):
@@ -98,8 +84,9 @@ class Meeting:
                     meeting._arrived.clear()
                     await meeting._arrived.wait()
                 slots = (workers, *(meeting._peers[node].workers for node in range(1, nodes)))
-                meeting._agree(Terms(slots, run_id))
-                meeting._send({"is": "terms", "slots": slots, "run_id": run_id})
+                terms = Terms(slots, run_id)
+                meeting._agree(terms)
+                meeting._send(terms)
         except BaseException:
             await meeting.close()
             raise
@@ -107,7 +94,15 @@ class Meeting:
 
     @classmethod
     async def join(
-        cls, address: str, port: int, node: int, nodes: int, workers: int, secret: str, own: str = ""
+        cls,
+        address: str,
+        port: int,
+        node: int,
+        nodes: int,
+        workers: int,
+        secret: str,
+        timings: Timings,
+        own: str = "",
     ) -> Meeting:
         """Connect to the first node, which may start later, and wait until all others have joined.
 
@@ -125,28 +120,28 @@ class Meeting:
         newcomer = Newcomer(node, nodes, workers, socket.gethostname())
         while True:
             with suppress(OSError, StrangerError):  # TimeoutError is an OSError
-                async with asyncio.timeout(ATTEMPT_SECONDS):
+                async with asyncio.timeout(timings.connect):
                     streams = await introduce(await _connect(address, port, own), newcomer, secret)
-                meeting = cls(node, nodes)
+                meeting = cls(node, nodes, timings)
                 meeting._add(_Peer(0, "the first node", 0, *streams))
                 if await meeting._is_agreed():
                     return meeting
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(timings.reconnect)
 
-    async def verdict(self) -> dict[str, Any]:
-        """Wait until another node has failed or is lost; its host, and its failures, none if it is lost."""
+    async def verdict(self) -> Verdict:
+        """Wait until another node has failed or is lost."""
         return await asyncio.shield(self._verdict)
 
-    async def tell(self, verdict: Mapping[str, Any]) -> None:
+    async def tell(self, failures: Sequence[WorkerFailure]) -> None:
         """Pass this node's failures to all others."""
-        self._send({"is": "verdict", "failures": verdict["failures"], "host": socket.gethostname()})
+        self._send(Verdict(socket.gethostname(), tuple(failures)))
 
     async def finish(self) -> None:
         """Wait until the workers of all nodes have finished, as those of this one have, or there is a verdict."""
         if self._node == 0:
             self._finish(0)
         else:
-            self._send({"is": "finished"})
+            self._send(Finished())
         await asyncio.wait((self._released, self._verdict), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
@@ -161,7 +156,7 @@ class Meeting:
                     peer.writer.write_eof()  # closing with unread heartbeats would discard what is on its way
         try:
             if self._listening:
-                await asyncio.wait(self._listening, timeout=CLOSE_SECONDS)
+                await asyncio.wait(self._listening, timeout=self._timings.close)
         finally:
             for peer in [*self._peers.values()]:
                 self._drop(peer)
@@ -172,7 +167,7 @@ class Meeting:
     async def _admit(self, connection: socket.socket, secret: str, complaints: list[str]) -> None:
         """Recognize and register a node; a stranger is dropped, and a node that does not fit is refused."""
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(self._timings.connect):
                 newcomer, streams = await admit(connection, secret)
         except OSError:
             return
@@ -182,7 +177,7 @@ class Meeting:
             return
         if why := self._refusal(newcomer):
             _, writer = streams
-            writer.write(pack({"is": "refused", "why": why}))
+            writer.write(pack(Refused(why)))
             writer.close()
             return
         self._add(_Peer(newcomer.node, newcomer.host, newcomer.workers, *streams))
@@ -224,7 +219,7 @@ class Meeting:
             self.terms = terms
             self._agreed.set_result(terms)
 
-    def _send(self, message: Mapping[str, Any], but: _Peer | None = None) -> None:
+    def _send(self, message: Message, but: _Peer | None = None) -> None:
         for peer in self._peers.values():
             if peer is not but and not self._closing:
                 peer.send(message)
@@ -239,25 +234,23 @@ class Meeting:
         finally:
             self._lose(peer)
 
-    def _take(self, peer: _Peer, message: Mapping[str, Any]) -> None:
+    def _take(self, peer: _Peer, message: Message) -> None:
         match message:
-            case {"is": "verdict", "host": str(host), "failures": [*failures]}:
-                self._judge(
-                    {"host": printable(host), "failures": [*filter(None, map(_failure, failures))]}, source=peer
-                )
-            case {"is": "finished"}:
+            case Verdict(host, failures):
+                shown = tuple(replace(failure, text=printable(failure.text)) for failure in failures)
+                self._judge(Verdict(printable(host), shown), source=peer)
+            case Finished():
                 self._finish(peer.node)
-            case {"is": "terms", "slots": [*slots], "run_id": str(run_id)} if peer.node == 0:
-                if all(isinstance(each, int) for each in slots):
-                    self._agree(Terms(tuple(slots), printable(run_id)))
-            case {"is": "refused", "why": str(why)} if peer.node == 0 and not self._agreed.done():
+            case Terms(slots, run_id) if peer.node == 0:
+                self._agree(Terms(slots, printable(run_id)))
+            case Refused(why) if peer.node == 0 and not self._agreed.done():
                 self._agreed.set_exception(MeetingError(printable(why)))
 
-    def _judge(self, verdict: dict[str, Any], source: _Peer) -> None:
+    def _judge(self, verdict: Verdict, source: _Peer) -> None:
         """Keep the first verdict, and pass it on at the first node."""
         if not self._verdict.done():
             self._verdict.set_result(verdict)
-            self._send({"is": "verdict", **verdict}, but=source)
+            self._send(verdict, but=source)
 
     def _finish(self, node: int) -> None:
         """A node's workers have finished; from the first node this means those of all nodes."""
@@ -266,7 +259,7 @@ class Meeting:
         if done and not self._released.done():
             self._released.set_result(None)
             if self._node == 0:
-                self._send({"is": "finished"})
+                self._send(Finished())
 
     def _lose(self, peer: _Peer) -> None:
         """Close a connection, which is a verdict if the job still needs that node."""
@@ -276,7 +269,7 @@ class Meeting:
         peer.writer.close()
         is_waiting = self._node == 0 and not self._agreed.done()  # the node may come again
         if not (self._closing or is_waiting or peer.node in self._finished):
-            self._judge({"host": peer.host, "failures": []}, source=peer)
+            self._judge(Verdict(peer.host, ()), source=peer)
 
     def _drop(self, peer: _Peer) -> None:
         """Lose a peer that does not read what is still to be sent."""
@@ -286,24 +279,14 @@ class Meeting:
     async def _beat(self) -> None:
         while True:
             before = monotonic()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(self._timings.heartbeat)
             now = monotonic()
             for peer in [*self._peers.values()]:
-                if now - before > STANDSTILL_SECONDS:
+                if now - before > self._timings.standstill:
                     peer.heard = now
-                peer.send({"is": "alive"})
-                if now - peer.heard > SILENCE_SECONDS:
+                peer.send(Alive())
+                if now - peer.heard > self._timings.silence:
                     self._drop(peer)
-
-
-def _failure(told: Any) -> dict[str, Any]:
-    """What another node tells of a worker's failure; {} for what is none."""
-    match told:
-        case {"rank": int(rank), "code": int(code), "age": int(age) | float(age)}:
-            text = {"text": printable(str(told["text"]))} if "text" in told else {}
-            marks = {name: told[name] is True for name in ("lost_peer", "final") if name in told}
-            return {"rank": rank, "code": code, "age": age, **text, **marks}
-    return {}
 
 
 async def _connect(address: str, port: int, own: str) -> socket.socket:

@@ -11,13 +11,9 @@ from contextlib import suppress
 from lockstep.errors import ConfigError
 from lockstep.launch.display import say
 from lockstep.launch.hosts import Host, first_slots, slots_of
+from lockstep.launch.messages import NOBODY_SPOKE
 from lockstep.launch.plan import JobPlan
-from lockstep.launch.wire import NOBODY_SPOKE
-
-PROBE_EVERY_SECONDS = 15.0
-PROBE_SECONDS = 20.0  # for ssh and a Python that comes from a busy file system
-FIRST_PROBE_SECONDS = 3.0  # right after a loss, when the others wait for the answer
-TROUBLE_SECONDS = 60.0  # before a host is asked again that could not start its part
+from lockstep.launch.timings import Timings
 
 
 def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
@@ -38,17 +34,22 @@ class Membership:
     """
 
     def __init__(
-        self, offered: Callable[[], Sequence[Host]], plan_on: Callable[[Sequence[Host]], JobPlan], most: int
+        self,
+        offered: Callable[[], Sequence[Host]],
+        plan_on: Callable[[Sequence[Host]], JobPlan],
+        most: int,
+        timings: Timings,
     ) -> None:
         self._offered = offered
         self._plan_on = plan_on
         self._most = most
+        self._timings = timings
         self._lost: dict[str, float] = {}  # and when to probe them
         self._said = ""
 
     def lose(self, hosts: Sequence[str], in_trouble: bool) -> None:
         """These were lost or, `in_trouble`, could not start their part."""
-        due = time.monotonic() + (TROUBLE_SECONDS if in_trouble else 0.0)
+        due = time.monotonic() + (self._timings.trouble if in_trouble else 0.0)
         self._lost |= dict.fromkeys(hosts, due)
 
     def slots(self, present: Sequence[str]) -> tuple[Host, ...]:
@@ -66,13 +67,13 @@ class Membership:
             return None
         return plan
 
-    async def probe(self, seconds: float = PROBE_SECONDS) -> None:
-        """Find out which of the lost hosts are back."""
+    async def probe(self, seconds: float | None = None) -> None:
+        """Find out which of the lost hosts are back; each has so many seconds to answer, or the usual time."""
         offered = {host.name: host for host in self._offered() if host.slots}
         due = [offered[name] for name, when in self._lost.items() if when <= time.monotonic() and name in offered]
-        back = await asyncio.gather(*(self._is_back(host, seconds) for host in due))
+        back = await asyncio.gather(*(self._is_back(host, seconds or self._timings.probe) for host in due))
         for host, is_back in zip(due, back, strict=True):
-            self._lost[host.name] = time.monotonic() + PROBE_EVERY_SECONDS
+            self._lost[host.name] = time.monotonic() + self._timings.probe_every
             if is_back:
                 del self._lost[host.name]
 

@@ -1,9 +1,9 @@
 """One host's guard of a job: starts the workers there, carries their output, and leaves nothing behind.
 
 The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh and its like, and
-speaks with it over its standard streams (`lockstep.launch.wire`). When the launcher falls silent, be it killed or cut
-off, the job's processes on this host end. When this process is killed, its workers die with it, and the process that
-has started it (`lockstep.launch.guard`) ends what they have started. It stays for another start of the workers.
+speaks with it over its standard streams (`lockstep.launch.messages`). When the launcher falls silent, be it killed or
+cut off, the job's processes on this host end. When this process is killed, its workers die with it, and the process
+that has started it (`lockstep.launch.guard`) ends what they have started. It stays for another start of the workers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,28 @@ from lockstep import __version__
 from lockstep.interfaces import addresses
 from lockstep.launch import guard
 from lockstep.launch.family import adopt_orphans, allow_many_files
-from lockstep.launch.host_workers import HostWorkers
-from lockstep.launch.node_job import NodeError, NodeJob
+from lockstep.launch.host_workers import HostWorkers, NodeError
+from lockstep.launch.messages import (
+    NOBODY_SPOKE,
+    Alive,
+    End,
+    Error,
+    Foreign,
+    Here,
+    Message,
+    NodeJob,
+    Reach,
+    Reached,
+    Signal,
+    Start,
+    pack,
+    receive,
+)
+from lockstep.launch.pipes import reader_of, writer_to
 from lockstep.launch.reach import Doors, reachable
 from lockstep.launch.snapshot_memory import SnapshotMemory
-from lockstep.launch.wire import (
-    HEARTBEAT_SECONDS,
-    NOBODY_SPOKE,
-    PROTOCOL,
-    SILENCE_SECONDS,
-    pack,
-    reader_of,
-    receive,
-    writer_to,
-)
+from lockstep.launch.timings import Timings
 from lockstep.launch.worker_starter import WorkerStarter
-
-TELL_SECONDS = 1.0
-END_SECONDS = 5.0  # more than workers get to end
 
 
 def versions() -> dict[str, str]:
@@ -70,6 +74,7 @@ class Node:
         self._doors: Doors | None = None
         self._workers: HostWorkers | None = None
         self._memory: SnapshotMemory | None = None
+        self._timings = Timings()  # until the launcher says otherwise
         self._heartbeat = asyncio.Event()  # set when silence means that the other side is lost
 
     async def run(self) -> int:
@@ -94,7 +99,7 @@ class Node:
             for task in tasks:
                 task.cancel()
             try:
-                await self._end(END_SECONDS)
+                await self._end(self._timings.host_end)
             finally:
                 self._starter.close()
                 if self._memory:
@@ -105,37 +110,36 @@ class Node:
         if not isinstance(error, (NodeError, OSError)):
             raise error
         with suppress(TimeoutError):  # where the launcher cannot be reached, what waits for it may leave no room
-            await asyncio.wait_for(self._send({"is": "error", "text": str(error)}), TELL_SECONDS)
+            await asyncio.wait_for(self._send(Error(str(error))), self._timings.last_word)
 
     async def _obey(self) -> int:
         """Do what the launcher says, until it is gone; the exit code."""
         message = await self._message(None)
         if message is None:
             return NOBODY_SPOKE
-        if message.get("protocol") != PROTOCOL:
-            await self._send({"is": "error", "text": f"has Lockstep {__version__}, which is not the launcher's"})
+        if isinstance(message, Foreign):
+            await self._send(Error(f"has Lockstep {__version__}, which is not the launcher's"))
             return 1
         while message:
             match message:
-                case {"protocol": _}:
-                    await self._begin(NodeJob(**message))
-                case {"do": "reach", "doors": doors}:
+                case NodeJob():
+                    await self._begin(message)
+                case Reach(doors):
                     assert self._workers
-                    ways = await reachable(doors, self._workers.job.secret)
-                    await self._send({"is": "reached", "ways": ways})
-                case {"do": "start", "address": address, "port": port, "own": own}:
+                    await self._send(Reached(await reachable(doors, self._workers.job.secret, self._timings.connect)))
+                case Start():
                     assert self._workers
-                    self._workers.start(address, port, own, self._doors)
-                case {"do": "signal", "number": number}:
+                    self._workers.start(message, self._doors)
+                case Signal(number):
                     self._signal_workers(number)
-                case {"do": "end", "seconds": seconds}:
+                case End(seconds):
                     await self._end(seconds)
-            message = await self._message(SILENCE_SECONDS if self._heartbeat.is_set() else None)
+            message = await self._message(self._timings.silence if self._heartbeat.is_set() else None)
         return 0
 
     async def _begin(self, job: NodeJob) -> None:
         """Take a job on: its first start, or another one."""
-        self._doors = None
+        self._doors, self._timings = None, job.timings
         if job.heartbeat:
             self._heartbeat.set()
         if job.snapshots:
@@ -149,16 +153,16 @@ class Node:
             ) from None
         self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
         self._workers.prepare()
-        hello: dict[str, Any] = {"is": "here", "versions": versions(), "name": socket.gethostname()}
-        if job.nodes > 1 and not job.by_hand and not job.loopback:
+        here = Here(versions())
+        if job.nodes > 1 and not job.meeting_host and not job.loopback:
             own = addresses(job.interfaces)
             if not own:
                 raise NodeError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")
             if job.node == 0:
-                self._doors = Doors(job.secret, own)
+                self._doors = Doors(job.secret, own, job.timings.connect)
                 await self._doors.answer()
-                hello["doors"] = self._doors.open
-        await self._send(hello)
+                here = replace(here, doors=self._doors.open)
+        await self._send(here)
 
     def _signal_workers(self, number: int) -> None:
         if self._workers:
@@ -171,10 +175,10 @@ class Node:
     async def _beat(self) -> None:
         await self._heartbeat.wait()
         while True:
-            await self._send({"is": "alive"})
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self._send(Alive())
+            await asyncio.sleep(self._timings.heartbeat)
 
-    async def _message(self, seconds: float | None) -> dict[str, Any] | None:
+    async def _message(self, seconds: float | None) -> Message | None:
         """The launcher's next message; None when it is gone.
 
         Raises:
@@ -195,7 +199,7 @@ class Node:
         finally:
             message.cancel()
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: Message) -> None:
         with suppress(ConnectionError):  # a launcher that is gone is noticed by its silence
             self._writer.write(pack(message))
             await self._writer.drain()

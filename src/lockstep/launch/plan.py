@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from lockstep.accelerator import VISIBLE
 from lockstep.errors import ConfigError
 from lockstep.launch.hosts import Host
+from lockstep.launch.timings import Timings
 from lockstep.launch.transports import Transport, start_words
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -82,6 +83,7 @@ class JobPlan:
     newcomers: tuple[str, ...] = ()
     restart: int = 0
     max_restarts: int = 0
+    timings: Timings = field(default_factory=Timings, repr=False)
     own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

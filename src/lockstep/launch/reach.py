@@ -14,7 +14,6 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-ATTEMPT_SECONDS = 5.0
 CHALLENGE_BYTES = 16
 
 
@@ -25,10 +24,15 @@ def listen(address: str, port: int = 0) -> socket.socket:
 
 
 class Doors:
-    """A listening socket on each address, which proves that it is the job's until one of them is taken."""
+    """A listening socket on each address, which proves that it is the job's until one of them is taken.
 
-    def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], port: int = 0) -> None:
+    Args:
+        seconds: For a visitor to ask, and to get the answer.
+    """
+
+    def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], seconds: float, port: int = 0) -> None:
         self._secret = secret
+        self._seconds = seconds
         self._sockets: dict[str, socket.socket] = {}
         self._servers: list[asyncio.Server] = []
         for _, address in hosts_addresses:
@@ -46,7 +50,7 @@ class Doors:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 writer.write(proof(self._secret, "door", await reader.readexactly(CHALLENGE_BYTES)))
                 await writer.drain()
         writer.close()
@@ -66,17 +70,17 @@ def proof(secret: str, role: str, challenge: bytes = b"") -> bytes:
     return hmac.digest(secret.encode(), b"lockstep " + role.encode() + b"\0" + challenge, "sha256")
 
 
-async def reachable(doors: dict[str, int], secret: str) -> dict[str, str]:
+async def reachable(doors: dict[str, int], secret: str, seconds: float) -> dict[str, str]:
     """Those of another host's addresses that answer here, each with this host's own address on the way."""
-    ways = await asyncio.gather(*(_knock(address, port, secret) for address, port in doors.items()))
+    ways = await asyncio.gather(*(_knock(address, port, secret, seconds) for address, port in doors.items()))
     return {address: way for address, way in zip(doors, ways, strict=True) if way}
 
 
-async def _knock(address: str, port: int, secret: str) -> str:
+async def _knock(address: str, port: int, secret: str, seconds: float) -> str:
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     expected = proof(secret, "door", challenge)
     try:
-        async with asyncio.timeout(ATTEMPT_SECONDS):
+        async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(address, port)
             own: str = writer.get_extra_info("sockname")[0]
             writer.write(challenge)

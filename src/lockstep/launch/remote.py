@@ -8,27 +8,43 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from lockstep.launch.display import Name
-from lockstep.launch.node_job import NodeJob
-from lockstep.launch.plan import NodePlan, handed_on
-from lockstep.launch.start import StartError, why_not_started
-from lockstep.launch.wire import (
-    HEARTBEAT_SECONDS,
+from lockstep.launch.messages import (
     LIMIT_BYTES,
-    SILENCE_SECONDS,
-    STANDSTILL_SECONDS,
-    bytes_of,
+    Alive,
+    Ended,
+    Error,
+    Failing,
+    Here,
+    Message,
+    Met,
+    NodeJob,
+    Output,
+    Reached,
+    Started,
     pack,
     receive,
 )
+from lockstep.launch.pipes import bytes_of
+from lockstep.launch.plan import NodePlan, handed_on
+from lockstep.launch.start import StartError, why_not_started
+from lockstep.launch.timings import Timings
 
-CLOSE_SECONDS = 2.0
 LAST_WORDS_BYTES = 1 << 13
-STAGES = ("here", "reached", "met", "started")  # of a start, in this order
+STAGES = (Here, Reached, Met, Started)  # of a start, in this order
+T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node process that is gone, and why; `seen` before the workers stopped that were ended for it."""
+
+    why: str
+    seen: float = field(default_factory=time.monotonic)
 
 
 class Remote:
@@ -36,6 +52,7 @@ class Remote:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+        self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
         self._last_words = b""
@@ -53,7 +70,8 @@ class Remote:
         self.node = node
         self._show = show
         self._first_rank = 0
-        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._answers: dict[type[Message], asyncio.Future[Any]] = {}
+        self._end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
 
     @property
     def is_lost(self) -> bool:
@@ -63,13 +81,14 @@ class Remote:
     @property
     def is_free(self) -> bool:
         """Whether it can be had for another start of the workers: it is there, and those that it had have ended."""
-        return not self.is_lost and self.answer("ended").done()
+        return not self.is_lost and self.end.done()
 
     async def start(self, job: NodeJob) -> None:
         """Hand it the job, and start it first where it is not there yet."""
+        self._timings = job.timings
         if self._process is None:
             await self._start(job)
-        self.send(asdict(replace(job, stdout=self._stdout if job.stdout >= 0 else -1)))
+        self.send(replace(job, stdout=self._stdout if job.stdout >= 0 else -1))
 
     async def _start(self, first: NodeJob) -> None:
         # a copy, above the three streams that the node process has for itself
@@ -99,7 +118,12 @@ class Remote:
             task.add_done_callback(self._watch_over)
         self._stdout = stdout
 
-    def answer(self, kind: str) -> asyncio.Future[dict[str, Any]]:
+    @property
+    def end(self) -> asyncio.Future[Ended | Lost]:
+        """How its part has ended, or that it is lost, when that is known."""
+        return self._end
+
+    def answer(self, kind: type[T]) -> asyncio.Future[T]:
         """The message of a kind, when it comes; a failure if the node process ends before."""
         return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
 
@@ -109,13 +133,13 @@ class Remote:
         answers = [self.answer(kind) for kind in STAGES]
         return any(answer.done() and answer.exception() for answer in answers)
 
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self) -> Ended | Lost | None:
         """What has been told by now of its part's end."""
-        if self.answer("ended").done():
-            return self.answer("ended").result()
-        return {"lost": "its workers have failed, and it did not say how"} if self.answer("failing").done() else {}
+        if self.end.done():
+            return self.end.result()
+        return Lost("its workers have failed, and it did not say how") if self.answer(Failing).done() else None
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():
             self._process.stdin.write(pack(message))
 
@@ -127,37 +151,38 @@ class Remote:
             if self._process.stdin:
                 self._process.stdin.close()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
+                await asyncio.wait_for(self._process.wait(), self._timings.close)
         if self._process and self._process.returncode is None:
             self._process.kill()
             with suppress(TimeoutError):  # asyncio waits for the pipes, too, which a process that it has left may hold
-                await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
+                await asyncio.wait_for(self._process.wait(), self._timings.close)
         if self._process and self._process.stdin:
             self._process.stdin.close()
             with suppress(OSError):  # a broken pipe, which asyncio would print as an error that nobody has seen
-                await asyncio.wait_for(self._process.stdin.wait_closed(), CLOSE_SECONDS)
+                await asyncio.wait_for(self._process.stdin.wait_closed(), self._timings.close)
 
     async def _listen(self) -> None:
         assert self._process
         assert self._process.stdout
         while message := await receive(self._process.stdout):
             self._heard = time.monotonic()
-            match message.get("is"):
-                case "output":
-                    rank = self._first_rank + message["worker"]
-                    await self._show(rank, message["name"], bytes_of(message["text"]))
-                case "error":
-                    self._lost(f"{self.node.host} {message['text']}")
-                case str(kind) if kind != "alive":
-                    if kind == "started":
-                        self._first_rank = message["first_rank"]
-                    self._resolve(kind, message)
+            match message:
+                case Output(worker, "stdout" | "stderr" as name, text):
+                    await self._show(self._first_rank + worker, name, bytes_of(text))
+                case Error(text):
+                    self._lost(f"{self.node.host} {text}")
+                case Ended():
+                    self._resolve(self.end, message)
+                case Here() | Reached() | Met() | Started() | Failing():
+                    if isinstance(message, Started):
+                        self._first_rank = message.first_rank
+                    self._resolve(self.answer(type(message)), message)
         code = await self._process.wait()
         await self._tasks[1]
         said = self._last_words.decode(errors="replace")
-        if not self.answer("here").done():
+        if not self.answer(Here).done():
             self._lost(why_not_started(self.node, code, said))
-        elif not self.answer("started").done():
+        elif not self.answer(Started).done():
             self._lost(f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {code}'}")
         else:
             self._lost("")
@@ -172,27 +197,27 @@ class Remote:
     async def _beat(self) -> None:
         while True:
             asleep = time.monotonic()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            if time.monotonic() - asleep > STANDSTILL_SECONDS:  # this process was stopped, and could hear nobody
+            await asyncio.sleep(self._timings.heartbeat)
+            if time.monotonic() - asleep > self._timings.standstill:  # this process was stopped, and could hear nobody
                 self._heard = time.monotonic()
-            self.send({"do": "alive"})
-            if time.monotonic() - self._heard > SILENCE_SECONDS and self.answer("here").done():
-                self._lost(f"has not been heard of for {SILENCE_SECONDS:g} s: the host or the way to it is down")
+            self.send(Alive())
+            silence = self._timings.silence
+            if time.monotonic() - self._heard > silence and self.answer(Here).done():
+                self._lost(f"has not been heard of for {silence:g} s: the host or the way to it is down")
 
     def _watch_over(self, task: asyncio.Task[Any]) -> None:
         """A mistake of ours must not become a silent wait."""
         if not task.cancelled() and (error := task.exception()):
             self._lost(f"its messages could not be understood: {error!r}")
 
-    def _resolve(self, kind: str, message: dict[str, Any]) -> None:
-        if not self.answer(kind).done():
-            self.answer(kind).set_result(message)
+    def _resolve(self, answer: asyncio.Future[Any], message: Message | Lost) -> None:
+        if not answer.done():
+            answer.set_result(message)
 
     def _lost(self, why: str) -> None:
         """No answer will come any more."""
         self._is_lost = True
-        lost = why or "its part of the launcher has ended unexpectedly"
-        self._resolve("ended", {"is": "ended", "lost": lost, "seen": time.monotonic()})
+        self._resolve(self.end, Lost(why or "its part of the launcher has ended unexpectedly"))
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in STAGES:
             if not self.answer(kind).done():

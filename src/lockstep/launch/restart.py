@@ -19,7 +19,7 @@ from lockstep.launch.discovery import FLAG, Discovery, discover
 from lockstep.launch.display import Display, OutputPlan, say
 from lockstep.launch.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.job import STOPPED, Job, Outcome
-from lockstep.launch.membership import FIRST_PROBE_SECONDS, PROBE_SECONDS, Membership
+from lockstep.launch.membership import Membership
 from lockstep.launch.node_pool import NodePool
 from lockstep.launch.options import LaunchOptions, offered_hosts, on_hosts, plan_from
 from lockstep.launch.plan import JobPlan
@@ -27,8 +27,6 @@ from lockstep.launch.restart_options import RestartOptions
 from lockstep.launch.snapshot_memory import new_path
 from lockstep.world import usable_cores
 
-LOOK_SECONDS = 1.0
-SETTLED_SECONDS = 2.0  # between the workers' start and a change of their number
 # How workers end that are asked to stop: after a checkpoint; without room for one, as the snapshots are in memory; or
 # by the signal itself, to which they do not listen yet.
 RESIZED = (STOPPED, CheckpointError.exit_code, -signal.SIGUSR1)
@@ -140,7 +138,8 @@ class _Attempts:
         self._display = display
         self._direct_stdout = direct_stdout
         self._least = job.options.min_np or job.plan.workers
-        self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers)
+        self._timings = job.plan.timings
+        self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers, self._timings)
         self._snapshots = str(new_path())
         self._pool = NodePool()
         self._number = 0
@@ -218,10 +217,10 @@ class _Attempts:
     async def _wait_for_slots(self, attempt: Job, present: Sequence[str]) -> JobPlan | None:
         """The plan for the next start, when there are slots enough; None if there are not in time, or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
-        seconds, told = FIRST_PROBE_SECONDS, False
+        seconds, told = self._timings.first_probe, False
         while True:
             await self._membership.probe(seconds)
-            seconds = PROBE_SECONDS
+            seconds = self._timings.probe
             if attempt.request:
                 return None
             hosts = self._membership.slots(present)
@@ -234,17 +233,17 @@ class _Attempts:
             if not told:
                 say(f"lockstep: {left}; waiting for hosts")
                 told = True
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._timings.look)
 
     async def _watch(self, attempt: Job, plan: JobPlan) -> None:
         """While the workers run: have them stop and go on with others when the slots are others."""
         present, since = [node.host for node in plan.nodes], None
         while self._job.can_resize:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._timings.look)
             since = since or (time.monotonic() if attempt.has_started else None)
             await self._membership.probe()
             hosts = self._membership.slots(present)
-            if since is None or time.monotonic() - since < SETTLED_SECONDS or slots_of(hosts) < self._least:
+            if since is None or time.monotonic() - since < self._timings.settled or slots_of(hosts) < self._least:
                 continue
             if (other := self._membership.plan(hosts)) and _workers(other) != _workers(plan):
                 self._resizing = True

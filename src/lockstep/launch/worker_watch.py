@@ -11,12 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from lockstep.launch.messages import WorkerFailure
+from lockstep.launch.timings import Timings
 from lockstep.launch.worker_starter import Child, signal_group
-
-END_SECONDS = 3.0  # from SIGTERM to SIGKILL; with the 9 s of silence that tell of a lost link, below 15
-SETTLE_SECONDS = 0.5  # in which failures that belong together become known
 
 
 @dataclass
@@ -37,8 +35,9 @@ class WorkerWatch:
         changed: Set whenever a child of this process has ended.
     """
 
-    def __init__(self, workers: Sequence[Worker], changed: asyncio.Event) -> None:
+    def __init__(self, workers: Sequence[Worker], changed: asyncio.Event, timings: Timings) -> None:
         self._workers = workers
+        self._timings = timings
         self._changed = changed
         self.is_ended = False  # by `end`, whoever has called it
         self.is_asked_to_stop = False  # then nobody is ended here: each has the time that the launcher gives it
@@ -50,7 +49,7 @@ class WorkerWatch:
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
 
-    async def wait(self, tell_failing: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+    async def wait(self, tell_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
         """Wait until all have ended; when one has failed, end the others.
 
         Those that fail on being ended do not count, nor do any when `end` is called before a failure.
@@ -59,17 +58,17 @@ class WorkerWatch:
             tell_failing: Called at the first failure, so that other hosts end theirs meanwhile.
 
         Returns:
-            What is told of each failure; ages, because clocks of hosts differ.
+            The failures.
         """
         while self._living() and (self.is_asked_to_stop or not self._failed()):
             await self._change()
         if self.is_ended or not self._failed():
             return []
         await tell_failing()
-        await self._until_ended(SETTLE_SECONDS)  # a worker that brought others down may end after them
+        await self._until_ended(self._timings.settle)  # a worker that brought others down may end after them
         failed = self._failed()
-        await self.end(END_SECONDS)
-        return [_told(worker) for worker in failed]
+        await self.end(self._timings.worker_end)
+        return [_failure_of(worker) for worker in failed]
 
     async def end(self, seconds: float) -> None:
         """End all: SIGTERM, and SIGKILL for what is left after `seconds`; at once SIGKILL for 0."""
@@ -77,7 +76,7 @@ class WorkerWatch:
         for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):
             for worker in self._living():
                 signal_group(worker.child, number)
-            await self._until_ended(seconds or END_SECONDS)
+            await self._until_ended(seconds or self._timings.worker_end)
 
     def _living(self) -> list[Worker]:
         for worker in self._workers:
@@ -99,12 +98,12 @@ class WorkerWatch:
         self._changed.clear()
 
 
-def _told(worker: Worker) -> dict[str, Any]:
-    """What the launcher is told of a failure: in the worker's own words, where it is one of Lockstep's."""
-    told = {"rank": worker.rank, "code": worker.code, "age": time.monotonic() - worker.seen}
+def _failure_of(worker: Worker) -> WorkerFailure:
+    """What the launcher is told: in the worker's own words, where it is one of Lockstep's."""
+    now, code = time.monotonic(), worker.code or 0
     try:
         error = json.loads(worker.error_file.read_text())["lockstep"]
-        words = {name: error[name] for name in ("text", "lost_peer", "final")}
-        return {**told, **words, "code": error["exit_code"], "age": time.monotonic() - error["monotonic_seconds"]}
+        age = now - error["monotonic_seconds"]
+        return WorkerFailure(worker.rank, error["exit_code"], age, error["text"], error["lost_peer"], error["final"])
     except (OSError, ValueError, KeyError, TypeError):
-        return told
+        return WorkerFailure(worker.rank, code, now - worker.seen)

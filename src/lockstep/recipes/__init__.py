@@ -50,13 +50,13 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
     """
     values, origin = _read(name)
     if not isinstance(values, Mapping) or "for_arch" not in values:
-        return from_mapping(values, origin)
+        return from_mapping(TrainConfig, values, origin)
     common = {key: value for key, value in values.items() if key != "for_arch"}
-    recipe = from_mapping(common, origin)
+    recipe = from_mapping(TrainConfig, common, origin)
     if not isinstance(values["for_arch"], Mapping):
         raise ConfigError(f"{origin}: for_arch must be a mapping of networks' names to fields")
     special = {
-        str(each): from_mapping(_merge(common, fields), f"{origin}: for_arch.{each}")
+        str(each): from_mapping(TrainConfig, _merge(common, fields), f"{origin}: for_arch.{each}")
         for each, fields in values["for_arch"].items()
     }
     arch = arch or recipe.model.arch

@@ -67,7 +67,7 @@ def encode(config: TrainConfig, length: Length, memory_limit: MemoryLimit) -> st
 def decode(word: str) -> tuple[TrainConfig, Length, MemoryLimit]:
     """The same, in the worker."""
     told = json.loads(word)
-    config = from_mapping(told["config"], "the study's configuration")
+    config = from_mapping(TrainConfig, told["config"], "the study's configuration")
     return config, Length(**told["length"]), told["memory_limit"]
 
 

@@ -602,7 +602,7 @@ def launcher_variables(folder: Path) -> Target:
 
 @target
 def launcher_messages(folder: Path) -> Target:
-    from lockstep.launch.wire import LIMIT_BYTES, receive
+    from lockstep.launch.messages import LIMIT_BYTES, receive
 
     async def hear(data: bytes) -> None:
         reader = asyncio.StreamReader(limit=LIMIT_BYTES)
@@ -613,7 +613,9 @@ def launcher_messages(folder: Path) -> Target:
 
     seed = [
         {"is": "here", "versions": {"torch": "2"}, "doors": {"10.0.0.1": 4}},
-        {"is": "output", "worker": 1, "text": "x"},
+        {"is": "output", "worker": 1, "name": "stdout", "text": "x"},
+        {"is": "knock", "node": 1, "challenge": "", "protocol": 4},
+        {"is": "verdict", "host": "a", "failures": [{"rank": 3, "code": 1, "age": 0.5}]},
     ]
     return Target(_lines(seed), lambda data: asyncio.run(hear(data)), (), as_json=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -15,13 +14,28 @@ import pytest
 
 from lockstep.launch import meeting as module
 from lockstep.launch.handshake import MeetingError, Newcomer, StrangerError, Streams, admit, introduce
-from lockstep.launch.meeting import Meeting, Terms
+from lockstep.launch.meeting import Meeting
+from lockstep.launch.messages import (
+    PROTOCOL,
+    Alive,
+    Answer,
+    Introduction,
+    Knock,
+    Refused,
+    Terms,
+    Verdict,
+    WorkerFailure,
+    pack,
+    receive,
+    unpack,
+)
 from lockstep.launch.reach import listen
-from lockstep.launch.wire import PROTOCOL, pack, receive
+from lockstep.launch.timings import Timings
 
 GUARD_SECONDS = 100.0
 HOME = "127.0.0.1"
-FAILURES = [{"rank": 3, "code": 1, "age": 0.5, "text": "ValueError: no"}]
+FAILURES = (WorkerFailure(rank=3, code=1, age=0.5, text="ValueError: no"),)
+USUAL = Timings()
 
 
 def guarded(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -47,13 +61,17 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def join(listener: socket.socket, node: int, nodes: int, secret: str = "", workers: int = 1) -> asyncio.Task[Meeting]:
+def join(
+    listener: socket.socket, node: int, nodes: int, secret: str = "", timings: Timings = USUAL
+) -> asyncio.Task[Meeting]:
     address, port, *_ = listener.getsockname()
-    return asyncio.create_task(Meeting.join(address, port, node, nodes, workers, secret))
+    return asyncio.create_task(Meeting.join(address, port, node, nodes, 1, secret, timings))
 
 
-def lead(listener: socket.socket, nodes: int, secret: str = "", **options: Any) -> asyncio.Task[Meeting]:
-    return asyncio.create_task(Meeting.lead(listener, nodes, 1, secret, "job", **options))
+def lead(
+    listener: socket.socket, nodes: int, secret: str = "", timings: Timings = USUAL, **options: Any
+) -> asyncio.Task[Meeting]:
+    return asyncio.create_task(Meeting.lead(listener, nodes, 1, secret, "job", timings, **options))
 
 
 async def meet(nodes: int) -> list[Meeting]:
@@ -71,6 +89,13 @@ async def dial(listener: socket.socket, newcomer: Newcomer, secret: str = "") ->
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, listener.getsockname())
     return await introduce(connection, newcomer, secret)
+
+
+async def refusal(reader: asyncio.StreamReader) -> str:
+    """Why the first node refuses who reads this."""
+    message = await receive(reader)
+    assert isinstance(message, Refused)
+    return message.why
 
 
 async def gone(reader: asyncio.StreamReader) -> None:
@@ -99,9 +124,9 @@ async def test_all_nodes_get_the_first_ones_terms(address: str, secret: str) -> 
     with listen(address) as listener:
         port = port_of(listener)
         meetings = await asyncio.gather(
-            Meeting.join(address, port, 2, 3, 4, secret, own=address),
-            Meeting.join(address, port, 1, 3, 8, secret),
-            Meeting.lead(listener, 3, 2, secret, "run 7"),
+            Meeting.join(address, port, 2, 3, 4, secret, USUAL, own=address),
+            Meeting.join(address, port, 1, 3, 8, secret, USUAL),
+            Meeting.lead(listener, 3, 2, secret, "run 7", USUAL),
         )
     assert [each.terms for each in meetings] == [Terms((2, 8, 4), "run 7")] * 3
     await close(*meetings)
@@ -110,16 +135,15 @@ async def test_all_nodes_get_the_first_ones_terms(address: str, secret: str) -> 
 @guarded
 async def test_a_single_node_meets_nobody() -> None:
     with listen(HOME) as listener:
-        alone = await Meeting.lead(listener, 1, 2, "secret", "job")
+        alone = await Meeting.lead(listener, 1, 2, "secret", "job", USUAL)
     assert alone.terms == Terms((2,), "job")
-    await alone.tell({"failures": FAILURES})
+    await alone.tell(FAILURES)
     await alone.finish()
     await alone.close()
 
 
 @guarded
 async def test_a_node_tries_until_the_first_one_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     refused = asyncio.Event()
     connect = module._connect
 
@@ -133,19 +157,20 @@ async def test_a_node_tries_until_the_first_one_listens(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_connect", seen)
     with socket.socket() as listener:
         listener.bind((HOME, 0))
-        early = join(listener, 1, 2)
+        early = join(listener, 1, 2, timings=Timings(reconnect=0.01))
         await refused.wait()
         listener.listen()
         await close(await lead(listener, 2), await early)
 
 
-@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"[1]\n", b'{"challenge": 1}\n', b"x" * 100_000])
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"[1]\n", b'{"is": "answer", "proof": 1}\n', b"x" * 100_000]
+)
 @guarded
-async def test_a_node_takes_no_stranger_for_the_first_node(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+async def test_a_node_takes_no_stranger_for_the_first_node(answer: bytes) -> None:
     with listen(HOME) as listener:
         listener.setblocking(False)
-        node = join(listener, 1, 2)
+        node = join(listener, 1, 2, timings=Timings(reconnect=0.01))
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         with connection:
             await asyncio.get_running_loop().sock_sendall(connection, answer)
@@ -153,13 +178,12 @@ async def test_a_node_takes_no_stranger_for_the_first_node(monkeypatch: pytest.M
 
 
 @guarded
-async def test_a_node_leaves_a_silent_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_leaves_a_silent_stranger() -> None:
     with listen(HOME) as listener:
         listener.setblocking(False)
-        monkeypatch.setattr(module, "ATTEMPT_SECONDS", 0.05)
-        node = join(listener, 1, 2)
+        timings = Timings(connect=1.0)
+        node = join(listener, 1, 2, timings=timings)
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        monkeypatch.undo()
         with connection:
             await close(await lead(listener, 2), await node)
 
@@ -171,18 +195,19 @@ STRANGE = [
     b"x" * 100_000,
     b"[" * 1000 + b"\n",
     b"{}\n{}\n",
-    pack({"protocol": PROTOCOL, "node": "1", "challenge": ""}),
-    pack({"protocol": PROTOCOL, "node": 1, "challenge": "no hexadecimal digits"}),
-    pack({"protocol": PROTOCOL, "node": 1, "challenge": "00"}),
+    pack(Knock(1, "")).replace(b"1", b'"1"', 1),
+    pack(Knock(1, "no hexadecimal digits")),
+    pack(Knock(1, "00")),
+    pack(Alive()),
 ]
 
 
 @pytest.mark.parametrize("secret", ["", "secret"])
 @guarded
-async def test_strangers_neither_stop_nor_delay_a_meeting(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
-    monkeypatch.setattr(module, "ATTEMPT_SECONDS", 2 * GUARD_SECONDS)  # so none is waited for
+async def test_strangers_neither_stop_nor_delay_a_meeting(secret: str) -> None:
+    patient = Timings(connect=2 * GUARD_SECONDS)  # so none is waited for
     with listen(HOME) as listener:
-        leading = lead(listener, 3, secret)
+        leading = lead(listener, 3, secret, patient)
         silent = [await asyncio.open_connection(HOME, port_of(listener)) for _ in range(5)]
         silent[1][1].write(b'{"protocol": ')
         silent[2][1].write_eof()
@@ -200,10 +225,9 @@ async def test_strangers_neither_stop_nor_delay_a_meeting(monkeypatch: pytest.Mo
 
 
 @guarded
-async def test_a_silent_stranger_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ATTEMPT_SECONDS", 0.05)
+async def test_a_silent_stranger_is_dropped() -> None:
     with listen(HOME) as listener:
-        leading = lead(listener, 2)
+        leading = lead(listener, 2, timings=Timings(reconnect=0.01, connect=0.05))
         reader, writer = await asyncio.open_connection(HOME, port_of(listener))
         await gone(reader)
         await still_waits(leading, writer)
@@ -304,14 +328,14 @@ async def test_recorded_words_of_the_first_node_lure_nobody() -> None:
 
 @guarded
 async def test_the_first_nodes_own_proof_opens_no_meeting() -> None:
-    newcomer = {"nodes": 2, "workers": 1, "host": "mirror"}
     with listen(HOME) as listener:
         for node in (0, 1):
             leading = lead(listener, 2, "secret")
             reader, writer = await asyncio.open_connection(HOME, port_of(listener))
-            writer.write(pack({"protocol": PROTOCOL, "node": node, "challenge": "00" * 16}))
-            answer = json.loads(await reader.readline())
-            writer.write(pack({**newcomer, "proof": answer["proof"]}))
+            writer.write(pack(Knock(node, "00" * 16)))
+            answer = unpack(await reader.readline())
+            assert isinstance(answer, Answer)
+            writer.write(pack(Introduction(answer.proof, nodes=2, workers=1, host="mirror")))
             await gone(reader)
             await still_waits(leading, writer)
 
@@ -321,8 +345,8 @@ async def test_another_version_is_refused() -> None:
     with listen(HOME) as listener:
         leading = lead(listener, 2)
         reader, writer = await asyncio.open_connection(HOME, port_of(listener))
-        writer.write(pack({"protocol": PROTOCOL + 1, "node": 1, "challenge": ""}))
-        assert "another version of Lockstep" in json.loads(await reader.readline())["refused"]
+        writer.write(pack(Knock(1, "", PROTOCOL + 1)))
+        assert "another version of Lockstep" in (await refusal(reader))
         writer.close()
         await close(*await asyncio.gather(leading, join(listener, 1, 2)))
 
@@ -337,7 +361,7 @@ async def test_a_node_that_does_not_fit_is_refused_and_the_others_meet() -> None
             await join(listener, 3, 3)
         for node in (0, 3, -1):
             reader, writer = await dial(listener, Newcomer(node, 3, 1, "odd"))
-            assert "a number from 1 to 2" in (await receive(reader) or {})["why"]
+            assert "a number from 1 to 2" in (await refusal(reader))
             writer.close()
         twins = [join(listener, 1, 3), join(listener, 1, 3)]
         (refused,), (first,) = await asyncio.wait(twins, return_when=asyncio.FIRST_COMPLETED)
@@ -349,7 +373,7 @@ async def test_a_node_that_does_not_fit_is_refused_and_the_others_meet() -> None
 @guarded
 async def test_an_address_that_is_not_here_is_an_error() -> None:
     with listen(HOME) as listener, pytest.raises(MeetingError, match=r"cannot connect from 192\.0\.2\.1"):
-        await Meeting.join(HOME, port_of(listener), 1, 2, 1, "", own="192.0.2.1")
+        await Meeting.join(HOME, port_of(listener), 1, 2, 1, "", USUAL, own="192.0.2.1")
 
 
 @guarded
@@ -357,13 +381,13 @@ async def test_a_node_that_leaves_before_all_are_there_may_come_again() -> None:
     with listen(HOME) as listener:
         leading = lead(listener, 3)
         reader, writer = await dial(listener, Newcomer(1, 3, 7, "first try"))
-        assert await receive(reader) == {"is": "alive"}  # it is registered
+        assert await receive(reader) == Alive()  # it is registered
         writer.close()
         await writer.wait_closed()
         again = None
         while not again:  # until its end is known
             reader, writer = await dial(listener, Newcomer(1, 3, 5, "second try"))
-            again = (await receive(reader) or {})["is"] == "alive"
+            again = await receive(reader) == Alive()
             if not again:
                 writer.close()
         first, other = await asyncio.gather(leading, join(listener, 2, 3))
@@ -379,7 +403,7 @@ async def test_a_first_node_that_is_stopped_before_all_are_there_can_lead_again(
         stopped = lead(listener, 4)
         early = join(listener, 1, 4)
         reader, writer = await dial(listener, Newcomer(2, 4, 1, "there"))
-        assert await receive(reader) == {"is": "alive"}
+        assert await receive(reader) == Alive()
         stopped.cancel()
         await gone(reader)  # neither is its connection left
         writer.close()
@@ -414,7 +438,7 @@ async def test_a_node_that_is_stopped_before_all_are_there_disconnects() -> None
         stopped = join(listener, 1, 2)
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         _, (reader, writer) = await admit(connection, "")
-        assert await receive(reader) == {"is": "alive"}
+        assert await receive(reader) == Alive()
         stopped.cancel()
         await gone(reader)
         writer.close()
@@ -441,9 +465,9 @@ async def test_nobody_is_accepted_after_the_last_node() -> None:
 async def test_a_verdict_reaches_all_others(teller: int) -> None:
     meetings = await meet(3)
     others = [each for each in meetings if each is not meetings[teller]]
-    await meetings[teller].tell({"is": "outcome", "failures": FAILURES, "ended": False})
+    await meetings[teller].tell(FAILURES)
     for other in others:
-        assert await other.verdict() == {"host": socket.gethostname(), "failures": FAILURES}
+        assert await other.verdict() == Verdict(socket.gethostname(), FAILURES)
     await meetings[teller].close()  # and reads what comes until then
     assert not meetings[teller]._verdict.done()
     await close(*meetings)
@@ -453,14 +477,14 @@ async def test_a_verdict_reaches_all_others(teller: int) -> None:
 @guarded
 async def test_a_long_verdict_arrives_although_its_node_ends_at_once(teller: int) -> None:
     meetings = await meet(3)
-    long = [{"rank": rank, "code": 1, "age": 0, "text": "x" * 20_000} for rank in range(100)]
+    long = tuple(WorkerFailure(rank, code=1, age=0, text="x" * 20_000) for rank in range(100))
     for peer in meetings[teller]._peers.values():  # it cannot be sent all at once
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-    await meetings[teller].tell({"failures": long})
+    await meetings[teller].tell(long)
     await meetings[teller].close()
     for other in meetings:
         if other is not meetings[teller]:
-            assert (await other.verdict())["failures"] == long
+            assert (await other.verdict()).failures == long
     await close(*meetings)
 
 
@@ -472,7 +496,7 @@ async def test_a_lost_node_is_a_verdict_on_all_others() -> None:
         meetings = await asyncio.gather(leading, joining)
     writer.transport.abort()
     for other in meetings:
-        assert await other.verdict() == {"host": "far-away", "failures": []}
+        assert await other.verdict() == Verdict("far-away", ())
     await close(*meetings)
 
 
@@ -481,52 +505,48 @@ async def test_the_loss_of_the_first_node_is_a_verdict_on_all_others() -> None:
     first, *others = await meet(3)
     await first.close()
     for other in others:
-        assert await other.verdict() == {"host": "the first node", "failures": []}
+        assert await other.verdict() == Verdict("the first node", ())
     await close(*others)
 
 
 @guarded
-async def test_a_silent_node_is_lost_but_those_that_live_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_node_is_lost_but_those_that_live_are_not() -> None:
     with listen(HOME) as listener:
         leading, joining = lead(listener, 3), join(listener, 1, 3)
         reader, writer = await dial(listener, Newcomer(2, 3, 1, "silent"))
         meetings = await asyncio.gather(leading, joining)
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.01)
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(module, "STANDSTILL_SECONDS", 0.1)  # of this loop, in which both sides of a connection live
+    for other in meetings:  # the standstill is this loop's, in which both sides of a connection live
+        other._timings = Timings(heartbeat=0.01, standstill=0.1, silence=0.5)
     for other in meetings:
-        assert await other.verdict() == {"host": "silent", "failures": []}
+        assert await other.verdict() == Verdict("silent", ())
     await gone(reader)
     writer.close()
     await close(*meetings)
 
 
 @guarded
-async def test_a_silent_first_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_first_node_is_lost() -> None:
     first, other = await meet(2)
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.01)
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    other._timings = Timings(heartbeat=0.01, standstill=0.1, silence=0.2)
     first._beating.cancel()
-    assert await other.verdict() == {"host": "the first node", "failures": []}
+    assert await other.verdict() == Verdict("the first node", ())
     await close(first, other)
 
 
 @guarded
-async def test_a_node_that_stood_still_itself_does_not_take_it_for_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_stood_still_itself_does_not_take_it_for_silence() -> None:
     with listen(HOME) as listener:
         leading = lead(listener, 2)
         _, writer = await dial(listener, Newcomer(1, 2, 1, "quiet"))
         first = await leading
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.01)
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 1.0)
-    monkeypatch.setattr(module, "STANDSTILL_SECONDS", 0.2)
+    first._timings = Timings(heartbeat=0.01, standstill=0.2, silence=1.0)
     verdict = asyncio.create_task(first.verdict())
     await asyncio.sleep(0)
     time.sleep(1.5)  # the whole process stands still
     awake = time.monotonic()
     await until(lambda: verdict.done() or first._peers[1].heard > awake)
     assert not verdict.done()
-    assert await verdict == {"host": "quiet", "failures": []}  # and then is missed
+    assert await verdict == Verdict("quiet", ())  # and then is missed
     writer.close()
     await first.close()
 
@@ -567,10 +587,10 @@ async def test_a_verdict_ends_the_wait_for_the_others(failed: int) -> None:
     waiting = [each for each in meetings if each is not meetings[failed]]
     finishing = [asyncio.create_task(each.finish()) for each in waiting]
     await until(lambda: len(meetings[0]._finished) == len(waiting))
-    await meetings[failed].tell({"failures": FAILURES})
+    await meetings[failed].tell(FAILURES)
     await asyncio.gather(*finishing)
     for each in waiting:
-        assert (await each.verdict())["failures"] == FAILURES
+        assert (await each.verdict()).failures == FAILURES
     await close(*meetings)
 
 
@@ -580,7 +600,7 @@ async def test_a_lost_node_ends_the_wait_for_it() -> None:
     finishing = [asyncio.create_task(each.finish()) for each in (first, other)]
     await lost.close()
     await asyncio.gather(*finishing)
-    assert (await first.verdict())["failures"] == (await other.verdict())["failures"] == []
+    assert (await first.verdict()).failures == (await other.verdict()).failures == ()
     await close(first, other)
 
 
@@ -590,9 +610,11 @@ async def test_what_is_no_message_is_passed_over() -> None:
         leading = lead(listener, 2)
         _, writer = await dial(listener, Newcomer(1, 2, 1, "odd"))
         first = await leading
-    writer.write(b"nonsense\n" + pack({"is": "verdict", "host": 1}) + pack({"is": "terms", "slots": [], "run_id": ""}))
-    writer.write(pack({"is": "verdict", "host": "a\x1b[1mb", "failures": [1, {"rank": 0}, *FAILURES]}))
-    assert await first.verdict() == {"host": "a\\x1b[1mb", "failures": FAILURES}
+    for failures in ("1", "[1]", '[{"rank": 0}]'):
+        writer.write(b'{"is": "verdict", "host": "odd", "failures": ' + failures.encode() + b"}\n")
+    writer.write(b'nonsense\n{"is": "verdict", "host": 1}\n{"is": "no kind"}\n{"is": []}\n' + pack(Terms((), "")))
+    writer.write(pack(Verdict("a\x1b[1mb", FAILURES)))
+    assert await first.verdict() == Verdict("a\\x1b[1mb", FAILURES)
     assert first.terms == Terms((1, 1), "job")
     writer.close()
     await first.close()

@@ -10,16 +10,18 @@ import pytest
 from lockstep.interfaces import address_towards, addresses, interface_of
 from lockstep.launch.reach import Doors, listen, proof, reachable
 
+SECONDS = 60.0
+
 
 def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
     async def knock() -> tuple[dict[str, str], int]:
-        doors = Doors("secret", [("lo", "127.0.0.1"), ("lo", "127.0.0.2")])
+        doors = Doors("secret", [("lo", "127.0.0.1"), ("lo", "127.0.0.2")], SECONDS)
         await doors.answer()
-        impostor = Doors("other", [("lo", "127.0.0.3")])
+        impostor = Doors("other", [("lo", "127.0.0.3")], SECONDS)
         await impostor.answer()
         with listen("127.0.0.4") as closed:
             port = closed.getsockname()[1]
-        found = await reachable({**doors.open, **impostor.open, "127.0.0.4": port}, "secret")
+        found = await reachable({**doors.open, **impostor.open, "127.0.0.4": port}, "secret", SECONDS)
         taken = doors.take("127.0.0.2")
         address, port = taken.getsockname()
         assert address == "127.0.0.2"
@@ -35,7 +37,7 @@ def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
 
 def test_a_door_proves_nothing_to_who_asks_nothing_and_never_the_same_twice() -> None:
     async def knock() -> tuple[bytes, list[bytes]]:
-        doors = Doors("secret", [("lo", "127.0.0.1")])
+        doors = Doors("secret", [("lo", "127.0.0.1")], SECONDS)
         await doors.answer()
         answers = []
         for challenge in (b"a" * 16, b"b" * 16):

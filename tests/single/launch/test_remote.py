@@ -8,33 +8,35 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
 
-from lockstep.launch import remote
-from lockstep.launch.node_job import NodeJob
+from lockstep.launch.messages import NodeJob
 from lockstep.launch.plan import NodePlan
+from lockstep.launch.remote import Remote
+from lockstep.launch.timings import Timings
 
 JOB = NodeJob(
     node=0,
     nodes=1,
     workers=1,
-    slots=[1],
+    slots=(1,),
     host="here",
-    command=["true"],
+    command=("true",),
     environment={},
     folder="/",
     bind="none",
     secret="",
     heartbeat=False,
     stdout=-1,
-    interfaces=[],
-    by_hand=None,
+    interfaces=(),
+    meeting_host="",
+    meeting_port=0,
     patience=1.0,
     loopback=True,
     snapshots="",
     newcomer=False,
     restart=0,
     max_restarts=0,
+    timings=Timings(close=0.1),
 )
 
 
@@ -42,13 +44,12 @@ async def _show(rank: int, name: str, text: bytes) -> None:
     raise AssertionError("nothing was printed")
 
 
-def test_one_whose_child_holds_its_streams_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+def test_one_whose_child_holds_its_streams_is_left_behind(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     node = NodePlan("here", 1, ("sh", "-c", f"sleep 1000 & echo $! >{pid}.part; mv {pid}.part {pid}; wait"))
 
     async def start_and_close() -> None:
-        process, open_before = remote.Remote(), psutil.Process().num_fds()
+        process, open_before = Remote(), psutil.Process().num_fds()
         process.take(0, node, _show)
         await process.start(JOB)
         while not pid.exists():

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch import worker_watch
+from lockstep.launch.messages import WorkerFailure
+from lockstep.launch.timings import Timings
 from lockstep.launch.worker_watch import Worker, WorkerWatch
 
 PATIENCE_SECONDS = 60.0  # of a test that has failed
@@ -53,7 +54,9 @@ def shells(tmp_path: Path) -> Iterator[Shells]:
         process.stdout.close()
 
 
-def watching(workers: list[Worker], work: Callable[[WorkerWatch], Awaitable[Any]]) -> Any:
+def watching(
+    workers: list[Worker], work: Callable[[WorkerWatch], Awaitable[Any]], timings: Timings | None = None
+) -> Any:
     """What the work returns, in a loop that hears of ended children as the node process's does."""
 
     async def body() -> Any:
@@ -62,7 +65,7 @@ def watching(workers: list[Worker], work: Callable[[WorkerWatch], Awaitable[Any]
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                return await work(WorkerWatch(workers, changed))
+                return await work(WorkerWatch(workers, changed, timings or Timings()))
         finally:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
@@ -73,8 +76,8 @@ async def nothing() -> None:
     """For those that do not ask who was told."""
 
 
-def brief(failures: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(failure["rank"], failure["code"]) for failure in failures]
+def brief(failures: list[WorkerFailure]) -> list[tuple[int, int]]:
+    return [(failure.rank, failure.code) for failure in failures]
 
 
 def codes(workers: list[Worker]) -> list[int | None]:
@@ -102,35 +105,34 @@ def test_one_failure_ends_the_others_who_do_not_count(shells: Shells) -> None:
 
     failures = watching(workers, lambda watch: watch.wait(tell))
     assert brief(failures) == [(2, 3)]
-    assert failures[0]["age"] >= 0
+    assert failures[0].age >= 0
     assert codes(workers) == [5, -signal.SIGTERM, 3]
     assert told == [[None, None, 3]]  # other hosts hear of it before the rest ends here
 
 
-def test_failures_that_belong_together_are_all_told(shells: Shells, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_that_belong_together_are_all_told(shells: Shells) -> None:
     """A worker brings another down and ends after it: both are known, and neither is ended here."""
-    monkeypatch.setattr(worker_watch, "SETTLE_SECONDS", PATIENCE_SECONDS)
+    long = Timings(settle=PATIENCE_SECONDS, worker_end=61, host_end=62, job_end=63, caller_end=99, output=62)
     follows = f"echo ready; while [ ! -e {shells.folder}/go ]; do sleep 0.01; done; kill -KILL $$"
     workers = [shells.worker(follows), shells.worker("echo ready; exit 4")]
 
     async def go() -> None:
         (shells.folder / "go").touch()
 
-    assert brief(watching(workers, lambda watch: watch.wait(go))) == [(0, -signal.SIGKILL), (1, 4)]
+    assert brief(watching(workers, lambda watch: watch.wait(go), long)) == [(0, -signal.SIGKILL), (1, 4)]
 
 
-def test_what_ends_later_than_a_failure_is_not_waited_for(shells: Shells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_watch, "SETTLE_SECONDS", 0.01)
-    monkeypatch.setattr(worker_watch, "END_SECONDS", 0.3)
+def test_what_ends_later_than_a_failure_is_not_waited_for(shells: Shells) -> None:
+    short = Timings(settle=0.01, worker_end=0.3)
     workers = [shells.worker("echo ready; exit 1"), shells.worker(STUBBORN)]
-    assert brief(watching(workers, lambda watch: watch.wait(nothing))) == [(0, 1)]
+    assert brief(watching(workers, lambda watch: watch.wait(nothing), short)) == [(0, 1)]
     assert codes(workers) == [1, -signal.SIGKILL]
 
 
 def test_workers_that_are_ended_from_outside_have_not_failed(shells: Shells) -> None:
     workers = [shells.worker(OBEYS), shells.worker(PLAIN)]
 
-    async def end(watch: WorkerWatch) -> list[dict[str, Any]]:
+    async def end(watch: WorkerWatch) -> list[WorkerFailure]:
         waiting = asyncio.create_task(watch.wait(nothing))
         await asyncio.sleep(0)
         await watch.end(PATIENCE_SECONDS)
@@ -177,7 +179,7 @@ def test_after_a_request_to_stop_nobody_is_ended_here(shells: Shells) -> None:
     async def tell() -> None:
         told.append(codes(workers))
 
-    async def stop(watch: WorkerWatch) -> list[dict[str, Any]]:
+    async def stop(watch: WorkerWatch) -> list[WorkerFailure]:
         watch.signal(signal.SIGTERM)
         waiting = asyncio.create_task(watch.wait(tell))
         while workers[1].code is None or not (shells.folder / "asked").exists():
@@ -193,7 +195,7 @@ def test_another_signal_is_no_request_to_stop(shells: Shells) -> None:
     texts = ("trap 'exit 6' USR1; echo ready; sleep 1000 & wait", f"trap '' USR1; {PLAIN}")
     workers = [shells.worker(text) for text in texts]
 
-    async def notice(watch: WorkerWatch) -> list[dict[str, Any]]:
+    async def notice(watch: WorkerWatch) -> list[WorkerFailure]:
         watch.signal(signal.SIGUSR1)
         return await watch.wait(nothing)
 
@@ -207,8 +209,8 @@ def test_a_failure_is_told_in_the_workers_own_words(shells: Shells) -> None:
     since = time.monotonic() - 1000
     worker.error_file.write_text(json.dumps({"lockstep": {**words, "exit_code": 4, "monotonic_seconds": since}}))
     (failure,) = watching([worker], lambda watch: watch.wait(nothing))
-    assert 1000 <= failure.pop("age") < 2000
-    assert failure == {"rank": 0, "code": 4, **words}
+    assert 1000 <= failure.age < 2000
+    assert failure == WorkerFailure(rank=0, code=4, age=failure.age, **words)
 
 
 @pytest.mark.parametrize(
