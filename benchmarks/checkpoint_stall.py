@@ -25,14 +25,14 @@ import torch
 from harness import Unit, Work, append_record, argument, compare, existing_folder, keep_memory, pin
 from torch import nn
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
-from lockstep.place import Place
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.saving import save
 from lockstep.train.setup import build_job, build_model
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 STEPS, BATCH, ROUNDS = 6, 8, 9
 MOST_SECONDS_A_MINUTE = 0.6

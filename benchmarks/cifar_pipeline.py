@@ -20,7 +20,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import folder
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.readers import Placement

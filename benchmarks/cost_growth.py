@@ -35,7 +35,7 @@ from harness import FOLDER, Bar, Unit, Work, append_record, compare
 from workers import compare_in_workers, in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 MICROSECONDS = Unit("µs a round", 1e6)
 CALLS = 200

@@ -27,10 +27,10 @@ import psutil
 import torch
 from environments import versions
 
-from lockstep.place import Place
-from lockstep.records import RecordWriter
+from lockstep.files.jsonl import RecordWriter
 from lockstep.train.environment import describe_publicly
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 FOLDER = Path(__file__).parent
 Work = Callable[[], int]  # one turn; returns how many units of work it did

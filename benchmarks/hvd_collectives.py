@@ -17,7 +17,7 @@ from harness import Bar, Unit, Work
 from workers import compare_in_workers, in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 MICROSECONDS = Unit("µs a call", 1e6)
 MILLISECONDS = Unit("ms a call", 1e3)

@@ -23,7 +23,7 @@ from torchvision.models import resnet18
 from workers import compare_in_workers, in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 BATCH, ROUNDS = 8, 15
 

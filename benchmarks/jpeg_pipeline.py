@@ -28,7 +28,7 @@ from harness import Bar, Unit, Work, append_record, argument, compare, existing_
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from lockstep.data.loaders import loaders
 

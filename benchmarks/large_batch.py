@@ -24,7 +24,7 @@ from statistics import mean, stdev
 
 from harness import FOLDER, append_record
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 SEEDS = (0, 1, 2)
 AT_A_TIME = 2

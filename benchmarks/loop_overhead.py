@@ -24,16 +24,16 @@ from harness import Bar, Unit, Work, argument, compare, existing_folder, keep_me
 from rich.console import Console
 from torch import nn
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data import named
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
-from lockstep.place import Place
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import TerminalConsole
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 STEPS, BATCH = 20, 128
 SAMPLES = STEPS * BATCH

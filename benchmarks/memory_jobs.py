@@ -21,16 +21,16 @@ import torch
 import torch.nn.functional as F
 
 from lockstep import hvd
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
+from lockstep.config.time_limit import TimeLeft
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import StoppedError
-from lockstep.place import Place
-from lockstep.time_limit import TimeLeft
 from lockstep.train.fit import configure
 from lockstep.train.loop import train
 from lockstep.train.setup import Job, build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
-from lockstep.world import World, connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, connect
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from memory_work import (

@@ -21,7 +21,7 @@ from statistics import median
 
 from harness import append_record, existing_folder
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 PUBLISHED_SECONDS = {"one A100": 499.8, "two A100": 283.9}
 WORDS = ("-a", "mnist_example:Net", "--epochs", "32", "-b", "64", "-np", "2", "--device", "cpu")

@@ -18,11 +18,11 @@ import torch
 from harness import Bar, Unit, compare, keep_memory, pin
 from replica_check import noise, trained
 
-from lockstep.place import Place
 from lockstep.train.fit import configure
 from lockstep.train.nonfinite import Guard, Rewind, Skip, Watch
 from lockstep.train.setup import build_job, build_model
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 # network, channels and side of its images, samples of a step, steps of a turn, rounds, bar
 CASES = (("mnist-net", 1, 28, 128, 20, 41, 1.03), ("resnet18", 3, 32, 16, 3, 15, 1.01))

@@ -23,7 +23,7 @@ from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import Job, build_job, build_model
-from lockstep.world import World
+from lockstep.world.world import World
 
 # network, channels and side of its images, samples of a worker's step, steps of a turn, rounds
 CASES = (("mnist-net", 1, 28, 64, 20, 15), ("resnet18", 3, 32, 8, 2, 9))

@@ -27,11 +27,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from workers import compare_in_workers, in_workers
 
-from lockstep.config import ParallelConfig, TrainConfig
+from lockstep.config.schema import ParallelConfig, TrainConfig
 from lockstep.models import registry
-from lockstep.place import Place
 from lockstep.train.strategies import Strategy, build_strategy
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 ROUNDS = {1000.0: 9, 100.0: 6}  # by megabits a second
 BATCH = 8

@@ -24,7 +24,7 @@ from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job
 from lockstep.train.stopping import Stopping, StoppingTogether
-from lockstep.world import World
+from lockstep.world.world import World
 
 STEPS, BATCH, WORKERS = 50, 32, 2
 SAMPLES = STEPS * BATCH * WORKERS

@@ -25,7 +25,7 @@ from contestants import contestants
 from environments import python_with
 from harness import Bar, Unit, compare, existing_folder
 
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data import folder as image_folder
 from lockstep.data.sets import MemorySplit
 

@@ -12,8 +12,8 @@ from harness import Bar, Unit, Work, compare
 
 from lockstep.launch.display import OutputPlan
 from lockstep.launch.plan import plan_local
-from lockstep.place import Place
-from lockstep.world import World, connect, usable_cores
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, connect, usable_cores
 
 
 def in_workers(size: int, main: Callable[[World], None]) -> None:

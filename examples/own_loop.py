@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.loaders import loaders
 from lockstep.models import registry
-from lockstep.place import Place
-from lockstep.world import World, connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, connect
 
 
 def main(world: World) -> None:

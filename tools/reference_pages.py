@@ -30,12 +30,12 @@ from lockstep.cli import COMMANDS
 from lockstep.cli.data import ACTIONS
 from lockstep.cli.horovod_flags import build_parser
 from lockstep.cli.study import STUDIES
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import to_mapping
+from lockstep.config.mapping import to_mapping
+from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
+from lockstep.files.untrusted import parse_yaml
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.restart_options import RestartOptions
-from lockstep.untrusted import parse_yaml
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NOTICE = "<!-- tools/reference_pages.py writes this page from the source; a test compares. -->"

@@ -23,7 +23,7 @@ from lockstep.hvd.links import Links
 from lockstep.hvd.request import Request
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.timeline import Timeline
-from lockstep.store import serve_store
+from lockstep.world.store import serve_store
 
 TIMEOUT_SECONDS = 120.0
 Clocks = dict[str, float]

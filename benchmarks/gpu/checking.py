@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.place import Place
+from lockstep.world.launcher_environment import Place
 
 RESULTS = "LOCKSTEP_GPU_SUITE_RESULTS"  # names the file that results are appended to
 

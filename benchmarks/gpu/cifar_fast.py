@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from gpu.device import ON_GPU, size
 from gpu.jobs import Trained, changed, few, free_memory, recipe, run
 from gpu.recording import JPEG_COPY, record
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data import catalog
 from lockstep.data.sets import ImageData
 

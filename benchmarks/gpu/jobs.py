@@ -18,13 +18,13 @@ from torch import nn
 
 from gpu.device import DEVICE, ON_GPU, synchronize
 from lockstep import recipes
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
-from lockstep.place import Place
 from lockstep.seeding import seed_all
 from lockstep.train.loop import take_step, train
 from lockstep.train.setup import Job, build_job, build_model
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 WARMUP_STEPS = 3
 

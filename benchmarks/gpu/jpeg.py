@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from gpu import recording
 from gpu.device import DEVICE, ON_GPU, size, synchronize
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.readers import Placement

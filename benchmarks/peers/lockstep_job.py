@@ -16,7 +16,7 @@ import torch
 from cases import DEVIATIONS, LR, MEANS, MOMENTUM, WEIGHT_DECAY, Case, asked
 from turns import take_turns
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import folder, named
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.readers import Placement
@@ -65,11 +65,11 @@ def loader_of(case: Case, data: ImageData, rank: int, workers: int) -> TrainLoad
 
 
 def main() -> None:
-    from lockstep.place import Place
     from lockstep.train.fit import configure
     from lockstep.train.loop import train_epoch
     from lockstep.train.setup import build_job
-    from lockstep.world import connect
+    from lockstep.world.launcher_environment import Place
+    from lockstep.world.world import connect
 
     task = asked()
     case = task.case

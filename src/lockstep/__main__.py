@@ -10,7 +10,7 @@ import threading
 
 from lockstep.cli import main
 from lockstep.errors import WorldError
-from lockstep.place import Place
+from lockstep.world.launcher_environment import Place
 
 
 def _is_worker() -> bool:

@@ -11,7 +11,7 @@ import random
 import numpy as np
 import torch
 
-from lockstep import accelerator
+from lockstep.world import accelerator
 
 
 def seed_all(*numbers: int) -> None:

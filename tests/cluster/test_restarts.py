@@ -12,7 +12,7 @@ from hosts import Bed
 from safetensors.torch import load_file
 from ssh_job import Job
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

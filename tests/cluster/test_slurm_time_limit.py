@@ -9,9 +9,10 @@ from slurm import Slurm
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 
+ASK = "import os; from lockstep.world.batch_time_left import time_left; print(time_left(os.environ).seconds)"
 SCRIPT = f"""#!/bin/sh
 echo $(({"${SLURM_JOB_END_TIME:-0}"} - $(date +%s)))
-{sys.executable} -c 'import os; from lockstep.launch.job_end import time_left; print(time_left(os.environ).seconds)'
+{sys.executable} -c '{ASK}'
 """
 
 

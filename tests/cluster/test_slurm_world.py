@@ -12,11 +12,11 @@ from slurm import Slurm
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 
-PLACE = [sys.executable, "-c", "from lockstep.place import Place; print(Place.from_environment())"]
+PLACE = [sys.executable, "-c", "from lockstep.world.launcher_environment import Place; print(Place.from_environment())"]
 WORLD = """
 import os, socket, torch
-from lockstep.place import Place
-from lockstep.world import connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import connect
 place = Place.from_environment()
 with connect(place, "cpu") as world:
     total = world.sum_(torch.tensor([world.rank + 1.0])).item()

@@ -14,7 +14,7 @@ from hosts import Bed
 from ssh_job import Job, kill, name_of
 
 import lockstep
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

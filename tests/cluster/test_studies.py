@@ -10,7 +10,7 @@ import pytest
 from hosts import HEAD, Bed
 from slurm import Slurm
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

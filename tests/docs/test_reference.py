@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from pages import ROOT
 
-from lockstep import address, errors, hvd, place, train
+from lockstep import errors, hvd, train
 from lockstep.cli import main
 from lockstep.launch import late_environment, plan, python_command, tether
 from lockstep.train.trackers import base as trackers
+from lockstep.world import launcher_environment, rank0_address
 
 REFERENCE = ROOT / "docs" / "reference"
 LONG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
@@ -83,9 +84,9 @@ def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     listed = set(re.findall(r"`([A-Za-z0-9_]+)`", page))
     paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "compat").rglob("*.py")]
     found = {name for path in paths for text in _texts(path) for name in VARIABLE.findall(text)}
-    rows = (place.TORCHRUN, *place.OTHERS)
+    rows = (launcher_environment.TORCHRUN, *launcher_environment.OTHERS)
     found |= {name for row in rows for names in (*row.fields, row.marks) for name in names}
-    found |= {address.OPEN_MPI_ADDRESS, *(name for names in address.LAUNCHES.values() for name in names)}
+    found |= {rank0_address.OPEN_MPI_ADDRESS, *(name for names in rank0_address.LAUNCHES.values() for name in names)}
     found |= {*plan.PLACE, *plan.OF_THE_HOST} - {"_"}
     assert not found - listed - NO_VARIABLES
     assert len(found) > 100

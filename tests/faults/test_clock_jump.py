@@ -16,11 +16,11 @@ from runs import NETS, final_weights, losses, small_digits
 from torch import nn
 from worker_group import run_in_workers
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.world import World
+from lockstep.world.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 1, "lr": 0.05, "lr_scaling": "none", "track": ()}
 HOUR = 3600.0

@@ -18,7 +18,7 @@ from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint, stopping
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def _fill(disk: SmallDisk, run: Path, step: int) -> None:

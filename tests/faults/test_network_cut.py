@@ -18,7 +18,7 @@ from worker_group import run_in_workers
 
 from lockstep.cli.parse import parse_train
 from lockstep.train.run import run
-from lockstep.world import World
+from lockstep.world.world import World
 
 pytestmark = pytest.mark.cold
 

@@ -10,7 +10,7 @@ from runs import losses, train_digits
 from torch._dynamo.utils import counters
 from worker_group import run_in_workers
 
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def _train(world: World, settings: dict[str, Any]) -> int:

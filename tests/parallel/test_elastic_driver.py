@@ -19,7 +19,7 @@ from commands import HOROVODRUN, Job, run, started
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-from lockstep.elastic_rendezvous import host_changes, meet
+from lockstep.world.elastic_rendezvous import host_changes, meet
 folder = Path(sys.argv[1])
 while True:
     meeting = meet()

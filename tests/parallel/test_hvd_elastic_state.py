@@ -16,8 +16,8 @@ from worker_group import run_in_workers
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from lockstep.place import Place
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 
 def bits(state: Any) -> Any:
@@ -132,7 +132,7 @@ def _interrupted(world: World) -> tuple[bool, int]:
             state.note = 10 + world.rank
             raise
 
-    with patch("lockstep.elastic_rendezvous.host_changes", host_changes):
+    with patch("lockstep.world.elastic_rendezvous.host_changes", host_changes):
         train(state)
     hvd.shutdown()
     return outcome, state.note
@@ -169,7 +169,7 @@ SAMPLES = 36
 
 def _meetings(world: World, generations: list[int]) -> ModuleType:
     """Stands for the driver of an elastic job: generation by generation, some of the workers meet."""
-    driver = ModuleType("lockstep.elastic_rendezvous")
+    driver = ModuleType("lockstep.world.elastic_rendezvous")
     numbers = iter(generations)
 
     def meet() -> SimpleNamespace:

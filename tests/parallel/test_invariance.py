@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
 from lockstep.train import fit
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def _losses_of(size: int, path: Path, **settings: object) -> list[float]:

@@ -10,7 +10,7 @@ from commands import LOCKSTEP, own_environment, started
 from ports import free_port
 
 from lockstep.cli.parse import parse_train
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "kubernetes" / "pytorchjob.yaml"
 

@@ -17,9 +17,9 @@ from commands import LOCKSTEP, TORCHRUN, own_environment, run, started
 from runs import final_weights
 
 from lockstep.errors import StoppedError
+from lockstep.files.jsonl import read_records
 from lockstep.launch.reach import proof
-from lockstep.records import read_records
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 SECRET = "5ec2e7" * 5
 

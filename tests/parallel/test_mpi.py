@@ -12,8 +12,8 @@ from commands import MPICH, OPEN_MPI, Command, Done, of_one_thread, run
 
 SCRIPT = """
 import os, psutil, torch
-from lockstep.place import Place
-from lockstep.world import connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import connect
 inherited = {each.laddr for each in psutil.Process().net_connections("inet")}
 for _ in range(2):  # a second connection does not meet the first one's addresses
     with connect(Place.from_environment(), "cpu") as world:
@@ -57,7 +57,7 @@ def test_workers_of_mpirun_meet_and_add_up(
 
 def test_a_rank_that_an_earlier_job_left_is_an_error_on_every_worker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("from lockstep.place import Place; Place.from_environment()")
+    script.write_text("from lockstep.world.launcher_environment import Place; Place.from_environment()")
     done = _run(OPEN_MPI, script, RANK="3", WORLD_SIZE="4")
     assert done.returncode != 0
     assert "RANK=3, WORLD_SIZE=4 cannot be: Open MPI has started this as worker" in done.stderr

@@ -15,13 +15,13 @@ from lockstep.data import digits
 from lockstep.data.sets import MemorySplit
 from lockstep.data.users import describe
 from lockstep.errors import NonFiniteLossError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import setup
 from lockstep.train.fit import configure
 from lockstep.train.nonfinite import DeferredWatch
 from lockstep.train.run import run_with
-from lockstep.world import World
+from lockstep.world.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 40, "lr": 0.05, "lr_scaling": "none", "log_every": 4, "loader_workers": 0}
 TRAIN, VAL, BAD = 200, 50, 34  # epochs of 5 steps; worker 1 sees the bad sample in steps 4 and 6

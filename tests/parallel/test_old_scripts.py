@@ -11,8 +11,8 @@ from commands import LOCKSTEP, Done, run
 from safetensors.torch import load_file
 
 from lockstep.cli import main
+from lockstep.files.jsonl import read_records
 from lockstep.models import registry
-from lockstep.records import read_records
 
 OLD_WORDS = ["digits", "-a", "digits-net", "--b", "32", "-p", "10", "--epochs", "3", "--no-cuda", "--resume"]
 

@@ -13,10 +13,10 @@ from runs import losses, train_digits, weights_of
 from safetensors.torch import load_file
 from worker_group import run_in_workers
 
-from lockstep import accelerator
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.train.precision import scaling
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.world import World
 
 COMMON: dict[str, Any] = {"epochs": 2, "max_steps": 6, "global_batch_size": 24, "log_every": 1, "lr": 0.1}
 

@@ -19,7 +19,7 @@ import pytest
 from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, run, started
 
 from lockstep.launch import function
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
@@ -268,7 +268,7 @@ def test_a_restart_forks_from_the_same_process_while_that_lives(
 
 ELASTIC = """
 import signal, time
-from lockstep.elastic_rendezvous import meet
+from lockstep.world.elastic_rendezvous import meet
 import torch
 while True:
     meeting = meet()

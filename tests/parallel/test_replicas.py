@@ -16,7 +16,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.finite_weights import are_finite
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.world import World
+from lockstep.world.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "lr": 0.05, "lr_scaling": "none", "track": ()}
 TRAIN, VAL = 240, 50  # epochs of 4 steps

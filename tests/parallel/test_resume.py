@@ -8,7 +8,7 @@ import pytest
 from runs import final_weights, losses, train_digits
 from worker_group import run_in_workers
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 1, "shift": 1, "lr": 0.05}
 SAMPLES, STEPS = 260, 10  # epochs of 60, 60, 60, 60 and 20 samples

@@ -14,12 +14,12 @@ from commands import LOCKSTEP, Done, run, started
 from runs import NETS, small_digits
 from worker_group import run_in_workers
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.study.points import Length
 from lockstep.study.steps import measure_steps
 from lockstep.train.fit import configure
 from lockstep.train.setup import build_job
-from lockstep.world import World, usable_cores
+from lockstep.world.world import World, usable_cores
 
 PARTS = {"data_wait", "forward", "backward", "communication_exposed", "optimizer", "other"}
 

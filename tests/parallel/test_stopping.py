@@ -14,13 +14,13 @@ from torch import nn
 from worker_group import run_in_workers
 
 from lockstep.errors import StoppedError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import stopping
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.train.stopping import build_stopping
-from lockstep.world import World
+from lockstep.world.world import World
 
 SETTINGS = {"epochs": 2, "global_batch_size": 60, "log_every": 3, "lr": 0.05, "lr_scaling": "none", "track": ()}
 TRAIN, VAL = 260, 50  # epochs of 5 steps

@@ -14,7 +14,7 @@ import pytest
 from commands import LOCKSTEP, TORCHRUN, run, started
 from runs import final_weights
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 # A small model whose step 30 lasts until a file tells it to go on: a signal before that comes while the job trains.
 WAITING = """
@@ -103,7 +103,7 @@ def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path:
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
         "from lockstep.cli.workers import _error_file, _write_error_file\n"
-        "from lockstep.launch.job_end import age_of, launch_age\n"
+        "from lockstep.world.batch_time_left import age_of, launch_age\n"
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"

@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.batch_norm import check_batch_norm
 from lockstep.train.strategies.compression import Compression
 from lockstep.train.strategies.ddp import DistributedStrategy
-from lockstep.world import World
+from lockstep.world.world import World
 
 COMMON = {"max_steps": 20, "epochs": 2, "global_batch_size": 96, "log_every": 1, "lr": 0.1}
 

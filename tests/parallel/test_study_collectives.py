@@ -13,10 +13,10 @@ import torch.distributed as dist
 from commands import LOCKSTEP, TORCHRUN, Command, Done, run
 from worker_group import run_in_workers
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.study import collectives
 from lockstep.study.collectives import NAMES, OPERATIONS, Arrays, Length, Point, WrongResultError, measure
-from lockstep.world import World
+from lockstep.world.world import World
 
 QUICK = Length(3, 0.001)
 WORDS = ["study", "collectives", "--device", "cpu", "--max-size", "1K", "--factor", "16", "--repeats", "3"]

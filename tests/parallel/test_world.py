@@ -9,7 +9,7 @@ import torch
 from commands import TORCHRUN, run
 from worker_group import run_in_workers
 
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def _exchange(world: World) -> tuple[list[object], object, list[float]]:
@@ -34,8 +34,8 @@ import pathlib
 import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from lockstep.place import Place
-from lockstep.world import connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import connect
 
 def train(world):
     model = DistributedDataParallel(torch.nn.Linear(2, 2))

@@ -14,7 +14,7 @@ from worker_group import run_in_workers
 from lockstep.models import registry
 from lockstep.models.registry import ZOO
 from lockstep.train.strategies.ddp import settle_buckets
-from lockstep.world import World
+from lockstep.world.world import World
 
 LARGE = ["resnet101", "dpn92"]
 STEPS, IMAGES = 2, 2

@@ -21,7 +21,7 @@ from lockstep.seeding import seed_all
 from lockstep.train import calibration
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.world import World
+from lockstep.world.world import World
 
 ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "cifar10-jpeg.zip"
 NAMES = [name for name, entry in ZOO.items() if entry.side == 32]

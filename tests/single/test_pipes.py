@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.data.packed import is_packed
 from lockstep.errors import ConfigError
+from lockstep.files.jsonl import read_records
 from lockstep.launch.allocation import find_allocation
-from lockstep.records import read_records
 from lockstep.train.checkpoint_format import describe_file
 from lockstep.watch.tail import Tail
 

@@ -9,8 +9,8 @@ import yaml
 
 from lockstep import recipes
 from lockstep.cli.parse import parse_train
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import from_mapping, to_mapping
+from lockstep.config.mapping import from_mapping, to_mapping
+from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.errors import ConfigError
 

@@ -10,8 +10,8 @@ import pytest
 import worker_group
 from worker_group import run_in_workers
 
-from lockstep.lifeline import Lifeline
-from lockstep.world import World
+from lockstep.world.lifeline import Lifeline
+from lockstep.world.world import World
 
 
 def _leave_a_thread(_: World) -> None:

@@ -19,12 +19,12 @@ Edge = tuple[str, str]
 
 
 def edges() -> set[Edge]:
-    """Which package imports which, of those above the lowest layer, without what follows from others."""
-    direct: dict[str, set[str]] = {name: set() for name in LAYERS}
+    """Which package imports which, of different layers above the lowest, without what follows from others."""
+    above = {name for name, layer in LAYERS.items() if layer >= 1}
+    direct: dict[str, set[str]] = {name: set() for name in above}
     for module, path in modules().items():
-        own = part(module)
-        if LAYERS.get(own, 0) > 0:
-            direct[own] |= {part(name) for name in imports(path)} & {n for n in LAYERS if LAYERS[n] > 0} - {own}
+        if (own := part(module)) in above:
+            direct[own] |= {part(name) for name in imports(path)} & above - {own}
 
     def reached(name: str) -> set[str]:
         return direct[name].union(*(reached(other) for other in direct[name]))
@@ -33,7 +33,7 @@ def edges() -> set[Edge]:
         (name, other)
         for name, others in direct.items()
         for other in others
-        if not any(other in reached(between) for between in others - {other})
+        if int(LAYERS[name]) > int(LAYERS[other]) and not any(other in reached(between) for between in others - {other})
     }
 
 
@@ -54,7 +54,7 @@ def draw() -> str:
             f'<path d="M{x1} {y1 + BAND}L{x2} {y2 - 2}" stroke="{LINE}" stroke-width="1.3" marker-end="url(#tip)"/>'
         )
     for name, (x, y, width) in sorted(places.items()):
-        parts.append(_box(name, x, y, width, FILLS[LAYERS[name]]))
+        parts.append(_box(name, x, y, width, FILLS[int(LAYERS[name])]))
     parts += [
         f'<text x="14" y="{_top(layer) + 26}" fill="{LINE}" text-anchor="middle">{layer}</text>' for layer in range(6)
     ]
@@ -70,7 +70,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
     """The middle, the upper edge and the width of each package's box; the lowest layer is one box."""
     places = {}
     for layer in range(1, 6):
-        names = [name for name in ORDER if LAYERS[name] == layer]
+        names = [name for name in ORDER if int(LAYERS[name]) == layer]
         room = (WIDTH - MARGIN) // len(names)
         for index, name in enumerate(names):
             places[name] = (MARGIN + room * index + room // 2, _top(layer), BOX)
@@ -79,7 +79,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
 
 # From left to right, so that few arrows cross.
 ORDER = ["cli", "watch", "study", "report", "train"]
-ORDER += ["launch", "hvd", "models", "data", "world", "global_batch_norm", "blank_image", "seeding"]
+ORDER += ["launch", "hvd", "models", "data", "world", "nn", "seeding"]
 
 
 def _box(label: str, x: int, y: int, width: int, fill: str) -> str:
@@ -90,7 +90,7 @@ def _box(label: str, x: int, y: int, width: int, fill: str) -> str:
 
 
 def _foundation() -> str:
-    names = sorted(name for name, layer in LAYERS.items() if layer == 0)
+    names = sorted(name for name, layer in LAYERS.items() if layer < 1)
     lines = [" · ".join(names[start : start + 6]) for start in range(0, len(names), 6)]
     top, height = _top(0), 24 + 17 * len(lines)
     middle = (WIDTH + MARGIN) // 2

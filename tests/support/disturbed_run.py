@@ -10,13 +10,13 @@ import torch
 from runs import NETS, small_digits
 from torch import nn
 
-from lockstep.place import Place
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import checkpoint, checkpoint_format
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 STEPS = 60  # 3 epochs of 20, whose records fill a few pages
 

@@ -21,8 +21,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep import accelerator
 from lockstep.hvd.channel import Channel
+from lockstep.world import accelerator
 
 DEVICE = torch.device("meta")
 Clock = dict[int, int]  # by stream: how many of its operations are known to be done
@@ -34,7 +34,7 @@ def _merge(into: Clock, other: Clock) -> None:
 
 
 class FakeStream:
-    """What lockstep.accelerator gives for a stream."""
+    """What lockstep.world.accelerator gives for a stream."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -11,12 +11,12 @@ from torch import nn
 
 from lockstep.data import digits
 from lockstep.data.sets import ImageData
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import Result
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def plain_net() -> nn.Module:

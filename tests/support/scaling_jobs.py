@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.scaling_model import Series, series_of
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "studies" / "published.jsonl"

@@ -15,9 +15,9 @@ import torch
 import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
 
 from lockstep import hvd
-from lockstep.place import Place
-from lockstep.store import serve_store
-from lockstep.world import World, connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.store import serve_store
+from lockstep.world.world import World, connect
 
 TIMEOUT_SECONDS = 120
 SETTLE_SECONDS = 5  # for a thread that has been told to end

@@ -24,8 +24,8 @@ import torch
 from commands import LOCKSTEP, Job, run, started
 from safetensors.torch import load_file
 
+from lockstep.files.jsonl import read_records
 from lockstep.launch.snapshot_memory import PREFIX
-from lockstep.records import read_records
 from lockstep.train import checkpoint
 
 SNAPSHOT_STEPS = 5

@@ -19,8 +19,8 @@ from gpu.checking import Skip, run_checks
 from gpu.device import DEVICE, ON_GPU, size, synchronize
 from gpu.jobs import noise, one_worker
 from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
-from lockstep import accelerator, hvd
-from lockstep.config import AugmentConfig
+from lockstep import hvd
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.mixing import Mixing
 from lockstep.data.readers import Batch, Placement
@@ -30,14 +30,15 @@ from lockstep.data.users import describe
 from lockstep.hvd.links import Links
 from lockstep.hvd.settings import NO_TIMEOUT
 from lockstep.hvd.transfers import DeviceTransfers
-from lockstep.place import Place
-from lockstep.store import serve_store
 from lockstep.study.phases import PhaseClock
 from lockstep.train import loop
 from lockstep.train.fit import configure
 from lockstep.train.loop import take_step
 from lockstep.train.setup import Job, build_job
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.launcher_environment import Place
+from lockstep.world.store import serve_store
+from lockstep.world.world import World
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from gpu.checking import Skip, tell
 from gpu.device import DEVICE, ON_GPU, size
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 AT_A_TIME = size(6, 2)
 MOST_SECONDS = 240.0

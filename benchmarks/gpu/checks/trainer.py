@@ -13,8 +13,8 @@ import torch
 from gpu.checking import run_checks
 from gpu.device import DEVICE, ON_GPU
 from gpu.nets import final_weights, step_losses, train_digits
-from lockstep.place import Place
-from lockstep.world import World, connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, connect
 
 WORLDS: list[World] = []
 FOLDERS: list[Path] = []

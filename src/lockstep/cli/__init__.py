@@ -13,7 +13,7 @@ from importlib import import_module
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
-from lockstep.untrusted import printable
+from lockstep.files.untrusted import printable
 
 COMMANDS = {
     "train": "train a network on a data set or a folder of images",

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from lockstep import __version__, accelerator
+from lockstep import __version__
 from lockstep.errors import WorldError
-from lockstep.place import Place
-from lockstep.world import usable_cores
+from lockstep.world import accelerator
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import usable_cores
 
 GIB = 1 << 30
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 8)

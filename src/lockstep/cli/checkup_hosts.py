@@ -15,14 +15,14 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 
 from lockstep.cli.probe_worker import HostFacts, Link
-from lockstep.devices import GLOO
 from lockstep.errors import ConfigError
 from lockstep.launch.display import OutputPlan
 from lockstep.launch.gpus import count_gpus
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
-from lockstep.world import usable_cores
+from lockstep.world.devices import GLOO
+from lockstep.world.world import usable_cores
 
 MAX_CLOCK_SECONDS = 0.5
 MAX_LATENCY_SECONDS = 5e-3

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from lockstep.accelerator import Choice
 from lockstep.cli.parse import Arch, Workers, parse
 from lockstep.cli.workers import run_workers
-from lockstep.config import DataConfig, NumericsConfig, TrainConfig
-from lockstep.world import World
+from lockstep.config.device_choice import DeviceChoice
+from lockstep.config.schema import DataConfig, NumericsConfig, TrainConfig
+from lockstep.world.world import World
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EvalCommand:
     """Images of one worker in one forward pass."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """bf16: autocast to bfloat16. fp64: double precision."""
-    device: Choice = "auto"
+    device: DeviceChoice = "auto"
     """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
     workers: Workers = None
     """Workers on this machine; auto: one a GPU; by default 1."""

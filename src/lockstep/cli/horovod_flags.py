@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.untrusted import MOST_YAML_BYTES, parse_yaml
+from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 
 # Sections of the file whose keys are flags without the section's name before them.
 PLAIN_SECTIONS = ("params", "library_options", "elastic")

@@ -24,7 +24,7 @@ from lockstep.launch.horovod_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPl
 from lockstep.launch.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.signals import on_stopping
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 FAILED = 1
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.conf import OmitArgPrefixes, arg
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.restart_options import RestartOptions
 

@@ -23,15 +23,16 @@ from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lockstep import __version__, accelerator
+from lockstep import __version__
 from lockstep.cli.checkup import examine
-from lockstep.devices import GLOO
 from lockstep.errors import LockstepError, first_line
-from lockstep.interfaces import VIRTUAL, addresses
 from lockstep.launch.reach import listen
-from lockstep.place import Place
-from lockstep.rendezvous import open_store
-from lockstep.store import LOOPBACK
+from lockstep.world import accelerator
+from lockstep.world.devices import GLOO
+from lockstep.world.interfaces import VIRTUAL, addresses
+from lockstep.world.launcher_environment import Place
+from lockstep.world.rendezvous import open_store
+from lockstep.world.store import LOOPBACK
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
-from lockstep.untrusted import printable
+from lockstep.files.untrusted import printable
 
 
 @dataclass(frozen=True)

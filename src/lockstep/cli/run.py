@@ -21,7 +21,7 @@ from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart import first_hosts
 from lockstep.launch.restart_options import RestartOptions
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 LOGS = Path("lockstep-logs")
 

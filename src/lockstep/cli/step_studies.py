@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.cli.parse import parse_train
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import INTERRUPTED, ConfigError
 from lockstep.launch.options import LaunchOptions
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lockstep import accelerator
 from lockstep.cli.workers import run_workers
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import tells_of_lost_peer
-from lockstep.world import World, usable_cores
+from lockstep.world import accelerator
+from lockstep.world.world import World, usable_cores
 
 if TYPE_CHECKING:
     from lockstep.study.points import Length

@@ -14,7 +14,7 @@ from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.sizes import parse_size
 from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
-from lockstep.config import TrainConfig, check_workers
+from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 
@@ -120,7 +120,7 @@ def main(words: Sequence[str]) -> int:
 
 def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     config = read_job(job)
-    from lockstep.records import read_records
+    from lockstep.files.jsonl import read_records
     from lockstep.study.batch_search import next_size
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import job_digest

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.accelerator import Backend, Choice
 from lockstep.cli.parse import Workers, parse
 from lockstep.cli.sizes import parse_size
 from lockstep.cli.workers import run_workers
+from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
-from lockstep.world import World
+from lockstep.world.world import World
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,9 +51,9 @@ class CollectivesCommand:
     workers: Workers = None
     """Workers in all; auto: one a GPU; by default one a slot of the hosts or the batch job."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
-    device: Choice = "auto"
+    device: DeviceChoice = "auto"
     """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
-    dist_backend: Backend = "auto"
+    dist_backend: BackendChoice = "auto"
     """What carries the messages; auto: the library of the GPUs, Gloo for the CPU."""
     out: Path = Path("study/collectives.jsonl")
     """File that a record for each operation is appended to."""
@@ -120,7 +120,7 @@ def _known(out: Path, settings: dict[str, object], world: World) -> set[str]:
     Raises:
         ConfigError: There rank 0 cannot write; raised on all workers.
     """
-    from lockstep.records import read_records
+    from lockstep.files.jsonl import read_records
     from lockstep.study.collectives import recorded
     from lockstep.study.figures import check_record_file
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from lockstep import accelerator
-from lockstep.accelerator import Choice
 from lockstep.cli.parse import Arch, parse
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.device_choice import DeviceChoice
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.errors import ConfigError
+from lockstep.world import accelerator
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,7 @@ class LoadingCommand:
     """Measure also what this network takes: forward, backward and step on the device."""
     precision: Literal["fp32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
     """The number formats of that network."""
-    device: Choice = "auto"
+    device: DeviceChoice = "auto"
     """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
     data_dir: Path = Path("data")
     """Where named data sets are kept."""
@@ -92,13 +92,13 @@ def main(words: Sequence[str]) -> int:
     from rich.console import Console
 
     from lockstep.data.readers import Placement
-    from lockstep.place import Place
     from lockstep.study import loading
     from lockstep.study.figures import append_study, check_record_file
     from lockstep.study.loading import Length
     from lockstep.study.stages import Setting
     from lockstep.train.loader_tuning import candidates
-    from lockstep.world import connect, usable_cores
+    from lockstep.world.launcher_environment import Place
+    from lockstep.world.world import connect, usable_cores
 
     console = Console()
     length = Length(command.repeats, command.seconds)

@@ -88,7 +88,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         ConfigError: It cannot be read.
         DataError: It has none.
     """
-    from lockstep.records import read_records
+    from lockstep.files.jsonl import read_records
 
     try:
         records = [record for record in read_records(path) if record.get("kind") == "scaling"]
@@ -120,7 +120,7 @@ def _larger(model: Model) -> list[int]:
 
 
 def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    from lockstep.records import RecordWriter
+    from lockstep.files.jsonl import RecordWriter
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from tyro.conf import arg
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
-from lockstep.config import check_workers
+from lockstep.config.schema import check_workers
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 
@@ -85,8 +85,8 @@ def main(words: Sequence[str]) -> int:
 
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     config = read_job(job)
+    from lockstep.files.jsonl import read_records
     from lockstep.launch.job import JobSeries
-    from lockstep.records import read_records
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import job_digest, key_of, missing_points, plan_points
     from lockstep.study.step_jobs import about_plan, plan_steps

@@ -12,13 +12,13 @@ from pathlib import Path
 from lockstep.cli.old_flags import translate
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.cli.workers import Elastic, run_workers
-from lockstep.config import TrainConfig, check_workers
+from lockstep.config.run_names import new_run_path
+from lockstep.config.schema import TrainConfig, check_workers
+from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError
 from lockstep.imports import collector_paused
-from lockstep.place import Place
-from lockstep.run_names import new_run_path
-from lockstep.time_limit import parse_time_limit
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 
 def main(words: Sequence[str]) -> int:
@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     if command.print_config:
         import yaml
 
-        from lockstep.config_mapping import to_mapping
+        from lockstep.config.mapping import to_mapping
 
         print(yaml.safe_dump(to_mapping(config), sort_keys=False), end="")
         return 0

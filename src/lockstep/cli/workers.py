@@ -14,18 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lockstep import accelerator
-from lockstep.accelerator import Backend, Choice
+from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, tells_of_lost_peer
+from lockstep.files.untrusted import printable
 from lockstep.launch.allocation import find_allocation
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart import first_hosts
 from lockstep.launch.restart_options import RestartOptions
-from lockstep.place import Place
-from lockstep.untrusted import printable
-from lockstep.world import World, connect, disconnect, usable_cores
+from lockstep.world import accelerator
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, connect, disconnect, usable_cores
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ def run_workers(
     command: str,
     words: Sequence[str],
     workers: int | Literal["auto"] | None,
-    device: Choice,
+    device: DeviceChoice,
     work: Callable[[World], None],
     check: Callable[[int], None] = lambda size: None,
     where: LaunchOptions | None = None,
-    backend: Backend = "auto",
+    backend: BackendChoice = "auto",
     elastic: Elastic | None = None,
 ) -> int:
     """Do `work` in every worker of the job, and return this process's exit code.
@@ -124,8 +124,8 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
 
 def _work(
     place: Place,
-    device: Choice,
-    backend: Backend,
+    device: DeviceChoice,
+    backend: BackendChoice,
     work: Callable[[World], None],
     expected: int | Literal["auto"] | None,
     started: int,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.draws import Draws
 from lockstep.data.sending import send
 

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.config import DataConfig
+from lockstep.config.references import resolve
+from lockstep.config.schema import DataConfig
 from lockstep.errors import DataError
-from lockstep.references import resolve
 
 if TYPE_CHECKING:
     from lockstep.data.sets import ImageData

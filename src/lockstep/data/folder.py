@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data.decode import Pixels, decode, evaluation_pixels
 from lockstep.data.images import Header, header
 from lockstep.data.listing import list_images, name_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.mixing import Mixing, mixes
 from lockstep.data.prefetch import prefetch

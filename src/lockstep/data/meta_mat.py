@@ -16,7 +16,7 @@ from io import BytesIO
 from typing import Any
 
 from lockstep.errors import DataError
-from lockstep.untrusted import parse_json
+from lockstep.files.untrusted import parse_json
 
 MEMORY_BYTES = 4 << 30
 SECONDS = 60

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.draws import Draws, Indices
 from lockstep.data.readers import Batch
 from lockstep.data.sending import send

@@ -14,7 +14,6 @@ import numpy as np
 
 from lockstep.data.encode import Encoding
 from lockstep.data.listing import list_images, name_of, validation_folder
-from lockstep.data.lock import alone
 from lockstep.data.packed import (
     FORMAT,
     INDEX_FILE,
@@ -32,8 +31,9 @@ from lockstep.data.processes import Advance, run_all
 from lockstep.data.sets import FileSplit
 from lockstep.data.shards import Item, ShardRecord, ShardTask, write_shard
 from lockstep.errors import ConfigError, DataError
-from lockstep.records import sync_folder, write_json
-from lockstep.untrusted import read_json
+from lockstep.files.folder_lock import alone
+from lockstep.files.jsonl import sync_folder, write_json
+from lockstep.files.untrusted import read_json
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,13 @@ import numpy.typing as npt
 
 from lockstep.data.sets import EncodedSplit
 from lockstep.errors import DataError, first_line
-from lockstep.records import write_json
-from lockstep.untrusted import open_plain, read_bytes, read_json
+from lockstep.files.jsonl import write_json
+from lockstep.files.untrusted import open_plain, read_bytes, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstep.config import DataConfig
+    from lockstep.config.schema import DataConfig
     from lockstep.data.sets import ImageData
 
 FORMAT, VERSION = "lockstep-packed-images", 1

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from lockstep import accelerator
 from lockstep.data.readers import Batch
+from lockstep.world import accelerator
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = False) -> Iterator[Batch]:

@@ -22,8 +22,8 @@ from io import BytesIO
 from pathlib import Path
 
 from lockstep.data import meta_mat
-from lockstep.data.lock import alone
 from lockstep.errors import DataError, first_line
+from lockstep.files.folder_lock import alone
 
 OFFICIAL_MD5 = {
     "training": "1d675b47d978889d74fa0da5fadfb00e",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from lockstep.blank_image import UnfitImageError, send_blank
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError
+from lockstep.nn.trial_forward import UnfitImageError, send_blank
 
 Sizes = Mapping[int, int]  # from an epoch (0 is the first) on: the side in pixels, as DataConfig.sizes_by_epoch has it
 

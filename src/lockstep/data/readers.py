@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data import augment
 from lockstep.data.buffers import Pool
 from lockstep.data.draws import Draws, Indices

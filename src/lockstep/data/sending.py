@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from lockstep import accelerator
+from lockstep.world import accelerator
 
 
 def send(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

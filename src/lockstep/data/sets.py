@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from lockstep.untrusted import open_plain, read_bytes
+from lockstep.files.untrusted import open_plain, read_bytes
 
 if TYPE_CHECKING:  # processes that only move files need no torch
     import torch

@@ -15,8 +15,8 @@ from lockstep.data.encode import Encoding
 from lockstep.data.packed import BLOCK
 from lockstep.data.processes import Advance
 from lockstep.errors import CorruptImageError, DataError
-from lockstep.records import write_json
-from lockstep.untrusted import read_json
+from lockstep.files.jsonl import write_json
+from lockstep.files.untrusted import read_json
 
 LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # a file's own faults; others pass, or are the machine's
 

@@ -21,8 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from lockstep import accelerator
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import mirrored
 from lockstep.data.buffers import SharedRing, share
 from lockstep.data.crop import RandomCrop
@@ -33,6 +32,7 @@ from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError, first_line
 from lockstep.seeding import seed_all
+from lockstep.world import accelerator
 
 
 class Request(NamedTuple):

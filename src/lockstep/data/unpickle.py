@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lockstep.errors import DataError, first_line
-from lockstep.untrusted import read_bytes
+from lockstep.files.untrusted import read_bytes
 
 MOST_BYTES = 1 << 30  # CIFAR-100's training images take 155 million
 

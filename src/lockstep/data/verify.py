@@ -15,7 +15,7 @@ from lockstep.data.listing import list_images
 from lockstep.data.packed import INDEX_FILE, ROW, SPLITS, Manifest, PackedPart, Shard, is_packed, member_name
 from lockstep.data.processes import Advance, run_all
 from lockstep.errors import DataError
-from lockstep.untrusted import open_plain
+from lockstep.files.untrusted import open_plain
 
 FILES_A_TASK = 256
 PIECE_BYTES = 1 << 20

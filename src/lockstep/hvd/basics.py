@@ -22,8 +22,8 @@ from lockstep.hvd.context import Context
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.submission import forget_finished
-from lockstep.place import Place
-from lockstep.rendezvous import open_store
+from lockstep.world.launcher_environment import Place
+from lockstep.world.rendezvous import open_store
 
 GONE_SECONDS = 2.0
 _generations = itertools.count()  # of static jobs: how often this process has connected
@@ -107,7 +107,7 @@ def _meet(comm: Any, settings: Settings) -> tuple[Place, Any, int]:
     if settings.elastic:
         if comm is not None:
             raise ValueError("the workers of an elastic job change, so hvd.init takes no comm in it")
-        from lockstep.elastic_rendezvous import meet
+        from lockstep.world.elastic_rendezvous import meet
 
         meeting = meet()
         return meeting.place, dist.PrefixStore(f"hvd/{meeting.generation}", meeting.store), meeting.place.size

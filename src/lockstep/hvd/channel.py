@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from lockstep import accelerator
 from lockstep.errors import LostPeerError, first_line, tells_of_lost_peer
 from lockstep.hvd import inline
 from lockstep.hvd.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
@@ -32,7 +31,8 @@ from lockstep.hvd.links import Links
 from lockstep.hvd.request import Request, explain_mismatch, ghost
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.timeline import Timeline
-from lockstep.loss_watch import end_process
+from lockstep.world import accelerator
+from lockstep.world.peer_loss import end_process
 
 BACKOFF_SECONDS = (0.0005, 0.05)
 NEWS_SECONDS = 3.0

@@ -22,8 +22,8 @@ from lockstep.hvd.links import Links
 from lockstep.hvd.settings import Settings
 from lockstep.hvd.stall import StallWatch
 from lockstep.hvd.timeline import Timeline
-from lockstep.lifeline import Lifeline
-from lockstep.place import Place
+from lockstep.world.launcher_environment import Place
+from lockstep.world.lifeline import Lifeline
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for what is under way at a shutdown

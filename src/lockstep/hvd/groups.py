@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep.errors import WorldError, first_line
-from lockstep.interfaces import own_address
+from lockstep.world.interfaces import own_address
 
 
 def gloo_group(store: dist.Store, rank: int, size: int, timeout_seconds: float, one_host: bool) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from lockstep import accelerator
 from lockstep.hvd import state
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.hvd.request import Request
 from lockstep.hvd.submission import submit
+from lockstep.world import accelerator
 
 
 def join(device: int = -1) -> int:

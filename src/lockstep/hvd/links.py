@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep import accelerator
-from lockstep.devices import tell_all
 from lockstep.hvd.request import Request
 from lockstep.hvd.settings import NO_TIMEOUT
 from lockstep.hvd.transfers import DeviceTransfers, GlooTransfers, StagedTransfers, Transfers
+from lockstep.world import accelerator
+from lockstep.world.devices import tell_all
 
 ABORT_SECONDS = 5.0
 POLL_SECONDS = 0.01

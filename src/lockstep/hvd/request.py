@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from lockstep import accelerator
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.reduction import OPERATION_NAMES, SUM
+from lockstep.world import accelerator
 
 Description = dict[str, Any]  # plain JSON: what one worker says of its request
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lockstep import accelerator
 from lockstep.hvd import state
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.hvd.request import Request
+from lockstep.world import accelerator
 
 REDUCED_TYPES = frozenset(
     {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}

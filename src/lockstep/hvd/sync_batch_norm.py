@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from lockstep.global_batch_norm import GlobalBatchNorm, Peers
 from lockstep.hvd import basics
 from lockstep.hvd.allgather import allgather
 from lockstep.hvd.allreduce import allreduce, allreduce_
 from lockstep.hvd.reduction import SUM
+from lockstep.nn.global_batch_norm import GlobalBatchNorm, Peers
 
 Tensor = torch.Tensor
 FEW_WORKERS = 64  # up to so many, zeros for the others' rows cost less than telling how many rows each has

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep.errors import ConfigError
-from lockstep.hostlist import counts, expand
+from lockstep.files.untrusted import read_text
 from lockstep.launch.hosts import Host
-from lockstep.untrusted import read_text
+from lockstep.world.slurm_hostlist import counts, expand
 
 GRES = re.compile(r"(?:.*?[:=])?([0-9]{1,9})(?:\(.*\))?")  # "4", "a100:4", "a100=4"
 BATCH_HOST = re.compile(r"(batch|launch|login)[-_]?[0-9]*(\..*)?")

@@ -6,7 +6,7 @@ import shlex
 
 from lockstep.launch.plan import LOOPBACK_INTERFACE, JobPlan, handed_on, horovod_variables, torchrun_variables
 from lockstep.launch.python_command import NotForkedError, python_command
-from lockstep.store import LOOPBACK
+from lockstep.world.store import LOOPBACK
 
 AT_START = "<chosen at the start>"
 OF_A_WORKER = (

@@ -1,9 +1,9 @@
 """The driver of an elastic job on this machine: one worker a slot, replaced alone when it dies.
 
-The workers ask for their places (see `lockstep.elastic_rendezvous`), and a new generation forms when all living ones
-have. A worker that survives keeps its process and its order among the survivors, who come before the new ones: rank 0,
-whose state the others take over, is a survivor. Rules as Horovod's, except that a failed worker's host, which is the
-only one here, is not given up: its slot gets a new worker.
+The workers ask for their places (see `lockstep.world.elastic_rendezvous`), and a new generation forms when all living
+ones have. A worker that survives keeps its process and its order among the survivors, who come before the new ones:
+rank 0, whose state the others take over, is a survivor. Rules as Horovod's, except that a failed worker's host, which
+is the only one here, is not given up: its slot gets a new worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lockstep.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
 from lockstep.launch.discovery import Discovery
 from lockstep.launch.display import OutputPlan, say
 from lockstep.launch.family import kill_descendants
@@ -28,7 +27,8 @@ from lockstep.launch.plan import handed_on
 from lockstep.launch.signals import ignore_stopping, on_stopping
 from lockstep.launch.timings import Timings
 from lockstep.launch.worker_starter import Child, WorkerStarter, signal_group, start
-from lockstep.store import LOOPBACK, serve_store
+from lockstep.world.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, answer_key, ask_key, worker_name
+from lockstep.world.store import LOOPBACK, serve_store
 
 POLL_SECONDS = 0.05
 STARTS = 3  # workers of a slot that may end in a row without having met the others

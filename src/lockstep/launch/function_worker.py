@@ -38,7 +38,7 @@ def main(folder: Path) -> int:
 def _place() -> tuple[int, int]:
     """The worker's rank and the number of workers; in an elastic job those of its latest meeting."""
     if os.environ.get("HOROVOD_ELASTIC") == "1":
-        from lockstep.elastic_rendezvous import latest_place
+        from lockstep.world.elastic_rendezvous import latest_place
 
         return latest_place()
     return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from lockstep.errors import LockstepError
+from lockstep.files.untrusted import printable
 from lockstep.launch.messages import LIMIT_BYTES, Answer, Foreign, Introduction, Knock, Message, Refused, pack, unpack
 from lockstep.launch.plan import SECRET
 from lockstep.launch.reach import CHALLENGE_BYTES, proof
-from lockstep.untrusted import printable
 
 UNPROVEN_BYTES = 1 << 10  # of one message; a host name takes at most 255
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

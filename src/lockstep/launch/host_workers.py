@@ -15,7 +15,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.interfaces import address_towards, addresses, interface_of, is_loopback, only_address, only_interface
 from lockstep.launch.family import kill_descendants
 from lockstep.launch.handshake import MeetingError
 from lockstep.launch.meeting import Meeting
@@ -25,8 +24,16 @@ from lockstep.launch.plan import LOOPBACK_INTERFACE, handed_on, horovod_variable
 from lockstep.launch.reach import Doors, listen, proof
 from lockstep.launch.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
 from lockstep.launch.worker_watch import Worker, WorkerWatch
-from lockstep.place import RESTART_COUNT, SNAPSHOTS
-from lockstep.world import usable_cores
+from lockstep.world.interfaces import (
+    address_towards,
+    addresses,
+    interface_of,
+    is_loopback,
+    only_address,
+    only_interface,
+)
+from lockstep.world.launcher_environment import RESTART_COUNT, SNAPSHOTS
+from lockstep.world.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
 STREAMS = ("stdout", "stderr")

@@ -39,7 +39,7 @@ from lockstep.launch.plan import SECRET, JobPlan, handed_on
 from lockstep.launch.remote import STAGES, Lost, Remote
 from lockstep.launch.screen import Screen
 from lockstep.launch.start import StartError, disagreement
-from lockstep.store import LOOPBACK
+from lockstep.world.store import LOOPBACK
 
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
 # Forwarded as SIGTERM. A second Ctrl-C ends the job at once; a second SIGTERM does not, as batch systems send several.

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+from lockstep.files.untrusted import printable
 from lockstep.launch.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
 from lockstep.launch.messages import Alive, Finished, Message, Refused, Terms, Verdict, WorkerFailure, pack, receive
 from lockstep.launch.timings import Timings
-from lockstep.untrusted import printable
 
 
 @dataclass

@@ -8,10 +8,10 @@ import asyncio
 import json
 from dataclasses import asdict, dataclass, field
 
-from lockstep.config_mapping import from_mapping
+from lockstep.config.mapping import from_mapping
 from lockstep.errors import ConfigError
+from lockstep.files.untrusted import parse_json
 from lockstep.launch.timings import Timings
-from lockstep.untrusted import parse_json
 
 # The agreement of both sides on these messages; hosts with another one have another Lockstep.
 PROTOCOL = 4

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import __version__
-from lockstep.interfaces import addresses
 from lockstep.launch import guard
 from lockstep.launch.family import adopt_orphans, allow_many_files
 from lockstep.launch.host_workers import HostWorkers, NodeError
@@ -43,6 +42,7 @@ from lockstep.launch.reach import Doors, reachable
 from lockstep.launch.snapshot_memory import SnapshotMemory
 from lockstep.launch.timings import Timings
 from lockstep.launch.worker_starter import WorkerStarter
+from lockstep.world.interfaces import addresses
 
 
 def versions() -> dict[str, str]:

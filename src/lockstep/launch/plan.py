@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lockstep.accelerator import VISIBLE
 from lockstep.errors import ConfigError
 from lockstep.launch.hosts import Host
 from lockstep.launch.timings import Timings
 from lockstep.launch.transports import Transport, start_words
+from lockstep.world.accelerator import VISIBLE
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # What scripts of Horovod's API may read, the same for every worker of a job.

@@ -19,11 +19,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from lockstep import accelerator
 from lockstep.launch import forked_worker
 from lockstep.launch.binding import bind_and_say
 from lockstep.launch.family import end_with_parent
 from lockstep.launch.process_title import set_title
+from lockstep.world import accelerator
 
 LENGTH_BYTES = 8
 MOST_DESCRIPTORS = 253  # of one message (SCM_MAX_FD, man 7 unix)

@@ -25,7 +25,7 @@ from lockstep.launch.options import LaunchOptions, offered_hosts, on_hosts, plan
 from lockstep.launch.plan import JobPlan
 from lockstep.launch.restart_options import RestartOptions
 from lockstep.launch.snapshot_memory import new_path
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 # How workers end that are asked to stop: after a checkpoint; without room for one, as the snapshots are in memory; or
 # by the signal itself, to which they do not listen yet.

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lockstep.config.references import resolve
 from lockstep.errors import ConfigError
-from lockstep.references import resolve
 
 if TYPE_CHECKING:
     import torch

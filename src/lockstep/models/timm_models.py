@@ -10,8 +10,8 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 
-from lockstep.blank_image import UnfitImageError, send_blank
 from lockstep.errors import ConfigError, first_line
+from lockstep.nn.trial_forward import UnfitImageError, send_blank
 
 
 def build(name: str, num_classes: int, in_channels: int, side: int) -> nn.Module:

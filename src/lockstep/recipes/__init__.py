@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import from_mapping
+from lockstep.config.mapping import from_mapping
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.untrusted import MOST_YAML_BYTES, parse_yaml
+from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent
 # Data sets that have no recipe of their own name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.records import number_within
+from lockstep.files.jsonl import number_within
 
 Record = Mapping[str, Any]  # of a file that may be damaged: any field may be missing or of another kind
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
+from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.fields import number, text, whole
 from lockstep.report.run import Run, Split
 from lockstep.report.run_curve import Curve
-from lockstep.untrusted import read_json, read_yaml
 
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.report.names import distinct_names
 from lockstep.report.run import Run
 from lockstep.report.runs import METRICS, read_run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.report.fields import number, text
 from lockstep.report.runs import describe_damage
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
-from lockstep.records import number_within
+from lockstep.files.jsonl import number_within
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"

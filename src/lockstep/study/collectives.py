@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lockstep import accelerator
-from lockstep.devices import GLOO
 from lockstep.errors import LockstepError, first_line, tells_of_lost_peer
 from lockstep.study.figures import Spread, spread
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.devices import GLOO
+from lockstep.world.world import World
 
 BARRIER = "barrier"
 LEAST_REPEATS = 3

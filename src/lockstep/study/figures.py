@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.place import Place
-from lockstep.records import RecordWriter
+from lockstep.files.jsonl import RecordWriter
 from lockstep.train.environment import describe_publicly
 from lockstep.train.io_counters import CountersMissingError, IoCounters
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 
 class Turn(NamedTuple):

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lockstep import accelerator
-from lockstep.config import NumericsConfig
+from lockstep.config.schema import NumericsConfig
 from lockstep.data.loaders import reader_for
 from lockstep.data.readers import Reader
 from lockstep.data.sets import MemorySplit
@@ -24,6 +23,7 @@ from lockstep.study.figures import Figure, ReadCounter, Turn, repeat
 from lockstep.study.stages import Setting, orders, stages_of
 from lockstep.train.loader_tuning import count_processes, show_rate, smallest_of_best
 from lockstep.train.precision import build_precision
+from lockstep.world import accelerator
 
 PLAN_IMAGES = 1 << 14
 REMEDIES = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lockstep import accelerator
 from lockstep.train.device_clock import DeviceClock
 from lockstep.train.step_clock import Phase, StepClock
+from lockstep.world import accelerator
 
 
 class PhaseClock(StepClock):

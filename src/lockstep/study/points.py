@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lockstep.config import RunConfig, TrainConfig
-from lockstep.config_mapping import to_mapping
+from lockstep.config.mapping import to_mapping
+from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.train.batching import plan_batches
 

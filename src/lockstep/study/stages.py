@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from lockstep import accelerator
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data import augment
 from lockstep.data.buffers import SharedRing, share
 from lockstep.data.draws import Draws, Indices
@@ -25,6 +24,7 @@ from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.data.stream import FileSource, Raw, Request, Source, UserSource, as_it_is
 from lockstep.errors import CorruptImageError
+from lockstep.world import accelerator
 
 IN_MEMORY = 256  # files that are held for measuring how they are decoded
 Work = Callable[[], tuple[int, int]]  # one batch; returns its images and its bytes

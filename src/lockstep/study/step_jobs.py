@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import from_mapping, to_mapping
+from lockstep.config.mapping import from_mapping, to_mapping
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, StoppedError
+from lockstep.files.jsonl import RecordWriter
 from lockstep.launch.display import OutputPlan
 from lockstep.launch.hosts import names_of_this_machine
 from lockstep.launch.job import JobSeries
 from lockstep.launch.options import LaunchOptions, plan_from
 from lockstep.launch.plan import JobPlan, threads
-from lockstep.records import RecordWriter
 from lockstep.study.points import Length
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 # The exit codes of a job that somebody has ended, not itself.
 ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))

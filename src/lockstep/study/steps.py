@@ -18,7 +18,6 @@ from typing import Any, get_args
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep import accelerator
 from lockstep.data.readers import Batch
 from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
@@ -31,7 +30,8 @@ from lockstep.train.setup import Job
 from lockstep.train.step_clock import Phase
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.world import World
 
 BLOCK = 10  # steps between two looks at the figures, as a run's --log-every has them
 EXCHANGES = 10

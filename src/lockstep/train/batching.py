@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 
 DEFAULT_BATCH = 64
 

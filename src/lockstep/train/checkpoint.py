@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import CheckpointError
-from lockstep.loss_watch import unbroken
 from lockstep.train import checkpoint_format
 from lockstep.train.checkpoint_format import MANIFEST_FILE, MODEL_FILE, PARTIAL, sync
 from lockstep.train.checkpoint_writer import BackgroundWriter
 from lockstep.train.progress import Progress
 from lockstep.train.snapshot import Snapshot, Tensors
-from lockstep.world import World
+from lockstep.world.peer_loss import unbroken
+from lockstep.world.world import World
 
 PREFIX = "step-"
 SPARE_BYTES = 4 << 20  # to be free beside a checkpoint's tensors: its other files, and room for records and logs

@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from lockstep.errors import CheckpointError
+from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.train.snapshot import Snapshot, Tensors
-from lockstep.untrusted import open_plain, parse_json, read_json
 
 FORMAT = 1
 PARTIAL = ".partial-"

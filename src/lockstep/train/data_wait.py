@@ -8,10 +8,10 @@ from typing import Literal
 
 import psutil
 
-from lockstep.config import AugmentConfig, TrainConfig
+from lockstep.config.schema import AugmentConfig, TrainConfig
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, MemorySplit
 from lockstep.train.loader_tuning import LoaderProcesses, cores_of_worker, count_processes
-from lockstep.world import World
+from lockstep.world.world import World
 
 MUCH = 0.1  # the share of an epoch's time from which on a remedy is named
 NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "panfs", "wekafs", "afs"})

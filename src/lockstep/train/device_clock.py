@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep import accelerator
+from lockstep.world import accelerator
 
 
 class DeviceClock:

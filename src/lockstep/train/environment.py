@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import torch
 
-from lockstep import __version__, accelerator
-from lockstep.world import World, usable_cores
+from lockstep import __version__
+from lockstep.world import accelerator
+from lockstep.world.world import World, usable_cores
 
 PRIVATE = ("command", "folder", "host")  # facts that are not for a public record
 GIT_SECONDS = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def are_finite(world: World, weights: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from lockstep.config import (
+from lockstep.config.schema import (
     AugmentConfig,
     DataConfig,
     ModelConfig,
@@ -21,10 +21,10 @@ from lockstep.config import (
 )
 from lockstep.data.users import describe
 from lockstep.errors import ConfigError
-from lockstep.place import Place
 from lockstep.train.loop import Result
 from lockstep.train.run import run_with
-from lockstep.world import connect
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import connect
 
 _GROUPS: dict[str, Any] = {
     "data": DataConfig,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data.decode import evaluation_pixels
 from lockstep.data.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
@@ -26,7 +26,7 @@ from lockstep.train.old_checkpoint import is_old, load_weights, read
 from lockstep.train.precision import build_precision
 from lockstep.train.reporting import list_left_out
 from lockstep.train.setup import build_val_loader, load_data, place_model
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The I/O of a worker over time: a thread that records every few seconds what was read and written since.
 
-No worker waits for another here: each has a file of its own in the run folder, and `lockstep.io_records` adds them up.
-Taking one sample costs 1.5 ms of CPU time with 75 processes on the node, of which 15 us each go into finding the
-worker's children among them, and up to 1.3 ms more for the node's devices: every 5 s, 0.03 to 0.06 % of one core.
+No worker waits for another here: each has a file of its own in the run folder, and `lockstep.files.io_records` adds
+them up. Taking one sample costs 1.5 ms of CPU time with 75 processes on the node, of which 15 us each go into finding
+the worker's children among them, and up to 1.3 ms more for the node's devices: every 5 s, 0.03 to 0.06 % of one core.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lockstep.io_records import KIND, worker_file
-from lockstep.records import RecordWriter
+from lockstep.files.io_records import KIND, worker_file
+from lockstep.files.jsonl import RecordWriter
 from lockstep.train.io_counters import CountersMissingError, IoCounters
-from lockstep.world import World
+from lockstep.world.world import World
 
 MISSING = "no I/O records: this platform does not count what a process reads (Linux does, in /proc/PID/io)"
 

@@ -15,11 +15,11 @@ from itertools import islice
 
 import numpy as np
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data.draws import Indices
 from lockstep.data.readers import Reader
 from lockstep.data.sets import MemorySplit, Split
-from lockstep.world import World, usable_cores
+from lockstep.world.world import World, usable_cores
 
 USUAL_MOST = 8
 WINDOW_SECONDS = 0.4  # for each number of processes, after their start

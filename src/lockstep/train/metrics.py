@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep.world import World
+from lockstep.world.world import World
 
 FEW_LOGITS = 1 << 15  # of a pass that is counted fastest together with others
 PASSES_AT_ONCE = 8

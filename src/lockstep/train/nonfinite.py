@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim import Optimizer
 
-from lockstep.config import NumericsConfig
+from lockstep.config.schema import NumericsConfig
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.nonfinite_trace import Buffers, Finding, trace

@@ -15,7 +15,7 @@ from torch import nn
 
 from lockstep.data.readers import Batch
 from lockstep.data.sets import EncodedSplit
-from lockstep.global_batch_norm import GlobalBatchNorm
+from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
 from lockstep.train.losses import losses_of
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn, optim
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.train.metrics import Totals
 from lockstep.train.old_checkpoint import load_weights, read

@@ -9,12 +9,12 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from lockstep import accelerator
-from lockstep.config import OptimConfig
+from lockstep.config.schema import OptimConfig
 from lockstep.train.lamb import LAMB
 from lockstep.train.lars import LARS
 from lockstep.train.layerwise import LayerwiseOptimizer
 from lockstep.train.strategies import Strategy
+from lockstep.world import accelerator
 
 FUSED = (optim.SGD, optim.Adam, optim.AdamW)
 """The kinds that torch computes in one kernel for many tensors, which can skip a step by a flag on the device."""

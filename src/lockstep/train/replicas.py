@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from lockstep import accelerator
 from lockstep.errors import ReplicasDifferError
-from lockstep.global_batch_norm import GlobalBatchNorm
-from lockstep.world import World
+from lockstep.nn.global_batch_norm import GlobalBatchNorm
+from lockstep.world import accelerator
+from lockstep.world.world import World
 
 Worker = tuple[str, list[int], str]
 """Its host, its fingerprints, and its processor."""

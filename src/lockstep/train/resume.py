@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lockstep.config import TrainConfig
+from lockstep.config.run_names import new_run_path
+from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.run_names import new_run_path
 from lockstep.train import checkpoint, checkpoint_format
 from lockstep.train.batching import Batching
 from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
@@ -24,7 +24,7 @@ from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, newest_run_path
 from lockstep.train.snapshots import NONE, bring_newest
 from lockstep.train.strategies import Strategy
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[str, Any]:

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from lockstep import __version__
-from lockstep.config import TrainConfig, check_workers
+from lockstep.config.schema import TrainConfig, check_workers
+from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
-from lockstep.launch import job_end
-from lockstep.time_limit import TimeLeft, parse_time_limit
 from lockstep.train import goal
 from lockstep.train.io_sampling import IoSampler, start_counting
 from lockstep.train.loop import Result, train
@@ -25,7 +24,8 @@ from lockstep.train.same_job import check_same_job
 from lockstep.train.saving import finish_saving
 from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
-from lockstep.world import World
+from lockstep.world import batch_time_left
+from lockstep.world.world import World
 
 
 def run(config: TrainConfig, world: World) -> Result:
@@ -80,9 +80,9 @@ def _time_left(config: TrainConfig, world: World) -> TimeLeft | None:
     """How long this run has, as its main worker knows it; --time-limit counts from the job's start there."""
     left = None
     if world.is_main and config.run.time_limit is None:
-        left = job_end.time_left(os.environ)
+        left = batch_time_left.time_left(os.environ)
     elif world.is_main and (limit := parse_time_limit(config.run.time_limit or "none")):
-        left = TimeLeft(limit - job_end.launch_age(), "--time-limit")
+        left = TimeLeft(limit - batch_time_left.launch_age(), "--time-limit")
     told = world.from_main([left.seconds, left.source] if left else None)
     return TimeLeft(*told) if told else None
 

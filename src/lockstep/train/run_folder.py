@@ -11,15 +11,15 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import to_mapping
+from lockstep.config.mapping import to_mapping
+from lockstep.config.run_names import RUNS, slug
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.records import write_json
-from lockstep.run_names import RUNS, slug
+from lockstep.files.jsonl import write_json
+from lockstep.files.resilient_file import PatientFile
 from lockstep.train import checkpoint
 from lockstep.train.environment import describe_environment
-from lockstep.train.patient_file import PatientFile
-from lockstep.world import World
+from lockstep.world.world import World
 
 LOGGERS = ("lockstep", "py.warnings")
 logger = logging.getLogger("lockstep")

@@ -24,12 +24,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import lockstep
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import to_mapping
+from lockstep.config.mapping import to_mapping
+from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, Split
 from lockstep.errors import ConfigError
-from lockstep.world import World
+from lockstep.world.world import World
 
 Description = Mapping[str, Mapping[str, Any]]
 """What one worker has: part to name to value, as JSON holds it."""

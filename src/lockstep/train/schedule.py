@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.config import OptimConfig
+from lockstep.config.schema import OptimConfig
 
 ONECYCLE_WARMUP = 0.25  # share of the run in which onecycle climbs, unless --warmup-epochs says otherwise
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
-from lockstep import accelerator
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.mixing import Mixing, mixes
@@ -50,7 +49,8 @@ from lockstep.train.step_clock import StepClock
 from lockstep.train.stopping import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.world import World
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lockstep import accelerator
+from lockstep.world import accelerator
 
 Tensors = dict[str, torch.Tensor]
 

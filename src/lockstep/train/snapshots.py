@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import CheckpointFolder, Checkpoints
 from lockstep.train.checkpoint_format import PARTIAL
 from lockstep.train.strategies import Strategy
-from lockstep.world import World
+from lockstep.world.world import World
 
 CHUNK_BYTES = 64 << 20
 NONE = -1

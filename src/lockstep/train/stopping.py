@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lockstep.config.time_limit import TimeLeft
 from lockstep.data.readers import Batch
-from lockstep.time_limit import TimeLeft
 from lockstep.train.deadline import Deadline
-from lockstep.world import World
+from lockstep.world.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 TIME_LIMIT = 1  # noted as if it were a signal; below all of those, so that a signal is told instead if both come

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.config.run_names import RUNS
 from lockstep.errors import ConfigError
-from lockstep.run_names import RUNS
-from lockstep.untrusted import read_yaml
+from lockstep.files.untrusted import read_yaml
 from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
 from lockstep.watch.values import count, number

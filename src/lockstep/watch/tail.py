@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.records import parse_record
-from lockstep.untrusted import open_plain
+from lockstep.files.jsonl import parse_record
+from lockstep.files.untrusted import open_plain
 
 PORTION_BYTES = 16 << 20  # the view is drawn between two of them
 SKIM_BYTES = 32 << 20  # of a longer file, which a day's training writes, only a part of the steps is parsed
@@ -31,7 +31,8 @@ class News(NamedTuple):
 class Tail:
     """Reads what was appended since the last look.
 
-    A resumed run puts another file in its place (`lockstep.records.keep_records`): that is then read from its start.
+    A resumed run puts another file in its place (`lockstep.files.jsonl.keep_records`): that is then read from its
+    start.
 
     Args:
         last_bytes: Begin so many bytes before the end; None: at the start.

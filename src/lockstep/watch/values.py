@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.records import number_within
+from lockstep.files.jsonl import number_within
 
 LARGEST = 1e100  # sums and products of such numbers are finite
 MOST = 10**15  # far more steps, images or parameters than there are

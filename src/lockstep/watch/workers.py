@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LOST_PEER
-from lockstep.io_records import KIND, worker_file
-from lockstep.untrusted import open_plain
+from lockstep.files.io_records import KIND, worker_file
+from lockstep.files.untrusted import open_plain
 from lockstep.watch.tail import Tail
 from lockstep.watch.values import number, one_line
 

@@ -87,7 +87,7 @@ def _image(form: str, **options: Any) -> bytes:
 
 @target
 def yaml(folder: Path) -> Target:
-    from lockstep.untrusted import parse_yaml
+    from lockstep.files.untrusted import parse_yaml
 
     return Target(
         b"a: &a {x: 1, y: [1, 2.5, '3']}\nb: {<<: *a, d: 2020-01-01}\nc: !!binary aGk=\n", parse_yaml, (ValueError,)
@@ -96,14 +96,14 @@ def yaml(folder: Path) -> Target:
 
 @target
 def json_value(folder: Path) -> Target:
-    from lockstep.untrusted import parse_json
+    from lockstep.files.untrusted import parse_json
 
     return Target(b'{"a": [1, 2.5, "x", null, true], "b": {"c": "d"}}', parse_json, (ValueError,), as_json=True)
 
 
 def _config() -> dict[str, Any]:
     from lockstep import recipes
-    from lockstep.config_mapping import to_mapping
+    from lockstep.config.mapping import to_mapping
 
     return to_mapping(recipes.load("cifar10"))
 
@@ -490,7 +490,7 @@ def meta_mat(folder: Path) -> Target:
 
 @target
 def slurm_hosts(folder: Path) -> Target:
-    from lockstep.hostlist import counts, expand
+    from lockstep.world.slurm_hostlist import counts, expand
 
     def read(data: bytes) -> None:
         text = data.decode("latin1")
@@ -590,8 +590,8 @@ PLACES = [
 
 @target
 def launcher_variables(folder: Path) -> Target:
-    from lockstep.address import find_address
-    from lockstep.place import Place
+    from lockstep.world.launcher_environment import Place
+    from lockstep.world.rank0_address import find_address
 
     def read(data: bytes) -> None:
         for environment in _environments(data):
@@ -625,7 +625,7 @@ def launcher_messages(folder: Path) -> Target:
 
 @target
 def io_records(folder: Path) -> Target:
-    from lockstep.io_records import job_io
+    from lockstep.files.io_records import job_io
 
     (folder / "io").mkdir()
     records = [

@@ -8,7 +8,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def reference(rows: list[np.ndarray]) -> np.ndarray:

@@ -12,7 +12,7 @@ from gradients import bits, gradient, grads, new_parameters
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 # Buckets that fit a control message alone but not together, and some that never do.
 SHAPES = [(200,), (220,), (20, 11), (3000,), (180,), (2500,), (7,)]

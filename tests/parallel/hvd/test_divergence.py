@@ -14,7 +14,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def test_the_fusion_threshold_is_rank_0s() -> None:

@@ -11,7 +11,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world import World
+from lockstep.world.world import World
 
 NOT_INITIALIZED = r"Horovod has not been initialized; use hvd\.init\(\)\."
 ONE, TWO = torch.ones(4), torch.ones(4, 2)

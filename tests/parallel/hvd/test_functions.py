@@ -12,7 +12,7 @@ from torch import nn, optim
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 Parameters = list[nn.Parameter]
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {

@@ -9,7 +9,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def test_a_worker_that_has_joined_goes_along_with_fused_tensors() -> None:

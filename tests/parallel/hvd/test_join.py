@@ -11,7 +11,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def in_workers(size: int, check: Callable[[int, int], Any]) -> list[Any]:

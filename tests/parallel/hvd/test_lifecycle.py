@@ -14,7 +14,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def test_init_and_shutdown_work_200_times() -> None:

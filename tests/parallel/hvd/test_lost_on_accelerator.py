@@ -15,7 +15,7 @@ from worker_group import run_in_workers
 from lockstep import hvd
 from lockstep.hvd import state as horovod
 from lockstep.hvd.elastic.base import ObjectState
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def _reduce_and_lose_the_other(world: World, elastic: bool) -> fake.Machine | None:

@@ -9,7 +9,7 @@ from worker_group import run_in_workers
 from lockstep import hvd
 from lockstep.hvd import control
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world import World
+from lockstep.world.world import World
 
 SIZE = 3
 NAMES = 200  # whose entries are longer than the 2 KiB of one exchange

@@ -14,7 +14,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.compression import Compressor
-from lockstep.world import World
+from lockstep.world.world import World
 
 Tensor = torch.Tensor
 

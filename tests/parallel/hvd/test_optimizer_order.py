@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def total(process_set: hvd.ProcessSet = hvd.global_process_set, name: str | None = None) -> float:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 DTYPES = ("float32", "float64", "int32", "int64")
 REDUCTIONS = {

@@ -10,7 +10,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd import links, transfers
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def _everything(world: World, staged: bool) -> list[Any]:

@@ -13,10 +13,11 @@ from fake_accelerator import DEVICE
 from torch import nn
 from worker_group import run_in_workers
 
-from lockstep import accelerator, hvd
+from lockstep import hvd
 from lockstep.hvd.links import Links
 from lockstep.hvd.request import Request
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.world import World
 
 Case = Callable[[World], Any]
 

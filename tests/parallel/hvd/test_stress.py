@@ -15,7 +15,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd import submission
-from lockstep.world import World
+from lockstep.world.world import World
 
 OPERATIONS = 2000
 THREADS = 8

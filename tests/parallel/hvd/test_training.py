@@ -12,7 +12,7 @@ from gradients import bits
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 STEPS = 5
 Parameters = Iterable[torch.Tensor]

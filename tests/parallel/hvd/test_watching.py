@@ -14,7 +14,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 def test_poll_is_false_while_a_peer_is_awaited() -> None:

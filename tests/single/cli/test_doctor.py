@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep import accelerator
 from lockstep.cli import checkup, main
+from lockstep.world import accelerator
 
 
 def test_it_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:

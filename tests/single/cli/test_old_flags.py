@@ -12,7 +12,7 @@ import yaml
 from lockstep.cli import main
 from lockstep.cli.old_flags import BARE, FIXED, REFUSED, RENAMED, flags_of, translate
 from lockstep.cli.parse import TrainCommand, parse_train
-from lockstep.config import RunConfig, TrainConfig
+from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.cli.study import STUDIES
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 QUICK = ["--repeats", "2", "--seconds", "0.02"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep.cli import main
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 
 PUBLISHED = Path(__file__).parents[3] / "examples" / "studies" / "published.jsonl"
 

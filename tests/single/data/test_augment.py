@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data import augment
 from lockstep.data.draws import Draws
 

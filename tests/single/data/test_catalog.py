@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data import catalog
 from lockstep.data.catalog import NAMED
 from lockstep.data.sets import MemorySplit

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data import device_decode
 from lockstep.data.device_decode import batch_decoder
 from lockstep.data.loaders import reader_for

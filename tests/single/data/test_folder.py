@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data import folder
 from lockstep.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from lockstep.data.listing import list_images

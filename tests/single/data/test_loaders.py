@@ -12,7 +12,7 @@ import torch
 from packs import pack_folder
 from torch.utils.data import Subset, TensorDataset
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog, digits, folder
 from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
 from lockstep.data.mixing import Mixing, mixes

@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import run
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import folder
 from lockstep.data.loaders import TrainLoader, reader_for
 from lockstep.data.readers import Placement

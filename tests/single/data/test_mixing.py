@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config import AugmentConfig
+from lockstep.config.schema import AugmentConfig
 from lockstep.data.draws import Draws
 from lockstep.data.mixing import Mixing, draw_recipe, mixes, symmetric_beta
 from lockstep.data.readers import Batch

@@ -21,7 +21,7 @@ import pytest
 from commands import LOCKSTEP, Job, run, started
 from PIL import Image
 
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data import pack
 from lockstep.data.catalog import load
 from lockstep.data.describe import describe

@@ -17,7 +17,7 @@ from commands import run
 from packs import pack_folder
 from PIL import Image, PngImagePlugin
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog, pack, verify
 from lockstep.data.describe import describe
 from lockstep.data.encode import Encoding

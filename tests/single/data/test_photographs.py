@@ -14,7 +14,7 @@ from distributions import distance, largest_distance
 from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import folder
 from lockstep.data.decode import centre, evaluation_pixels
 from lockstep.data.sets import FileSplit, ImageData

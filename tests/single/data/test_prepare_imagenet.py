@@ -15,11 +15,11 @@ from cold_starts import allowed
 from PIL import Image
 
 from lockstep.cli import main
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.data import catalog, meta_mat
-from lockstep.data.lock import alone
 from lockstep.data.prepare_imagenet import look, md5, prepare
 from lockstep.errors import ConfigError, DataError
+from lockstep.files.folder_lock import alone
 
 scipy_io = pytest.importorskip("scipy.io")
 

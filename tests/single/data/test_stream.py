@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config import AugmentConfig, DataConfig
+from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import folder
 from lockstep.data.decode import evaluation_pixels
 from lockstep.data.loaders import reader_for

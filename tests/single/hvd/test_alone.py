@@ -16,7 +16,7 @@ from lockstep import hvd
 from lockstep.hvd.basics import is_homogeneous
 from lockstep.hvd.context import Context
 from lockstep.hvd.settings import Settings
-from lockstep.place import Place
+from lockstep.world.launcher_environment import Place
 
 ONE, TWO = torch.ones(3), [torch.ones(3), torch.arange(4)]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from lockstep import accelerator
 from lockstep.hvd import links
 from lockstep.hvd.links import Links, staging_reason
 from lockstep.hvd.settings import NO_TIMEOUT
+from lockstep.world import accelerator
 
 
 def _asked_by_the_last(gpus: Sequence[str]) -> str | None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep import accelerator
 from lockstep.hvd.gradients import Bucket, Slot, _no_gradient
 from lockstep.hvd.request import Request, ghost
+from lockstep.world import accelerator
 
 META = torch.device("meta")
 

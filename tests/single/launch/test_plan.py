@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from lockstep.accelerator import VISIBLE
 from lockstep.errors import ConfigError
 from lockstep.launch.hosts import Host
 from lockstep.launch.plan import (
@@ -20,6 +19,7 @@ from lockstep.launch.plan import (
     plan_local,
 )
 from lockstep.launch.transports import NODE_MODULE, Kind, Transport, start_words
+from lockstep.world.accelerator import VISIBLE
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")
 LOOPBACK = {

@@ -7,8 +7,8 @@ import ipaddress
 
 import pytest
 
-from lockstep.interfaces import address_towards, addresses, interface_of
 from lockstep.launch.reach import Doors, listen, proof, reachable
+from lockstep.world.interfaces import address_towards, addresses, interface_of
 
 SECONDS = 60.0
 

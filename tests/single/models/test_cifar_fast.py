@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from lockstep import recipes
-from lockstep.config import ModelConfig, TrainConfig
+from lockstep.config.schema import ModelConfig, TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit, UserSplit
 from lockstep.errors import ConfigError
 from lockstep.models import cifar_fast, registry

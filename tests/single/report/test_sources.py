@@ -18,8 +18,8 @@ from report_material import (
 )
 
 from lockstep.errors import ConfigError
+from lockstep.files.untrusted import open_plain
 from lockstep.report.sources import gather
-from lockstep.untrusted import open_plain
 
 
 def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_in_a_folder_that_cannot_be_opened_does_not_hide_the_others(
             raise PermissionError(13, "Permission denied")
         return open_plain(path)
 
-    monkeypatch.setattr("lockstep.records.open_plain", refuse)
+    monkeypatch.setattr("lockstep.files.jsonl.open_plain", refuse)
     found = gather([tmp_path])
     assert [record["batch"] for record in found.studies] == [64]
     assert found.warnings == [f"{tmp_path / 'a.jsonl'} cannot be read: Permission denied"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scaling_jobs import published, record
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.scaling_model import machine_of, series_of
 
 

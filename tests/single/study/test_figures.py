@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.study.figures import Figure, ReadCounter, Turn, append_study, check_record_file, repeat
 from lockstep.train import io_counters
 

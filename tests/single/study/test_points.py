@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import DataConfig, RunConfig, TrainConfig
+from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.study.points import KEY, Point, job_digest, missing_points, plan_points
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.config import ParallelConfig, TrainConfig, check_workers
+from lockstep.config.schema import ParallelConfig, TrainConfig, check_workers
 from lockstep.errors import ConfigError
 from lockstep.train.batching import plan_batches
 

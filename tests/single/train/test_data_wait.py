@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from lockstep.cli import main
-from lockstep.config import AugmentConfig
-from lockstep.records import read_records
+from lockstep.config.schema import AugmentConfig
+from lockstep.files.jsonl import read_records
 from lockstep.train.data_wait import DataWait, Loading, advise, network_of
 from lockstep.train.loader_tuning import LoaderProcesses
 

@@ -11,11 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep import accelerator
 from lockstep.data import digits
 from lockstep.errors import NonFiniteLossError
-from lockstep.place import Place
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
 from lockstep.train.optim import takes_found_inf
@@ -23,7 +21,9 @@ from lockstep.train.precision import scaling
 from lockstep.train.precision.scaling import DeviceLossScaler, LossScaler, ScaledPrecision
 from lockstep.train.run import run_with
 from lockstep.train.strategies import Strategy
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 STEPS = 24
 COMMON: dict[str, Any] = {"epochs": 2, "global_batch_size": 48, "track": (), "lr_scaling": "none"}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.train import fit
 from lockstep.train.fit import configure
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
 from lockstep.train.goal import _duration
 

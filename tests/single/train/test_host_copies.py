@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep import accelerator
 from lockstep.data import digits
-from lockstep.place import Place
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.train.snapshot import HostCopies
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 STEPS = 6
 

@@ -19,12 +19,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep import accelerator
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.data import digits
 from lockstep.data.readers import Batch
-from lockstep.global_batch_norm import GlobalBatchNorm
-from lockstep.place import Place
+from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.train.ema import build_average
 from lockstep.train.fit import configure
 from lockstep.train.loop import take_step
@@ -33,7 +31,9 @@ from lockstep.train.nonfinite import build_guard
 from lockstep.train.optim import build_optimizer
 from lockstep.train.precision import build_precision
 from lockstep.train.setup import Job, build_job
-from lockstep.world import World
+from lockstep.world import accelerator
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 DEVICE = torch.device("cuda", 0)
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "performance.md"

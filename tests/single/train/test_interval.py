@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep import accelerator
 from lockstep.train import reporting
 from lockstep.train.reporting import Interval
+from lockstep.world import accelerator
 
 LOADER, HOST, STEPS = 0.090, 0.015, 50  # seconds a batch, seconds of the host's work a step
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from lockstep.cli import main
-from lockstep.io_records import job_io, worker_file
-from lockstep.place import Place
-from lockstep.records import read_records
+from lockstep.files.io_records import job_io, worker_file
+from lockstep.files.jsonl import read_records
 from lockstep.train import io_counters
 from lockstep.train.io_counters import IoCounters, of_node
 from lockstep.train.io_sampling import MISSING, start_counting
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
 SIZE = 3_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.place import Place
 from lockstep.train.metrics import Meter, Totals
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 LOGITS = torch.tensor([[9.0, 1, 2, 3, 4, 5], [1, 9, 8, 7, 6, 5], [0, 1, 2, 3, 4, 5]])
 LABELS = torch.tensor([0, 5, 0])  # first, fifth and last of six

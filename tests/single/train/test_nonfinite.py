@@ -11,13 +11,13 @@ from torch import nn
 
 from lockstep.data.readers import Batch
 from lockstep.errors import NonFiniteLossError
-from lockstep.place import Place
 from lockstep.train.finite_weights import are_finite
 from lockstep.train.nonfinite import RewindError, ScaledRewind, _whose
 from lockstep.train.nonfinite_trace import Buffers, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 WORLD = World(Place(), torch.device("cpu"))
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.config import RunConfig, TrainConfig
+from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.records import read_records
+from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
 from lockstep.train.old_checkpoint import is_old, load_weights, read
 from lockstep.train.old_resume import begin_at

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep import accelerator
-from lockstep.config import OptimConfig
+from lockstep.config.schema import OptimConfig
 from lockstep.train.optim import build_optimizer, load_keeping_flags, set_rate
 from lockstep.train.strategies import Strategy
+from lockstep.world import accelerator
 
 
 def _net() -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep.config import NumericsConfig
+from lockstep.config.schema import NumericsConfig
 from lockstep.train.ema import build_average
 from lockstep.train.precision import Precision, build_precision, scaling
 from lockstep.train.precision.scaling import LossScaler

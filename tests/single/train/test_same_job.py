@@ -17,11 +17,11 @@ from lockstep.data import digits
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.users import describe as users_data
 from lockstep.errors import ConfigError
-from lockstep.place import Place
 from lockstep.train import same_job
 from lockstep.train.fit import configure
 from lockstep.train.same_job import check_same_job, describe_job, difference
-from lockstep.world import World
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 CONFIG = configure(lr=0.1, batch_size=8, progressive_sizes=("0:4", "2:8"))
 DATA = digits.load()

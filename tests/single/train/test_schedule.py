@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.config import OptimConfig
+from lockstep.config.schema import OptimConfig
 from lockstep.train.schedule import Schedule, build_schedule, peak_rate
 
 

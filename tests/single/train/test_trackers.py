@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import TrainConfig
-from lockstep.records import read_records
+from lockstep.config.schema import TrainConfig
+from lockstep.files.jsonl import read_records
 from lockstep.train.trackers.base import Tracker, TrackerGroup, scalars
 from lockstep.train.trackers.console import PlainConsole, describe
 from lockstep.train.trackers.jsonl import RecordTracker

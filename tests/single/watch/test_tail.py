@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.records import keep_records
+from lockstep.files.jsonl import keep_records
 from lockstep.watch import tail
 from lockstep.watch.tail import Tail
 

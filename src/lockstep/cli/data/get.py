@@ -11,7 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
-from lockstep.config import DataConfig
+from lockstep.config.schema import DataConfig
 from lockstep.errors import DataError
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from lockstep.errors import ConfigError
-from lockstep.world import usable_cores
+from lockstep.world.world import usable_cores
 
 Jobs = Annotated[int | Literal["auto"], arg(aliases=["-j"], metavar="N|auto")]
 

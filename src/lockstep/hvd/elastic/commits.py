@@ -31,7 +31,7 @@ from lockstep.errors import StoppedError
 from lockstep.hvd import state as horovod
 from lockstep.hvd.broadcast import broadcast_
 from lockstep.hvd.functions import allgather_object
-from lockstep.place import Place
+from lockstep.world.launcher_environment import Place
 
 if TYPE_CHECKING:
     from lockstep.hvd.elastic.base import State

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from lockstep.io_records import job_io
+from lockstep.files.io_records import job_io
 from lockstep.report.document import Chart, Section
 from lockstep.report.run_curve import Curve, time_unit
 from lockstep.report.run_lines import Axis, Look, RunCurve, lines, note

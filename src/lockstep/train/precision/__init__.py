@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.config import NumericsConfig
+from lockstep.config.schema import NumericsConfig
 from lockstep.train.precision.base import Precision
 
 __all__ = ["Precision", "build_precision"]

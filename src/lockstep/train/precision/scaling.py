@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lockstep import accelerator
 from lockstep.train.optim import step_unless, take_back, takes_found_inf
 from lockstep.train.precision.base import Precision
+from lockstep.world import accelerator
 
 FIRST = 2.0**16
 LARGEST = 2.0**24

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.train.strategies.base import Strategy
-from lockstep.world import World
+from lockstep.world.world import World
 
 __all__ = ["Strategy", "build_strategy"]
 
 
 def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strategy:
-    """The strategy that a configuration names; `lockstep.config.check_workers` has passed it.
+    """The strategy that a configuration names; `lockstep.config.schema.check_workers` has passed it.
 
     Args:
         total_steps: Optimizer steps of the whole run.

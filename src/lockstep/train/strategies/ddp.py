@@ -17,7 +17,7 @@ from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy, Tensors
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm, has_other_buffers
 from lockstep.train.strategies.compression import Compression
-from lockstep.world import World
+from lockstep.world.world import World
 
 
 class DistributedStrategy(Strategy):

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from lockstep import accelerator
 from lockstep.train.strategies.base import Strategy
+from lockstep.world import accelerator
 
 
 class DataParallelStrategy(Strategy):

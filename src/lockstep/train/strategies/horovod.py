@@ -15,7 +15,7 @@ from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.train.strategies.base import Strategy, Traffic
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
 from lockstep.train.strategies.compression import HALF_BYTES
-from lockstep.world import World
+from lockstep.world.world import World
 
 HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NEVER = 1 << 30  # backward passes after which gradients would be reduced, where that is to wait for another pass

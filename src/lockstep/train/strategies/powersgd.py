@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.train.strategies.base import Tensors
 from lockstep.train.strategies.compression import Compression, Future
-from lockstep.world import World
+from lockstep.world.world import World
 
 EARLIEST_START = 2  # torch's hook wants two plain steps
 LATEST_START = 1000

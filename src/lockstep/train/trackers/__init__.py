@@ -5,13 +5,13 @@ Only the main worker builds trackers, so nobody else needs to ask who it is.
 
 from __future__ import annotations
 
-from lockstep.config import TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, logger
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import build_console
 from lockstep.train.trackers.jsonl import RecordTracker
-from lockstep.world import World
+from lockstep.world.world import World
 
 __all__ = ["Tracker", "build_trackers"]
 

@@ -31,7 +31,7 @@ class Tracker:
         """One step was taken; its figures may still be on the device."""
 
     def record(self, record: Record) -> None:
-        """One record (see `lockstep.records`)."""
+        """One record (see `lockstep.files.jsonl`)."""
 
     def unwritten(self) -> list[str]:
         """Write what was kept back because the disk was full; returns what cannot be written even now."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.records import format_record, keep_records
-from lockstep.train.patient_file import PatientFile
+from lockstep.files.jsonl import format_record, keep_records
+from lockstep.files.resilient_file import PatientFile
 from lockstep.train.run_folder import logger
 from lockstep.train.trackers.base import Record, Tracker
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep.config import TrainConfig
-from lockstep.config_mapping import to_mapping
+from lockstep.config.mapping import to_mapping
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.train.trackers.base import Record, Tracker, scalars
 

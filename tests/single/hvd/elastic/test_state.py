@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.elastic_rendezvous import ADDED, REMOVED
 from lockstep.hvd.elastic import ElasticSampler, TorchState
 from lockstep.hvd.elastic.base import ObjectState
 from lockstep.hvd.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
+from lockstep.world.elastic_rendezvous import ADDED, REMOVED
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 
@@ -241,7 +241,7 @@ def test_a_users_handler_goes_before_the_others() -> None:
 def test_changed_hosts_interrupt_once(monkeypatch: pytest.MonkeyPatch, changes: int, skip_sync: bool) -> None:
     latest = 0
     monkeypatch.setattr(
-        "lockstep.elastic_rendezvous.host_changes", lambda since: (latest, changes if latest > since else 0)
+        "lockstep.world.elastic_rendezvous.host_changes", lambda since: (latest, changes if latest > since else 0)
     )
     state = TorchState(batch=0)
     state.commit()

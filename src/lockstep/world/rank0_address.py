@@ -1,0 +1,138 @@
+"""Where rank 0 of a job on several hosts is, from what its launcher and its batch system tell every worker.
+
+All workers must come to the same answer without asking each other, so it follows from variables that are the same for
+all. Rank 0 checks that it is there. docs/reference/launchers.md has the table.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from lockstep.errors import WorldError
+from lockstep.files.untrusted import read_text
+from lockstep.world.launcher_environment import SLURM, Place
+from lockstep.world.slurm_hostlist import expand
+from lockstep.world.store import LOOPBACK
+
+HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
+OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's own; Open MPI up to 4
+# What tells one launch from another, in all its workers alike. (Open MPI's remote workers need not know the batch job.)
+LAUNCHES = {
+    SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "Open MPI": ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+}
+BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_APID", "JSM_NAMESPACE_ID")
+PORTS = range(20_000, 30_000)  # below those that Linux gives to outgoing connections
+
+
+def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """The host and the port at which rank 0 serves the job's store.
+
+    MASTER_ADDR and MASTER_PORT count first, each for itself; a job on one host stays on loopback all the same.
+
+    Raises:
+        WorldError: Nothing says where rank 0 is, or MASTER_PORT is no port.
+    """
+    if place.local_size == place.size:
+        host: str | None = LOOPBACK
+    else:
+        host = environment.get("MASTER_ADDR") or _first_host(place, environment) or _ask_mpi(place)
+    if host is None:
+        raise WorldError(
+            f"{place.launcher} does not say where rank 0 is; set MASTER_ADDR (the host of rank 0) and MASTER_PORT (a "
+            f"free port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
+        )
+    said = environment.get("MASTER_PORT")
+    if said is not None and not (said.isdecimal() and len(said) < 9 and 0 < int(said) < 65_536):
+        raise WorldError(f"MASTER_PORT={said[:40]!r} is not a port; set it to a free one of {host}, or unset it")
+    return host, int(said) if said else derived_port(launch_name(place, environment))
+
+
+def launch_name(place: Place, environment: Mapping[str, str] = os.environ) -> str:
+    """A name that the workers of one launch have in common, and no other launch on these hosts, if that can be told."""
+    names = LAUNCHES.get(place.launcher, BATCH_JOBS)
+    return " ".join([place.launcher, *(f"{name}={environment[name]}" for name in names if name in environment)])
+
+
+def derived_port(launch: str) -> int:
+    """The port that a launch takes by its name: 20000 + CRC-32 of the name modulo 10000."""
+    return PORTS[zlib.crc32(launch.encode(errors="backslashreplace")) % len(PORTS)]
+
+
+def is_here(host: str) -> bool:
+    """Whether a host name or address means this machine."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def _first_host(place: Place, environment: Mapping[str, str]) -> str | None:
+    nodes = "SLURM_STEP_NODELIST" if place.launcher == SLURM.name else "SLURM_JOB_NODELIST"
+    if text := environment.get(nodes):
+        try:
+            return expand(text)[0]
+        except ValueError as error:
+            raise WorldError(f"{nodes} cannot be read: {error}; set MASTER_ADDR to the host of rank 0") from None
+    if addresses := re.findall(r"tcp://([\d.,]+):", environment.get(OPEN_MPI_ADDRESS, "")):
+        return _nearest(addresses[0].split(","))
+    for name in HOST_FILES:
+        if path := environment.get(name):
+            return _first_line(name, Path(path), without_batch_host=place.launcher == "jsrun")
+    return None
+
+
+def _nearest(addresses: list[str]) -> str:
+    """The address that is in a network of this machine, if any is."""
+    infos = [info for infos in psutil.net_if_addrs().values() for info in infos if info.family == socket.AF_INET]
+    networks = [ipaddress.ip_network(f"{info.address}/{info.netmask}", strict=False) for info in infos if info.netmask]
+    near = (address for address in addresses if any(_is_in(address, network) for network in networks))
+    return next(near, addresses[0])
+
+
+def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    try:
+        return ipaddress.ip_address(address) in network
+    except ValueError:  # "1.2.3", as damaged variables have it
+        return False
+
+
+def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
+    """The first host of a host file; jsrun starts nothing on the batch host, which LSF lists first."""
+    try:
+        hosts = [line.split()[0] for line in read_text(path).splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WorldError(
+            f"{name}={path} cannot be read on {socket.gethostname()} ({reason}); set MASTER_ADDR (the host of "
+            f"rank 0) and MASTER_PORT (a free port there) for all workers"
+        ) from None
+    others = [host for host in hosts if not (without_batch_host and host.startswith("batch"))]
+    if not others:
+        raise WorldError(f"{name}={path} names no host; set MASTER_ADDR to the host of rank 0")
+    return others[0]
+
+
+def _ask_mpi(place: Place) -> str | None:
+    """The host name of rank 0, told by mpi4py where that is installed and belongs to the MPI that started this."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # RuntimeError: it finds no MPI library
+        return None
+    world = MPI.COMM_WORLD
+    if world.Get_size() != place.size or world.Get_rank() != place.rank:
+        return None
+    host: str = world.bcast(socket.gethostname(), root=0)
+    return host

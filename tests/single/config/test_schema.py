@@ -1,0 +1,282 @@
+"""The configuration: what is read, what is refused, and that the refusal names the flag."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.config.mapping import from_mapping, to_mapping
+from lockstep.config.schema import (
+    AugmentConfig,
+    DataConfig,
+    ModelConfig,
+    NumericsConfig,
+    OptimConfig,
+    ParallelConfig,
+    RunConfig,
+    TrainConfig,
+    check_workers,
+)
+from lockstep.errors import ConfigError
+
+# Every field has another value than its default, but for three that contradict others. A new field belongs in here.
+FULL = TrainConfig(
+    data=DataConfig(
+        dataset="cifar10",
+        data_dir=Path("/scratch/data"),
+        download=False,
+        loader_workers=4,
+        in_memory="never",
+        image_size=64,
+        decode="gpu",
+        progressive_sizes=("0:32", "2:64"),
+        drop_last=True,
+        skip_corrupt=True,
+    ),
+    augment=AugmentConfig(
+        shift=4,
+        shift_padding="reflect",
+        flip=True,
+        flip_alternate=True,
+        rotate=15.0,
+        zoom=0.2,
+        shear=5.0,
+        cutout=8,
+        min_crop=0.123,
+        rand_augment=2,
+        rand_augment_magnitude=11,
+        mixup=0.2,
+        cutmix=1.0,
+    ),
+    model=ModelConfig(arch="resnet50", pretrained="default", channels_last=True, compile=True, ema_decay=0.999),
+    optim=OptimConfig(
+        optimizer="adamw",
+        lr=3e-4,
+        lr_base_batch=333,
+        lr_scaling="sqrt",
+        momentum=0.95,
+        nesterov=False,
+        weight_decay=0.05,
+        decay_all=False,
+        schedule="onecycle",
+        warmup_epochs=5.5,
+        lr_milestones=(1.0, 2.5),
+        lr_gamma=0.2,
+        lr_final=0.01,
+        label_smoothing=0.15,
+        clip_norm=1.5,
+    ),
+    parallel=ParallelConfig(
+        strategy="ddp",
+        find_unused_parameters=True,
+        sync_bn=True,
+        compress="bf16",
+        shard_optimizer=True,
+        dist_backend="gloo",
+        check_replicas=7,
+    ),
+    numerics=NumericsConfig(precision="O2", loss_scale=128.0, keep_batchnorm_fp32=True, on_nan="skip"),
+    run=RunConfig(
+        run_dir=Path("runs/x"),
+        start_epoch=2,
+        desired_acc=0.75,
+        time_limit="2-12:30",
+        resume="auto",
+        evaluate=True,
+        checkpoint_epochs=2,
+        checkpoint_steps=50,
+        snapshot_steps=10,
+        keep=5,
+        log_every=7,
+        io_every=2.5,
+        track=("mlflow", "wandb"),
+    ),
+    epochs=3,
+    max_steps=100,
+    global_batch_size=512,
+    accumulate=2,
+    seed=9,
+    device="cpu",
+)
+
+
+def _pairs(config: Any, default: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    rows = []
+    for item in fields(config):
+        ours, theirs = getattr(config, item.name), getattr(default, item.name)
+        if is_dataclass(ours):
+            rows += _pairs(ours, theirs, f"{path}{item.name}.")
+        else:
+            rows.append((path + item.name, ours, theirs))
+    return rows
+
+
+def test_every_field_survives_being_written_and_read() -> None:
+    unchanged = [name for name, ours, default in _pairs(FULL, TrainConfig()) if ours == default]
+    assert unchanged == ["data.data", "parallel.powersgd_rank", "batch_size", "batch_workers"]
+    others = TrainConfig(
+        data=DataConfig(data="mypackage.data:load", loader_workers="auto"),
+        parallel=ParallelConfig(compress="powersgd", powersgd_rank=2),
+        batch_size=64,
+    )
+    for config in (FULL, others, TrainConfig()):
+        assert from_mapping(TrainConfig, yaml.safe_load(yaml.safe_dump(to_mapping(config))), "file") == config
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", ".0001", "'0.0001'"])
+def test_a_number_may_be_written_in_any_usual_way(text: str) -> None:
+    """YAML 1.1 takes 1e-4 for a string."""
+    assert from_mapping(TrainConfig, yaml.safe_load(f"optim: {{lr: {text}}}"), "file").optim.lr == 1e-4
+
+
+def test_a_whole_number_is_a_number_too() -> None:
+    config = from_mapping(TrainConfig, {"optim": {"lr": 1, "lr_milestones": [3, 4]}, "augment": {"rotate": 15}}, "file")
+    assert (config.optim.lr, config.optim.lr_milestones, config.augment.rotate) == (1.0, (3.0, 4.0), 15.0)
+    assert isinstance(config.optim.lr, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epoch": 3}, "unknown field epoch; did you mean epochs?"),
+        ({"optim": {"weight-decay": 0.1}}, "unknown field optim.weight-decay; did you mean optim.weight_decay?"),
+        ({"optim": {"xyz": 1}}, "unknown field optim.xyz; known are: optimizer, lr"),
+        ({"lr": 0.1, "optim": {}}, "unknown field lr"),
+        ({3: 4}, "unknown field 3"),
+    ],
+)
+def test_an_unknown_field_names_the_nearest_and_the_file(values: dict[Any, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(TrainConfig, values, "mine.yaml")
+    assert str(caught.value).startswith(f"mine.yaml: {words}")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epochs": "three"}, "epochs is 'three', but must be a whole number"),
+        ({"epochs": 3.0}, "epochs is 3.0, but must be a whole number"),
+        ({"epochs": True}, "epochs is True, but must be a whole number"),
+        ({"epochs": None}, "epochs is None, but must be a whole number"),
+        ({"max_steps": "all"}, "max_steps is 'all', but must be a whole number or null"),
+        ({"optim": {"lr": "fast"}}, "optim.lr is 'fast', but must be a number"),
+        ({"optim": {"lr": True}}, "optim.lr is True, but must be a number"),
+        ({"optim": {"lr": [0.1]}}, "optim.lr is [0.1], but must be a number"),
+        ({"optim": {"nesterov": "yes please"}}, "optim.nesterov is 'yes please', but must be true or false"),
+        ({"optim": {"nesterov": 1}}, "optim.nesterov is 1, but must be true or false"),
+        ({"optim": {"lr_milestones": 30}}, "optim.lr_milestones is 30, but must be a list of a number"),
+        ({"optim": {"lr_milestones": [1, "x"]}}, "optim.lr_milestones is [1, 'x'], but must be a list of a number"),
+        ({"optim": {"optimizer": "sdg"}}, "optim.optimizer is 'sdg', but must be 'sgd' or 'adam' or 'adamw'"),
+        ({"data": {"loader_workers": "many"}}, "data.loader_workers is 'many', but must be a whole number or 'auto'"),
+        ({"data": {"data_dir": 3}}, "data.data_dir is 3, but must be a path"),
+        ({"model": {"arch": 18}}, "model.arch is 18, but must be a string"),
+        ({"run": {"track": ["mlflow", "paper"]}}, "run.track is ['mlflow', 'paper'], but must be a list of"),
+        ({"run": {"track": "mlflow"}}, "run.track is 'mlflow', but must be a list of"),
+        ({"model": "resnet18"}, "model must be a mapping, not 'resnet18'"),
+        ({"augment": {"zoom": 2}}, "--zoom must be at least 0 and below 1; got 2.0"),
+        ({"batch_size": 3, "global_batch_size": 4}, "--batch-size (per worker) and --global-batch-size contradict"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_the_field_and_the_file(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(TrainConfig, values, "mine.yaml")
+    assert str(caught.value).startswith(f"mine.yaml: {words}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "flags"),
+    [
+        (DataConfig, {"dataset": "mnist", "data": "a:b"}, "DATASET --data"),
+        (DataConfig, {"data": "mypackage.load"}, "--data"),
+        (DataConfig, {"loader_workers": -1}, "--workers"),
+        (DataConfig, {"image_size": 0}, "--image-size"),
+        (AugmentConfig, {"shift": -1}, "--shift"),
+        (AugmentConfig, {"rotate": -1.0}, "--rotate"),
+        (AugmentConfig, {"shear": 90.0}, "--shear"),
+        (AugmentConfig, {"cutout": -1}, "--cutout"),
+        (AugmentConfig, {"zoom": 1.0}, "--zoom"),
+        (AugmentConfig, {"zoom": -0.1}, "--zoom"),
+        (AugmentConfig, {"min_crop": 0.0}, "--min-crop"),
+        (AugmentConfig, {"min_crop": 1.1}, "--min-crop"),
+        (ModelConfig, {"ema_decay": 1.0}, "--ema-decay"),
+        (ModelConfig, {"ema_decay": -0.1}, "--ema-decay"),
+        (OptimConfig, {"lr": 0.0}, "--lr"),
+        (OptimConfig, {"lr_base_batch": 0}, "--lr-base-batch"),
+        (OptimConfig, {"weight_decay": -1.0}, "--weight-decay"),
+        (OptimConfig, {"warmup_epochs": -1.0}, "--warmup-epochs"),
+        (OptimConfig, {"clip_norm": -1.0}, "--clip-norm"),
+        (OptimConfig, {"momentum": 1.0}, "--momentum"),
+        (OptimConfig, {"label_smoothing": 1.0}, "--label-smoothing"),
+        (OptimConfig, {"lr_milestones": (30.0, 30.0)}, "--lr-milestones"),
+        (RunConfig, {"keep": 0}, "--keep"),
+        (RunConfig, {"log_every": 0}, "--log-every"),
+        (RunConfig, {"io_every": -1.0}, "--io-every"),
+        (RunConfig, {"checkpoint_epochs": -1}, "--checkpoint-epochs"),
+        (RunConfig, {"checkpoint_steps": -1}, "--checkpoint-steps"),
+        (TrainConfig, {"run": RunConfig(evaluate=True)}, "--evaluate --resume --pretrained"),
+        (
+            TrainConfig,
+            {"run": RunConfig(resume="runs/a"), "model": ModelConfig(pretrained="default")},
+            "--pretrained --resume",
+        ),
+        (TrainConfig, {"epochs": 0}, "--epochs"),
+        (TrainConfig, {"max_steps": 0}, "--max-steps"),
+        (TrainConfig, {"batch_size": 0}, "--batch-size"),
+        (TrainConfig, {"global_batch_size": 0}, "--global-batch-size"),
+        (TrainConfig, {"batch_size": 1, "global_batch_size": 1}, "--batch-size --global-batch-size"),
+        (TrainConfig, {"accumulate": 0}, "--accumulate"),
+        (TrainConfig, {"seed": -1}, "--seed"),
+        # No comparison refuses these by itself.
+        (OptimConfig, {"lr": math.nan}, "--lr"),
+        (OptimConfig, {"lr": math.inf}, "--lr"),
+        (OptimConfig, {"weight_decay": math.nan}, "--weight-decay"),
+        (OptimConfig, {"clip_norm": math.nan}, "--clip-norm"),
+        (AugmentConfig, {"rotate": math.nan}, "--rotate"),
+        (AugmentConfig, {"zoom": math.nan}, "--zoom"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_value_out_of_range_or_a_contradiction_is_refused_with_its_flag(
+    kind: Callable[..., object], settings: dict[str, Any], flags: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind(**settings)
+    assert all(re.search(rf"{flag}\b(?!-)", str(caught.value)) for flag in flags.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "words"),
+    [
+        ({"parallel": ParallelConfig(strategy="single")}, 2, "--strategy single is for one worker, but there are 2"),
+        ({"global_batch_size": 7, "accumulate": 2}, 4, "--global-batch-size 7 .* make it 8 or more"),
+        ({"global_batch_size": 2}, 3, "--global-batch-size 2 .* make it 3 or more"),
+    ],
+)
+def test_a_number_of_workers_that_does_not_fit_is_refused(settings: dict[str, Any], workers: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_workers(TrainConfig(**settings), workers)
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    AugmentConfig(min_crop=1.0, zoom=0.0)
+    OptimConfig(momentum=0.0, label_smoothing=0.0, lr_milestones=())
+    TrainConfig(run=RunConfig(checkpoint_epochs=0, evaluate=True, resume="auto"))
+    TrainConfig(run=RunConfig(evaluate=True), model=ModelConfig(pretrained="default"))
+    TrainConfig(run=RunConfig(resume="auto"), model=ModelConfig(pretrained="default"))
+    DataConfig(loader_workers=0, image_size=1)
+    check_workers(TrainConfig(parallel=ParallelConfig(strategy="single")), 1)
+    check_workers(TrainConfig(global_batch_size=8, accumulate=2), 4)
+    check_workers(TrainConfig(batch_size=1, accumulate=2), 4)
+
+
+def test_the_source_is_the_one_thing_given() -> None:
+    assert DataConfig().source == "digits"
+    assert DataConfig(dataset="mnist").source == "mnist"
+    assert DataConfig(data="mypackage:load").source == "mypackage:load"

@@ -1,0 +1,164 @@
+"""Only accelerator.py knows kinds of devices; and how it finds out about them."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from layers import ROOT
+
+from lockstep.world import accelerator
+
+CUDA = torch.device("cuda", 1)
+KINDS_AND_LIBRARIES = (*accelerator.KINDS, "nccl", "xccl")
+# Where a name of CUDA's is right, because the feature is NVIDIA's own, or Horovod's or an older script's word.
+NVIDIAS_OWN = {
+    "world/accelerator.py",
+    "config/device_choice.py",  # what --device takes
+    "cli/horovod_flags.py",  # --num-nccl-streams
+    "cli/horovodrun.py",  # what --check-build has always said
+    "cli/old_flags.py",
+    "data/device_decode.py",  # nvJPEG
+    "hvd/__init__.py",  # hvd.nccl_built
+    "hvd/basics.py",
+    "world/interfaces.py",  # NCCL_SOCKET_IFNAME
+    "launch/dry_run.py",
+    "launch/horovod_plan.py",
+    "launch/host_workers.py",
+    "launch/plan.py",
+    "train/data_wait.py",  # --decode gpu, again nvJPEG
+    "train/setup.py",
+}
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """What code, not a docstring, says of one kind of device."""
+    spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "xpu", "is_xpu"):
+            yield f".{node.attr}"
+        elif isinstance(node, ast.Attribute | ast.Name):
+            word = node.attr if isinstance(node, ast.Attribute) else node.id
+            if any(kind in word.lower() for kind in ("nccl", "xccl")):
+                yield word
+        elif isinstance(node, ast.Constant) and node.value in KINDS_AND_LIBRARIES and id(node) not in spoken:
+            yield repr(node.value)
+
+
+def test_nobody_else_names_a_kind_of_device() -> None:
+    breaches = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(ROOT.rglob("*.py"))
+        if str(path.relative_to(ROOT)) not in NVIDIAS_OWN
+        for name in named(ast.parse(path.read_text()))
+    ]
+    assert not breaches, breaches
+
+
+def test_the_rule_finds_what_it_forbids() -> None:
+    code = 'torch.cuda.Stream()\nif t.is_cuda or d.type == "cuda": ProcessGroupNCCL()\ndef f():\n    """of nccl"""\n'
+    assert sorted(named(ast.parse(code))) == ["'cuda'", ".cuda", ".is_cuda", "ProcessGroupNCCL"]
+
+
+@pytest.mark.parametrize(
+    ("said", "variables", "identity"),
+    [
+        ({"uuid": "a1", "pci_domain_id": 0, "pci_bus_id": 65, "pci_device_id": 0}, {}, "a1 0 65 0"),
+        ({"uuid": "a1"}, {"CUDA_VISIBLE_DEVICES": "MIG-7"}, "a1 MIG-7"),
+        ({"uuid": "a1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}, "a1"),
+        ({}, {"ZE_AFFINITY_MASK": "0.1"}, "0.1 1"),
+        ({}, {}, "1"),
+    ],
+)
+def test_what_tells_a_device_from_others(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], variables: dict[str, str], identity: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**said))
+    assert accelerator.identity(CUDA, variables) == identity
+
+
+def test_two_devices_of_rocm_whose_uuid_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0000", pci_bus_id=device.index)
+    )
+    assert accelerator.identity(CUDA, {}) != accelerator.identity(torch.device("cuda", 2), {})
+
+
+class Group:
+    """A group's constructor: what it was called with, and the variables that it saw."""
+
+    class Options:
+        _timeout: Any = None
+        is_high_priority_stream = False
+
+    def __init__(self, store: Any, rank: int, size: int, *rest: Any) -> None:
+        self.arguments = (store, rank, size, *rest)
+        self.environment = {name: os.environ.get(name) for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)}
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_groups_of_nccl(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
+    class Newer(Group):
+        pass
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL2", Newer, raising=False)
+    if not newer:
+        monkeypatch.delattr(dist, "ProcessGroupNCCL2")
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DIST_USE_NCCL2"):
+        monkeypatch.delenv(name, raising=False)
+    store, patience = dist.HashStore(), timedelta(days=365)
+    made = accelerator.group(store, 2, 4, CUDA, patience)
+    assert type(made) is (Newer if newer else Group)
+    assert made.arguments[:3] == (store, 2, 4)
+    assert made.arguments[3]._timeout == patience  # not torch's ten minutes
+    assert made.arguments[3].is_high_priority_stream
+    if newer:
+        assert made.arguments[4] == CUDA  # else torch chooses by LOCAL_RANK
+    else:  # the older class would end the process itself, a minute after a peer is gone
+        assert made.environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+
+
+@pytest.mark.parametrize("has_options", [True, False])
+def test_groups_of_xccl(monkeypatch: pytest.MonkeyPatch, has_options: bool) -> None:
+    kind = Group if has_options else type("Older", (), {"__init__": Group.__init__})
+    monkeypatch.setattr(dist, "ProcessGroupXCCL", kind, raising=False)
+    made = accelerator.group(None, 0, 2, torch.device("xpu", 0), timedelta(hours=1))
+    assert len(made.arguments) == (4 if has_options else 3)
+    if has_options:
+        assert made.arguments[3]._timeout == timedelta(hours=1)
+
+
+def test_streams_are_for_those_that_have_them() -> None:
+    assert [kind for kind in ("cpu", *accelerator.KINDS) if accelerator.overlaps(torch.device(kind))] == ["cuda", "xpu"]
+
+
+def test_a_stream_is_left_as_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = ["first"]
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: taken[-1])
+    monkeypatch.setattr(torch.accelerator, "set_stream", taken.append)
+    stream: Any = SimpleNamespace(device=CUDA)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 5)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
+    with accelerator.on(stream):
+        assert taken == ["first", stream]
+    assert taken == ["first", stream, "first", 5]
+
+
+def test_a_machine_without_a_device() -> None:
+    if accelerator.kind() is not None:
+        pytest.skip("this one has some")
+    assert accelerator.count() == 0
+    assert accelerator.names() == []
+    assert accelerator.current() == torch.device("cpu")
+    accelerator.synchronize()
+    accelerator.use(torch.device("cpu"))
+    accelerator.seed(1)

@@ -1,0 +1,267 @@
+"""A worker's place, from the variables of its launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from lockstep.errors import WorldError
+from lockstep.world.launcher_environment import Place
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+
+
+def _without(name: str) -> dict[str, str]:
+    return {key: value for key, value in TORCHRUN.items() if key != name}
+
+
+ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        pytest.param({}, Place(), id="nothing"),
+        pytest.param({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, Place(0, 1, 0, 1, 0, "none"), id="other variables"),
+        # Set in some clusters' login shells; without a rank they start nothing.
+        pytest.param({"MASTER_ADDR": "node0", "WORLD_SIZE": "4"}, Place(), id="no rank"),
+        pytest.param(TORCHRUN, Place(5, 8, 1, 4, 1, "torchrun"), id="torchrun"),
+        pytest.param({**TORCHRUN, **ONE_WORKER}, Place(0, 1, 0, 1, 0, "torchrun"), id="one worker"),
+        pytest.param(_without("TORCHELASTIC_RUN_ID"), Place(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
+    ],
+)
+def test_the_place_is_what_the_launcher_said(environment: dict[str, str], place: Place) -> None:
+    assert Place.from_environment(environment) == place
+
+
+@pytest.mark.parametrize("missing", [name for name in TORCHRUN if name != "TORCHELASTIC_RUN_ID"])
+def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> None:
+    with pytest.raises(WorldError, match=rf", {missing} not set") as caught:
+        Place.from_environment(_without(missing))
+    remedy = str(caught.value).rpartition("unset ")[2]
+    assert set(remedy.split()) | {"TORCHELASTIC_RUN_ID"} == set(TORCHRUN) - {missing}
+
+
+@pytest.mark.parametrize("left", ["RANK", "TORCHELASTIC_RUN_ID"])
+def test_a_single_variable_left_behind_is_named(left: str) -> None:
+    with pytest.raises(WorldError, match=rf"\b{left}\b.*unset {left}"):
+        Place.from_environment({left: "0"})
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
+@pytest.mark.parametrize("value", ["", "first", "1.0", "0x1"])
+def test_what_is_no_number_is_shown(name: str, value: str) -> None:
+    with pytest.raises(WorldError, match=re.escape(f"{name}={value!r}")):
+        Place.from_environment({**TORCHRUN, name: value})
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {"RANK": "8"},
+        {"RANK": "-1"},
+        {"WORLD_SIZE": "0"},
+        {"WORLD_SIZE": "3"},
+        {"LOCAL_RANK": "4"},
+        {"LOCAL_RANK": "-1"},
+        {"LOCAL_WORLD_SIZE": "9"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"GROUP_RANK": "-1"},
+    ],
+    ids=lambda row: "=".join(next(iter(row.items()))),
+)
+def test_a_contradiction_shows_the_variables(contradiction: dict[str, str]) -> None:
+    environment = {**TORCHRUN, **contradiction}
+    with pytest.raises(WorldError, match="contradict") as caught:
+        Place.from_environment(environment)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        assert f"{name}={environment[name]}" in str(caught.value)
+
+
+def row(prefix: str) -> dict[str, str]:
+    """Variables of worker 5 of 8, the second of four on the second node."""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    return {f"{prefix}{name}": value for name, value in zip(names, "5814", strict=True)}
+
+
+OPEN_MPI = row("OMPI_COMM_WORLD_")
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+PALS = {"PALS_RANKID": "5", "PALS_NODEID": "1", "PALS_LOCAL_RANKID": "1", **row("PMI_")}
+JSRUN = {**row("JSM_NAMESPACE_"), **OPEN_MPI, "PMIX_RANK": "5"}
+MVAPICH = {**row("MV2_COMM_WORLD_"), **MPICH}
+HOROVOD = {**row("HOROVOD_"), "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}
+# As Slurm 22.05's srun -N2 -n8 sets them for its task 5.
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "hal[01-02]",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NPROCS": "8",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "5",
+    "SLURM_STEPID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "hal[01-02]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+}
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+}
+LAUNCHERS = {
+    "Open MPI": OPEN_MPI,
+    "MPICH": MPICH,
+    "PALS": PALS,
+    "jsrun": JSRUN,
+    "MVAPICH2": MVAPICH,
+    "Horovod": HOROVOD,
+    "Slurm": SLURM,
+}
+
+
+@pytest.mark.parametrize(("launcher", "variables"), LAUNCHERS.items())
+def test_workers_of_every_launcher_know_their_place(launcher: str, variables: dict[str, str]) -> None:
+    assert Place.from_environment(variables) == Place(5, 8, 1, 4, 1, launcher)
+
+
+@pytest.mark.parametrize(("launcher", "variables"), LAUNCHERS.items())
+def test_what_is_wrong_with_a_launchers_variables_is_named(launcher: str, variables: dict[str, str]) -> None:
+    rank = next(name for name in variables if name.endswith(("RANK", "RANKID", "PROCID")))
+    with pytest.raises(WorldError, match=f"{launcher}'s variables contradict each other: {rank}=9"):
+        Place.from_environment({**variables, rank: "9"})
+    with pytest.raises(WorldError, match=f"{launcher}'s variables must be whole numbers: {rank}='x'"):
+        Place.from_environment({**variables, rank: "x"})
+    size = next(name for name in variables if name.endswith(("SIZE", "NUM_TASKS")))
+    with pytest.raises(WorldError, match=rf"{launcher}'s variables are incomplete: .*{rank}.* set, .*{size}.* not set"):
+        Place.from_environment({name: value for name, value in variables.items() if name != size})
+
+
+@pytest.mark.parametrize("mark", ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"])
+def test_a_rank_alone_is_incomplete(mark: str) -> None:
+    with pytest.raises(WorldError, match=f"incomplete: {mark} set"):
+        Place.from_environment({mark: "0"})
+
+
+def test_a_pod_of_a_training_operator_is_a_node_with_one_worker() -> None:
+    assert Place.from_environment(POD) == Place(5, 8, 0, 1, 5, "Kubeflow")
+    with pytest.raises(WorldError, match="Kubeflow's variables contradict each other: RANK=8, WORLD_SIZE=8"):
+        Place.from_environment({**POD, "RANK": "8"})
+    for name in ("KUBERNETES_SERVICE_HOST", "MASTER_ADDR"):
+        with pytest.raises(WorldError, match="LOCAL_RANK"):
+            Place.from_environment({key: value for key, value in POD.items() if key != name})
+
+
+def test_a_pod_that_is_meant_for_several_workers_is_not_one() -> None:
+    for one in ("1", "auto", "gpu"):
+        assert Place.from_environment({**POD, "PET_NPROC_PER_NODE": one}).size == 8
+    with pytest.raises(WorldError, match=r"PET_NPROC_PER_NODE=4: .* command: \[torchrun"):
+        Place.from_environment({**POD, "PET_NPROC_PER_NODE": "4"})
+
+
+@pytest.mark.parametrize(
+    ("node", "local_rank", "rank", "local_size"), [(0, 3, 3, 4), (1, 0, 4, 4), (2, 2, 10, 3)], ids=["0", "1", "2"]
+)
+def test_uneven_slurm_nodes_count_their_own_tasks(node: int, local_rank: int, rank: int, local_size: int) -> None:
+    said = {"SLURM_NODEID": node, "SLURM_LOCALID": local_rank, "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 11}
+    environment = {
+        **SLURM,
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+        **{name: str(value) for name, value in said.items()},
+    }
+    assert Place.from_environment(environment) == Place(rank, 11, local_rank, local_size, node, "Slurm")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, "contradict"),
+        ({"SLURM_NODEID": "2"}, "contradict"),
+        ({"SLURM_NODEID": "-1"}, "contradict"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "four"}, "SLURM_STEP_TASKS_PER_NODE cannot be read"),
+    ],
+)
+def test_slurms_counts_must_fit(wrong: dict[str, str], words: str) -> None:
+    with pytest.raises(WorldError, match=words):
+        Place.from_environment({**SLURM, **wrong})
+
+
+BATCH = {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_NPROCS": "8",
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "hal[01-02]",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+}
+ONE_TASK = {"SLURM_STEP_NODELIST": "hal01", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param(BATCH, id="a batch script"),
+        pytest.param({**BATCH, **ONE_TASK, "SLURM_STEP_ID": "0", "SLURM_PTY_PORT": "4"}, id="srun --pty bash"),
+        pytest.param({**BATCH, **ONE_TASK, "SLURM_STEP_ID": "4294967290"}, id="salloc's shell on the node"),
+        pytest.param({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, id="salloc's shell on the login host"),
+    ],
+)
+def test_a_shell_of_slurm_is_no_worker(environment: dict[str, str]) -> None:
+    assert Place.from_environment(environment) == Place()
+
+
+def test_a_terminals_shell_among_several_tasks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**SLURM, "SLURM_PTY_PORT": "4", "SLURM_TASK_PID": "1"}
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    with pytest.raises(WorldError, match=r"one task of 8 .*srun --overlap"):
+        Place.from_environment(environment)
+    assert Place.from_environment({**environment, "SLURM_TASK_PID": str(os.getpid())}).size == 8  # srun --pty python
+    monkeypatch.setattr(os, "isatty", lambda descriptor: False)  # a step that was started in such a shell
+    assert Place.from_environment(environment).size == 8
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        pytest.param({**SLURM, **TORCHRUN, "SLURM_PROCID": "1"}, "torchrun", id="torchrun in srun"),
+        pytest.param({**POD, **TORCHRUN}, "torchrun", id="torchrun in a pod"),
+        pytest.param({**OPEN_MPI, **TORCHRUN, "OMPI_COMM_WORLD_RANK": "0"}, "torchrun", id="torchrun in mpirun"),
+        pytest.param({**SLURM, **OPEN_MPI, "SLURM_PROCID": "0"}, "Open MPI", id="Open MPI by srun"),
+        # Hydra starts its proxies with srun, one a node.
+        pytest.param({**SLURM, **MPICH, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "MPICH", id="MPICH by srun"),
+        pytest.param({**SLURM, **BATCH, **MPICH}, "MPICH", id="MPICH in a batch script"),
+        pytest.param({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "13"}, "Slurm", id="srun --mpi=pmi2"),
+        pytest.param({**POD, **OPEN_MPI, "RANK": "0", "WORLD_SIZE": "2"}, "Open MPI", id="mpirun in a pod"),
+        pytest.param({**SLURM, **HOROVOD}, "Horovod", id="horovodrun in srun"),
+    ],
+)
+def test_the_innermost_launcher_wins(environment: dict[str, str], launcher: str) -> None:
+    assert Place.from_environment(environment) == Place(5, 8, 1, 4, 1, launcher)
+
+
+@pytest.mark.parametrize("launcher", [SLURM, OPEN_MPI, MPICH], ids=["Slurm", "Open MPI", "MPICH"])
+def test_a_rank_that_no_live_launcher_explains_is_named(launcher: dict[str, str]) -> None:
+    with pytest.raises(WorldError, match=r"RANK=0 cannot be: .* worker 5 of 8 .*unset RANK$"):
+        Place.from_environment({**launcher, "RANK": "0"})
+    with pytest.raises(WorldError, match=r"RANK=0, WORLD_SIZE=1 cannot be: .*unset RANK WORLD_SIZE$"):
+        Place.from_environment({**launcher, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    copied = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # by a script, from the launcher's
+    assert Place.from_environment({**launcher, **copied}).launcher == Place.from_environment(launcher).launcher

@@ -1,0 +1,103 @@
+"""What goes wrong where workers meet; how it goes right is seen in tests/parallel/test_mpi.py and tests/cluster."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import WorldError
+from lockstep.world import rendezvous
+from lockstep.world.launcher_environment import Place
+from lockstep.world.rendezvous import open_store
+from lockstep.world.store import serve_store
+
+SECONDS = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    for name in (*names, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "PBS_NODEFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _fails(place: Place, words: str, seconds: float = SECONDS) -> None:
+    with pytest.raises(WorldError, match=words):
+        open_store(place, seconds)
+
+
+def test_a_worker_does_not_join_another_jobs_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    _store, port = serve_store()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    _fails(Place(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job answers there", 10.0)
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _store, port = serve_store()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    _fails(Place(0, 2, 0, 2, 0, "MPICH"), rf"port {port} of .*, which MASTER_PORT names, is in use; set MASTER_PORT")
+
+
+@pytest.mark.parametrize("has_port", [False, True])
+def test_rank_0_names_who_does_not_come(has_port: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_port:
+        store, free = serve_store()
+        del store
+        monkeypatch.setenv("MASTER_PORT", str(free))
+    _fails(Place(0, 3, 0, 3, 0, "MPICH"), r"worker 0 on .* within 0.5 s: no word from rank 1, 2")
+
+
+def test_rank_0_says_when_the_others_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "192.0.2.1")
+    _fails(Place(0, 2, 0, 1, 0, "Slurm"), r"rank 0 runs on .*, not on 192.0.2.1, .*Slurm's.* set MASTER_ADDR=")
+
+
+def test_who_waits_in_vain_for_the_others_is_told_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    _store, free = serve_store()
+    del _store
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.2")
+    monkeypatch.setenv("MASTER_PORT", str(free))
+    monkeypatch.setattr(rendezvous, "listening_address", lambda host: "127.0.0.2")
+    _fails(Place(0, 2, 0, 1, 0, "MPICH"), rf"rank 1; rank 0 listens on 127.0.0.2 of .*, port {free}: set MASTER_ADDR")
+    monkeypatch.setattr(rendezvous, "is_here", lambda host: False)
+    _fails(Place(1, 2, 0, 1, 1, "MPICH"), r"127.0.0.2 means 127.0.0.2 on this host; set MASTER_ADDR")
+
+
+def test_a_name_that_means_another_hosts_address_beside_this_ones_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def stale(host: str, *rest: Any, **more: Any) -> list[Any]:
+        names = ("127.0.1.1", "192.0.2.1") if host == "node1" else (host,)
+        return [info for each in names for info in look_up(each, *rest, **more)]
+
+    monkeypatch.setenv("MASTER_ADDR", "node1")
+    monkeypatch.setattr(socket, "getaddrinfo", stale)
+    _fails(Place(0, 2, 0, 1, 0, "MPICH"), r"node1 means 192.0.2.1 on .*, which is no address of that host; set MASTER")
+
+
+@pytest.mark.parametrize("kind", ["link", "others may write", "file"])
+def test_the_meeting_place_of_one_host_is_the_users_own(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = rendezvous._meeting_file().parent
+    folder.rmdir()
+    if kind == "link":
+        folder.symlink_to(tmp_path)
+    elif kind == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o770)
+    _fails(Place(0, 2, 0, 2, 0, "MPICH"), rf"{folder} is not a folder .*: remove it, or set TMPDIR")
+
+
+def test_a_worker_that_waits_in_vain_for_the_file_says_so() -> None:
+    _fails(Place(1, 2, 1, 2, 0, "MPICH"), r"within 0.5 s: .* did not appear")
+
+
+def test_with_no_word_of_rank_0_the_error_asks_for_it() -> None:
+    _fails(Place(1, 2, 0, 1, 1, "MVAPICH2"), r"MVAPICH2 does not say where rank 0 is; set MASTER_ADDR")

@@ -1,0 +1,244 @@
+"""A worker's device, and how its connection is asked for: on machines whose GPUs are made up."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # the backend "fake"
+
+from lockstep.errors import WorldError
+from lockstep.world import accelerator, world
+from lockstep.world.devices import check_devices, choose_device
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import connect
+
+FOURTH = Place(3, 4, 3, 4, 0, "Slurm")
+ON_SECOND = Place(3, 6, 0, 3, 1, "Slurm")
+# Rank 3 of 6 on two nodes of four GPUs, three workers a node: by its number on the node it takes GPU 0.
+SECOND_NODE = {
+    "torchrun": "RANK=3 WORLD_SIZE=6 LOCAL_RANK=0 LOCAL_WORLD_SIZE=3 GROUP_RANK=1 MASTER_ADDR=a MASTER_PORT=1",
+    "Slurm": "SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=6 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=3(x2) "
+    "SLURM_NODEID=1",
+    "Slurm, cyclic": "SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=6 SLURM_LOCALID=0 "
+    "SLURM_STEP_TASKS_PER_NODE=3,3 SLURM_NODEID=1",
+    "PALS": "PALS_RANKID=3 PMI_SIZE=6 PALS_LOCAL_RANKID=0 PMI_LOCAL_SIZE=3 PALS_NODEID=1",
+    "jsrun": "JSM_NAMESPACE_RANK=3 JSM_NAMESPACE_SIZE=6 JSM_NAMESPACE_LOCAL_RANK=0 JSM_NAMESPACE_LOCAL_SIZE=3",
+    "Open MPI": "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=6 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+    "OMPI_COMM_WORLD_LOCAL_SIZE=3",
+    "MVAPICH2": "MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=6 MV2_COMM_WORLD_LOCAL_RANK=0 MV2_COMM_WORLD_LOCAL_SIZE=3",
+    "MPICH": "PMI_RANK=3 PMI_SIZE=6 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=3",
+    "Kubeflow": "RANK=3 WORLD_SIZE=6 MASTER_ADDR=a MASTER_PORT=1 KUBERNETES_SERVICE_HOST=10.0.0.1",
+    "horovodrun": "HOROVOD_RANK=3 HOROVOD_SIZE=6 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=3 HOROVOD_CROSS_RANK=1",
+}
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Four CUDA devices, unless a test says otherwise, without the machine's own variables."""
+    for name in (*accelerator.VISIBLE, "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    have(monkeypatch, 4)
+    return monkeypatch
+
+
+def have(patch: pytest.MonkeyPatch, count: int, kind: str = "cuda") -> None:
+    patch.setattr(accelerator, "kind", lambda: kind)
+    patch.setattr(accelerator, "count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "index"), [(4, None, 3), (4, "0,1,2,3", 3), (1, "0", 0), (1, "3", 0), (1, "MIG-1234", 0)]
+)
+@pytest.mark.parametrize("name", accelerator.VISIBLE)
+def test_a_worker_takes_its_own_gpu(
+    gpus: pytest.MonkeyPatch, count: int, visible: str | None, index: int, name: str
+) -> None:
+    have(gpus, count)
+    if visible:
+        gpus.setenv(name, visible)
+    assert choose_device(FOURTH, "auto") == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize(("count", "visible"), [(1, None), (2, None), (2, "0,1"), (3, "0,1,2")])
+def test_more_workers_than_gpus_are_an_error(gpus: pytest.MonkeyPatch, count: int, visible: str | None) -> None:
+    have(gpus, count)
+    gpus.setenv("SLURM_GPUS_ON_NODE", str(count))
+    if visible:
+        gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
+    said = rf"4 workers on .* {count} GPUs?.*SLURM_GPUS_ON_NODE={count}.*--gpu-bind=none.*--dist-backend gloo"
+    with pytest.raises(WorldError, match=said):
+        choose_device(FOURTH, "cuda")
+
+
+@pytest.mark.parametrize(("count", "visible", "index"), [(1, None, 0), (2, "0,1", 1), (3, None, 0), (4, None, 3)])
+def test_by_gloo_workers_share_gpus_in_turn(
+    gpus: pytest.MonkeyPatch, count: int, visible: str | None, index: int
+) -> None:
+    have(gpus, count)
+    if visible:
+        gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose_device(FOURTH, "auto", may_share=True) == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "asked", "chosen"),
+    [
+        ("cuda", 4, "auto", "cuda:3"),
+        ("cuda", 4, "gpu", "cuda:3"),
+        ("cuda", 4, "cpu", "cpu"),
+        ("xpu", 4, "auto", "xpu:3"),
+        ("xpu", 4, "gpu", "xpu:3"),
+        ("xpu", 4, "cuda", "--device cuda, but torch finds no CUDA device"),
+        ("mps", 1, "auto", "mps:0"),
+        ("mps", 1, "gpu", "mps:0"),
+        ("mps", 4, "auto", "cpu"),
+        ("mps", 4, "mps", "--device mps is for a single worker"),
+        (None, 4, "auto", "cpu"),
+        (None, 4, "gpu", "--device gpu, but torch finds no accelerator"),
+        (None, 4, "xpu", "--device xpu, but torch finds no XPU device"),
+    ],
+)
+def test_every_kind_of_device(gpus: pytest.MonkeyPatch, kind: str, size: int, asked: str, chosen: str) -> None:
+    have(gpus, 4, kind)
+    place = FOURTH if size > 1 else Place()
+    if chosen.startswith("--"):
+        with pytest.raises(WorldError, match=chosen):
+            choose_device(place, asked)
+    else:
+        assert str(choose_device(place, asked)) == chosen
+
+
+def told_by(*workers: tuple[str, str, str]) -> dist.Store:
+    """A store in which workers have said host, kind of device and its identity."""
+    store = dist.HashStore()
+    for rank, said in enumerate(workers):
+        store.set(f"device/{rank}", json.dumps(said))
+    return store
+
+
+def check(gpus: pytest.MonkeyPatch, library: str, *others: tuple[str, str, str]) -> None:
+    """As the last worker, on host "a"."""
+    gpus.setattr(socket, "gethostname", lambda: "a")
+    gpus.setattr(accelerator, "identity", lambda device: "GPU-2")
+    place = Place(len(others), len(others) + 1, 0, 1)
+    check_devices(place, torch.device("cuda", 0), library, told_by(*others))
+
+
+def test_workers_that_share_a_gpu_are_named(gpus: pytest.MonkeyPatch) -> None:
+    check(gpus, "nccl", ("a", "cuda", "GPU-1"), ("b", "cuda", "GPU-2"))
+    shared = ("a", "cuda", "GPU-1"), ("a", "cuda", "GPU-2"), ("b", "cuda", "GPU-2")
+    with pytest.raises(WorldError, match=r"workers \[1, 3\] on a share the GPU GPU-2: .*--gpu-bind=none"):
+        check(gpus, "nccl", *shared)
+    check(gpus, "gloo", *shared)
+
+
+def test_a_worker_without_a_gpu_is_named(gpus: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WorldError, match=r"differ: cuda for workers \[0, 2\] \(a\), cpu for workers \[1\] \(b\)"):
+        check(gpus, "nccl", ("a", "cuda", "GPU-1"), ("b", "cpu", ""))
+
+
+class Captured(Exception):
+    """What would have been asked of torch.distributed."""
+
+
+@pytest.fixture
+def asked(gpus: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What init_process_group was called with; it is not gone into."""
+    arguments: dict[str, Any] = {}
+
+    def capture(*args: Any, **kwargs: Any) -> None:
+        assert not args
+        arguments.update(kwargs)
+        raise Captured
+
+    own = told_by(*[("a", "cuda", f"GPU-{rank}") for rank in range(6)])
+    gpus.setattr(world, "open_store", lambda *_: own)
+    gpus.setattr(dist, "PrefixStore", lambda prefix, store: store)
+    gpus.setattr(dist, "init_process_group", capture)
+    gpus.setattr(accelerator, "identity", lambda device: "GPU-3")
+    gpus.setattr(accelerator, "use", lambda device: arguments.setdefault("used", device))
+    return arguments
+
+
+@pytest.mark.parametrize("launcher", SECOND_NODE)
+@pytest.mark.parametrize(("kind", "library"), [("cuda", "nccl"), ("xpu", "xccl")])
+def test_the_group_is_bound_to_the_chosen_gpu(
+    gpus: pytest.MonkeyPatch, asked: dict[str, Any], launcher: str, kind: str, library: str
+) -> None:
+    have(gpus, 4, kind)
+    place = Place.from_environment(dict(word.split("=") for word in SECOND_NODE[launcher].split()))
+    order = []
+    gpus.setattr(world, "check_devices", lambda place, device, *_: order.append((device, dict(asked))))
+    with pytest.raises(Captured), connect(place):
+        pass
+    device = torch.device(kind, 0)
+    assert order == [(device, {"used": device})]  # compared before the group is made
+    assert asked.pop("store") is not None
+    assert asked == {
+        "used": device,
+        "backend": f"cpu:gloo,{kind}:{library}",
+        "device_id": device,
+        "rank": 3,
+        "world_size": 6,
+        "timeout": timedelta(minutes=30),
+    }
+
+
+def test_the_devices_are_compared_before_the_group_is_made(asked: dict[str, Any], gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(socket, "gethostname", lambda: "a")
+    shared = told_by(*[("a", "cuda", "GPU-3")] * 6)
+    gpus.setattr(world, "open_store", lambda *_: shared)
+    with pytest.raises(WorldError, match=r"workers \[0, 1, 2, 3, 4, 5\] on a share the GPU GPU-3"), connect(ON_SECOND):
+        pass
+    assert "backend" not in asked
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "auto"), ("auto", "gloo")])
+def test_gloo_alone_is_bound_to_no_device(asked: dict[str, Any], device: Any, backend: Any) -> None:
+    with pytest.raises(Captured), connect(ON_SECOND, device, backend):
+        pass
+    assert asked["backend"] == "gloo"
+    assert "device_id" not in asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "backend"), [("cuda", "cpu", "nccl"), ("xpu", "auto", "nccl"), ("cuda", "auto", "xccl")]
+)
+def test_a_backend_for_other_devices_is_refused(gpus: pytest.MonkeyPatch, kind: str, device: Any, backend: Any) -> None:
+    have(gpus, 4, kind)
+    refused = pytest.raises(WorldError, match=f"--dist-backend {backend} does not carry tensors on")
+    with refused, connect(FOURTH, device, backend):
+        pass
+
+
+def test_a_script_whose_group_is_for_gpus_alone() -> None:
+    """As after init_process_group("nccl"): what travels on the CPU needs a group, which the World makes."""
+    dist.init_process_group("cuda:fake", store=dist.HashStore(), rank=0, world_size=2)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "new_group", lambda backend: f"a group by {backend}")
+            with connect(Place(0, 2, 0, 2), "cpu") as ours:
+                assert ours.host_group == "a group by gloo"
+    finally:
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+    try:
+        with connect(Place(0, 2, 0, 2), "cpu") as ours:
+            assert ours.host_group is None
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_thread_of_its_own_has_the_device_that_it_is_given(gpus: pytest.MonkeyPatch) -> None:
+    used = threading.local()
+    gpus.setattr(torch.accelerator, "set_device_index", lambda index: setattr(used, "index", index))
+    accelerator.use(torch.device("cuda", 3))
+    accelerator.use(torch.device("cpu"))
+    assert used.index == 3
