@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from harness import Bar, Unit, Work, compare
 
-from lockstep.launch.display import OutputPlan
-from lockstep.launch.plan import plan_local
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.job_plan import plan_local
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World, connect, usable_cores
 
@@ -20,7 +20,7 @@ def in_workers(size: int, main: Callable[[World], None]) -> None:
     """Call `main` in `size` workers with one thread each, started here unless this is one of them."""
     place = Place.from_environment()
     if place.launcher == "none":
-        from lockstep.launch.job import run_job
+        from lockstep.launch.controller.job import run_job
 
         os.environ["OMP_NUM_THREADS"] = "1"
         plan = plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)

@@ -34,8 +34,8 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.files.untrusted import parse_yaml
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions
+from lockstep.launch.plan.restart_options import RestartOptions
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NOTICE = "<!-- tools/reference_pages.py writes this page from the source; a test compares. -->"

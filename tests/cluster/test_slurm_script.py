@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from slurm import Slurm
 
-from lockstep.launch.batch import BatchJob
-from lockstep.launch.script import render
+from lockstep.launch.plan.batch_job import BatchJob
+from lockstep.launch.plan.batch_script import render
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 

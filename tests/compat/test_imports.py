@@ -224,7 +224,7 @@ def test_the_reductions_are_numbered_as_horovods() -> None:
 )
 def test_run_is_a_function_and_a_module(code: str, tmp_path: Path) -> None:
     prelude = """
-from lockstep.launch.function import run as function
+from lockstep.launch.controller.run_function import run as function
 def call(run):
     try:
         run(print, hosts="a:1", hostfile="b")

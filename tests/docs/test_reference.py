@@ -18,7 +18,9 @@ from pages import ROOT
 
 from lockstep import errors, hvd, train
 from lockstep.cli import main
-from lockstep.launch import late_environment, plan, python_command, tether
+from lockstep.launch.forking import late_environment, python_command
+from lockstep.launch.node import parent_death
+from lockstep.launch.plan import job_plan
 from lockstep.train.trackers import base as trackers
 from lockstep.world import launcher_environment, rank0_address
 
@@ -87,7 +89,7 @@ def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     rows = (launcher_environment.TORCHRUN, *launcher_environment.OTHERS)
     found |= {name for row in rows for names in (*row.fields, row.marks) for name in names}
     found |= {rank0_address.OPEN_MPI_ADDRESS, *(name for names in rank0_address.LAUNCHES.values() for name in names)}
-    found |= {*plan.PLACE, *plan.OF_THE_HOST} - {"_"}
+    found |= {*job_plan.PLACE, *job_plan.OF_THE_HOST} - {"_"}
     assert not found - listed - NO_VARIABLES
     assert len(found) > 100
 
@@ -110,7 +112,7 @@ def test_every_exit_code_is_on_the_page_with_its_exception() -> None:
         if kind is not errors.LockstepError:
             assert f"`{kind.__name__}`" in rows[str(kind.exit_code)]
     assert {int(code) for code in rows} == {0, 127} | {kind.exit_code for kind in kinds}
-    assert tether.NOT_FOUND == 127
+    assert parent_death.NOT_FOUND == 127
     assert f"{errors.INTERRUPTED}: Ctrl-C" in page
 
 

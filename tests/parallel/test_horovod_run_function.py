@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 from commands import run as run_command
 
-from lockstep.launch.function import run
+from lockstep.launch.controller.run_function import run
 
 CALLER = """
 import pickle
@@ -60,7 +60,7 @@ def test_results_come_by_rank_and_the_caller_is_left_as_it_was(
 
 
 def test_it_works_without_a_script_file(tmp_path: Path) -> None:
-    code = "from lockstep.launch.function import run; print(run(lambda: 'from nowhere', num_proc=1))"
+    code = "from lockstep.launch.controller.run_function import run; print(run(lambda: 'from nowhere', num_proc=1))"
     done = run_command([sys.executable, "-c", code], tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "['from nowhere']"), done.stderr
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, run, started
 
-from lockstep.launch import function
+from lockstep.launch.controller import run_function
 from lockstep.world.world import usable_cores
 
 pytestmark = [
@@ -425,9 +425,9 @@ signal.pause()
 SERIES = """
 import sys
 from dataclasses import replace
-from lockstep.launch.display import OutputPlan
-from lockstep.launch.job import JobSeries
-from lockstep.launch.plan import plan_local
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.controller.job import JobSeries
+from lockstep.launch.plan.job_plan import plan_local
 with JobSeries() as jobs:
     for number, workers in enumerate((1, 2)):
         plan = plan_local(workers, sys.argv[1:], 2, {})
@@ -452,4 +452,4 @@ def test_a_function_is_called_in_forked_workers() -> None:
 
         return gc.get_freeze_count() > 0, int(os.environ["HOROVOD_RANK"])
 
-    assert function.run(frozen, num_proc=2) == [(True, 0), (True, 1)]
+    assert run_function.run(frozen, num_proc=2) == [(True, 0), (True, 1)]

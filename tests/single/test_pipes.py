@@ -12,7 +12,7 @@ import pytest
 from lockstep.data.packed import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
-from lockstep.launch.allocation import find_allocation
+from lockstep.launch.plan.allocation import find_allocation
 from lockstep.train.checkpoint_format import describe_file
 from lockstep.watch.tail import Tail
 

@@ -26,8 +26,8 @@ import cold_starts
 import psutil
 from cold_starts import PROGRAMS
 
-from lockstep.launch.preload import receive, send
-from lockstep.launch.process_title import PADDING
+from lockstep.launch.forking.preloaded_process import receive, send
+from lockstep.launch.forking.process_title import PADDING
 
 LOCKSTEP = (sys.executable, "-m", "lockstep")
 HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from lockstep.launch import forked_worker, process_title
+from lockstep.launch.forking import forked_worker, process_title
 
 DRIVER = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); sys.path.append({here!r}); from forked import serve; serve()"

@@ -1,8 +1,8 @@
 """Programs of this Python without its start: in processes forked from one that has torch loaded.
 
-Each is as a fresh interpreter would be (`lockstep.launch.forked_worker`), and so are the Python programs that it
-starts, as long as it has not imported torch itself: its `subprocess` forks where it would execute this Python.
-What is about starting processes, or about what is imported, does without this.
+Each is as a fresh interpreter would be (`lockstep.launch.forking.forked_worker`), and so are the Python programs that
+it starts, as long as it has not imported torch itself: its `subprocess` forks where it would execute this Python. What
+is about starting processes, or about what is imported, does without this.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import lockstep
-from lockstep.launch import forked_worker, tether
-from lockstep.launch.family import end_with_parent
-from lockstep.launch.forked_worker import Loaded
-from lockstep.launch.held_back import HeldFinder, third_party
-from lockstep.launch.late_environment import DEBUG_LEVEL, THREADS, without_effect
-from lockstep.launch.python_command import NotForkedError, PythonCommand, python_command
+from lockstep.launch.forking import forked_worker
+from lockstep.launch.forking.forked_worker import Loaded
+from lockstep.launch.forking.held_back import HeldFinder, third_party
+from lockstep.launch.forking.late_environment import DEBUG_LEVEL, THREADS, without_effect
+from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
+from lockstep.launch.node import parent_death
+from lockstep.launch.node.descendants import end_with_parent
 
 LAUNCHERS = ("horovodrun", "lockstep", "torchrun")
 TORCHRUN = (("torch", "distributed", "run.py"), ("torch", "distributed", "launch.py"))
@@ -164,8 +165,8 @@ def fork_python_programs(loaded: Loaded, own: Mapping[str, str]) -> None:
 
 
 def _untethered(command: list[str]) -> tuple[list[str], int]:
-    """The command that `lockstep.launch.tether` is to become, and the process whose end ends it, or 0."""
-    if [*command[1:4], *command[5:6]] == ["-I", "-S", tether.__file__, "none"]:
+    """The command that `lockstep.launch.node.parent_death` is to become, and the process whose end ends it, or 0."""
+    if [*command[1:4], *command[5:6]] == ["-I", "-S", parent_death.__file__, "none"]:
         return command[6:], int(command[4])
     return command, 0
 

@@ -25,7 +25,7 @@ from commands import LOCKSTEP, Job, run, started
 from safetensors.torch import load_file
 
 from lockstep.files.jsonl import read_records
-from lockstep.launch.snapshot_memory import PREFIX
+from lockstep.launch.node.snapshot_memory import PREFIX
 from lockstep.train import checkpoint
 
 SNAPSHOT_STEPS = 5

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 from lockstep.cli.probe_worker import HostFacts, Link
 from lockstep.errors import ConfigError
-from lockstep.launch.display import OutputPlan
-from lockstep.launch.gpus import count_gpus
-from lockstep.launch.hosts import names_of_this_machine
-from lockstep.launch.options import LaunchOptions, plan_from
-from lockstep.launch.plan import JobPlan
+from lockstep.launch.node.gpus import count_gpus
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.world.devices import GLOO
 from lockstep.world.world import usable_cores
 
@@ -56,7 +56,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
 
 def examine_hosts(plan: JobPlan) -> Report | int:
     """Carry out the plan; the launcher's exit code where it fails, which it has then told of."""
-    from lockstep.launch.job import run_job
+    from lockstep.launch.controller.job import run_job
 
     told = io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(told)):

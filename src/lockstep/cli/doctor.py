@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lockstep.cli.parse import parse
-from lockstep.launch.options import LaunchOptions
+from lockstep.launch.plan.options import LaunchOptions
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def _examine_hosts(where: LaunchOptions) -> int:
 
     plan = plan_probe(where)
     if where.dry_run:
-        from lockstep.launch.dry_run import describe
+        from lockstep.launch.plan.dry_run import describe
 
         print(describe(plan))
         return 0

@@ -18,12 +18,12 @@ from typing import Any
 from lockstep import __version__
 from lockstep.cli.horovod_flags import parse_flags
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.launch.discovery import POLL_SECONDS, discover
-from lockstep.launch.display import say
-from lockstep.launch.horovod_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
-from lockstep.launch.hosts import Host, are_here, names_of_this_machine, slots_of
-from lockstep.launch.plan import JobPlan
-from lockstep.launch.signals import on_stopping
+from lockstep.launch.controller.discovery import POLL_SECONDS, discover
+from lockstep.launch.controller.signals import on_stopping
+from lockstep.launch.output.display import say
+from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
+from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
+from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.world.world import usable_cores
 
 FAILED = 1
@@ -61,19 +61,19 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         print("\n".join(f"horovodrun: {line}" for line in lines), flush=True)
     if isinstance(plan.job, ElasticPlan):
-        from lockstep.launch.elastic import run_elastic
+        from lockstep.launch.controller.local_elastic import run_elastic
 
         return run_elastic(plan.job, plan.output)
     if isinstance(plan.job, HostsPlan):
         return _run_on_hosts(plan.job, plan)
-    from lockstep.launch.job import run_job
+    from lockstep.launch.controller.job import run_job
 
     return run_job(plan.job, plan.output, failure_code=FAILED)
 
 
 def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
     """An elastic job over several hosts. Its workers regroup at a commit, where hosts come back or are added."""
-    from lockstep.launch.restart import elastic_job, run_elastic_job
+    from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_resize=True)
 

@@ -12,8 +12,8 @@ import tyro
 from tyro.conf import OmitArgPrefixes, arg
 
 from lockstep.config.schema import TrainConfig
-from lockstep.launch.options import LaunchOptions
-from lockstep.launch.restart_options import RestartOptions
+from lockstep.launch.plan.options import LaunchOptions
+from lockstep.launch.plan.restart_options import RestartOptions
 
 T = TypeVar("T")
 # Of commands that use a checkpoint; training has a default.

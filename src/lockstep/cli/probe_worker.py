@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import __version__
 from lockstep.cli.checkup import examine
 from lockstep.errors import LockstepError, first_line
-from lockstep.launch.reach import listen
+from lockstep.launch.connection.reachability import listen
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO
 from lockstep.world.interfaces import VIRTUAL, addresses

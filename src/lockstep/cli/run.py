@@ -14,13 +14,13 @@ from tyro.conf import arg
 
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
-from lockstep.launch.display import OutputPlan
-from lockstep.launch.gpus import count_gpus
-from lockstep.launch.hosts import names_of_this_machine
-from lockstep.launch.options import LaunchOptions, plan_from
-from lockstep.launch.plan import JobPlan
-from lockstep.launch.restart import first_hosts
-from lockstep.launch.restart_options import RestartOptions
+from lockstep.launch.controller.restarts import first_hosts
+from lockstep.launch.node.gpus import count_gpus
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.options import LaunchOptions, plan_from
+from lockstep.launch.plan.restart_options import RestartOptions
 from lockstep.world.world import usable_cores
 
 LOGS = Path("lockstep-logs")
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
         options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()
     )
     if options.where.dry_run:
-        from lockstep.launch.dry_run import describe
+        from lockstep.launch.plan.dry_run import describe
 
         print(describe(plan))
         return 0
@@ -66,8 +66,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(plan: JobPlan, options: RunCommand) -> int:
-    from lockstep.launch.job import run_job
-    from lockstep.launch.restart import elastic_job, run_elastic_job
+    from lockstep.launch.controller.job import run_job
+    from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     logs = options.log_dir or LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)

@@ -12,8 +12,8 @@ from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
-from lockstep.launch.batch import BatchJob
-from lockstep.launch.script import SUBMIT, System, render
+from lockstep.launch.plan.batch_job import BatchJob
+from lockstep.launch.plan.batch_script import SUBMIT, System, render
 
 
 @dataclass(frozen=True)

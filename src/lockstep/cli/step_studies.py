@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.parse import parse_train
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import INTERRUPTED, ConfigError
-from lockstep.launch.options import LaunchOptions
+from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
     from rich.table import Table

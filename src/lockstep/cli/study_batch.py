@@ -16,11 +16,11 @@ from lockstep.cli.sizes import parse_size
 from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.errors import ConfigError
-from lockstep.launch.options import LaunchOptions
+from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
-    from lockstep.launch.job import JobSeries
-    from lockstep.launch.plan import JobPlan
+    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.plan.job_plan import JobPlan
 
 KILLED = 128 + signal.SIGKILL  # what Linux does to a process where memory ends
 ENOUGH = 0.95  # a share of the best throughput
@@ -109,7 +109,7 @@ class Search:
 def main(words: Sequence[str]) -> int:
     own, job = split(words)
     command = parse(BatchCommand, "study batch", own)
-    from lockstep.launch.job import JobSeries
+    from lockstep.launch.controller.job import JobSeries
 
     def study() -> int:
         with JobSeries() as jobs:

@@ -15,7 +15,7 @@ from lockstep.cli.sizes import parse_size
 from lockstep.cli.workers import run_workers
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import ConfigError
-from lockstep.launch.options import LaunchOptions
+from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world.world import World
 
 if TYPE_CHECKING:

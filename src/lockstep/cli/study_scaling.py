@@ -15,13 +15,13 @@ from lockstep.cli.run import split
 from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
 from lockstep.config.schema import check_workers
 from lockstep.errors import ConfigError
-from lockstep.launch.options import LaunchOptions
+from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lockstep.launch.job import JobSeries
-    from lockstep.launch.plan import JobPlan
+    from lockstep.launch.controller.job import JobSeries
+    from lockstep.launch.plan.job_plan import JobPlan
     from lockstep.study.points import Length, Mode, Point
     from lockstep.study.step_jobs import Outcome
 
@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
 def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     config = read_job(job)
     from lockstep.files.jsonl import read_records
-    from lockstep.launch.job import JobSeries
+    from lockstep.launch.controller.job import JobSeries
     from lockstep.study.figures import check_record_file
     from lockstep.study.points import job_digest, key_of, missing_points, plan_points
     from lockstep.study.step_jobs import about_plan, plan_steps

@@ -17,12 +17,12 @@ from typing import Literal
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, StoppedError, tells_of_lost_peer
 from lockstep.files.untrusted import printable
-from lockstep.launch.allocation import find_allocation
-from lockstep.launch.hosts import names_of_this_machine
-from lockstep.launch.options import LaunchOptions, plan_from
-from lockstep.launch.plan import JobPlan
-from lockstep.launch.restart import first_hosts
-from lockstep.launch.restart_options import RestartOptions
+from lockstep.launch.controller.restarts import first_hosts
+from lockstep.launch.plan.allocation import find_allocation
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.options import LaunchOptions, plan_from
+from lockstep.launch.plan.restart_options import RestartOptions
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World, connect, disconnect, usable_cores
@@ -105,10 +105,10 @@ def _check_elastic(place: Place) -> None:
 
 
 def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None) -> int:
-    from lockstep.launch.display import OutputPlan
-    from lockstep.launch.dry_run import describe
-    from lockstep.launch.job import run_job
-    from lockstep.launch.restart import elastic_job, run_elastic_job
+    from lockstep.launch.controller.job import run_job
+    from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
+    from lockstep.launch.output.display import OutputPlan
+    from lockstep.launch.plan.dry_run import describe
 
     if where.dry_run:
         print(describe(plan))

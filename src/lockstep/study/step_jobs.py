@@ -18,11 +18,11 @@ from lockstep.config.mapping import from_mapping, to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, StoppedError
 from lockstep.files.jsonl import RecordWriter
-from lockstep.launch.display import OutputPlan
-from lockstep.launch.hosts import names_of_this_machine
-from lockstep.launch.job import JobSeries
-from lockstep.launch.options import LaunchOptions, plan_from
-from lockstep.launch.plan import JobPlan, threads
+from lockstep.launch.controller.job import JobSeries
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.hosts import names_of_this_machine
+from lockstep.launch.plan.job_plan import JobPlan, threads
+from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.study.points import Length
 from lockstep.world.world import usable_cores
 

@@ -1,7 +1,7 @@
 """Snapshots in memory: a job's state after one of its last steps, kept by every host for workers that are started anew.
 
-The folder is in memory and outlives the workers (`lockstep.launch.snapshot_memory`); one worker a host writes to it, in
-the form of a checkpoint. A host that is lost takes its own copy with it, and one that joins gets another's.
+The folder is in memory and outlives the workers (`lockstep.launch.node.snapshot_memory`); one worker a host writes to
+it, in the form of a checkpoint. A host that is lost takes its own copy with it, and one that joins gets another's.
 """
 
 from __future__ import annotations

@@ -503,7 +503,7 @@ def slurm_hosts(folder: Path) -> Target:
 
 @target
 def host_file(folder: Path) -> Target:
-    from lockstep.launch.hosts import parse_discovered, parse_hosts, read_hostfile
+    from lockstep.launch.plan.hosts import parse_discovered, parse_hosts, read_hostfile
 
     def read(path: Path) -> None:
         text = path.read_bytes().decode("latin1")
@@ -525,7 +525,7 @@ ENVIRONMENTS = [
 
 @target
 def batch_systems(folder: Path) -> Target:
-    from lockstep.launch.allocation import find_allocation
+    from lockstep.launch.plan.allocation import find_allocation
 
     def read(data: bytes) -> None:
         for environment in _environments(data):
@@ -602,7 +602,7 @@ def launcher_variables(folder: Path) -> Target:
 
 @target
 def launcher_messages(folder: Path) -> Target:
-    from lockstep.launch.messages import LIMIT_BYTES, receive
+    from lockstep.launch.connection.messages import LIMIT_BYTES, receive
 
     async def hear(data: bytes) -> None:
         reader = asyncio.StreamReader(limit=LIMIT_BYTES)

@@ -15,7 +15,7 @@ from torch.distributed import HashStore, ProcessGroupGloo, Store
 from lockstep.cli import main, probe_worker
 from lockstep.cli.checkup_hosts import Report, plan_probe, rate, show, troubles
 from lockstep.cli.probe_worker import HostFacts, Link, circles, cut_links, measure
-from lockstep.launch.options import LaunchOptions
+from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world import accelerator
 
 A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, 0.0, 0.0, [], "eth0", "10.0.0.1", [], [])

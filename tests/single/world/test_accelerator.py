@@ -29,10 +29,10 @@ NVIDIAS_OWN = {
     "hvd/__init__.py",  # hvd.nccl_built
     "hvd/basics.py",
     "world/interfaces.py",  # NCCL_SOCKET_IFNAME
-    "launch/dry_run.py",
-    "launch/horovod_plan.py",
-    "launch/host_workers.py",
-    "launch/plan.py",
+    "launch/plan/dry_run.py",
+    "launch/plan/horovodrun_plan.py",
+    "launch/node/host_workers.py",
+    "launch/plan/job_plan.py",
     "train/data_wait.py",  # --decode gpu, again nvJPEG
     "train/setup.py",
 }

@@ -22,7 +22,7 @@ lockstep_version = version("lockstep-torch")
 def __getattr__(name: str) -> Any:
     """Import `run`, `runner` and `common` on first use: training needs no launcher, and the launcher no torch."""
     if name == "run":
-        from lockstep.launch.function import run
+        from lockstep.launch.controller.run_function import run
 
         return run
     if name in ("common", "runner"):

@@ -3,7 +3,7 @@
 import sys
 from types import ModuleType
 
-from lockstep.launch.function import run
+from lockstep.launch.controller.run_function import run
 
 __all__ = ["run"]
 

@@ -1,5 +1,5 @@
-"""Starts a function on several workers; `lockstep.launch.function` does the work."""
+"""Starts a function on several workers; `lockstep.launch.controller.run_function` does the work."""
 
-from lockstep.launch.function import run
+from lockstep.launch.controller.run_function import run
 
 __all__ = ["run"]

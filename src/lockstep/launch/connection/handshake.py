@@ -1,0 +1,170 @@
+"""How the nodes of a manually started job recognize each other before they exchange anything else.
+
+Three messages, in turn: the node's number and challenge; the first node's proof and challenge; the node's proof and
+what it brings. Each proof covers both challenges and names its sender and receiver, so a recorded or reflected proof
+is worthless. Without a secret the proofs are empty, and the third message still shows that the node is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from lockstep.errors import LockstepError
+from lockstep.files.untrusted import printable
+from lockstep.launch.connection.messages import (
+    LIMIT_BYTES,
+    Answer,
+    Foreign,
+    Introduction,
+    Knock,
+    Message,
+    Refused,
+    pack,
+    unpack,
+)
+from lockstep.launch.connection.reachability import CHALLENGE_BYTES, proof
+from lockstep.launch.plan.job_plan import SECRET
+
+UNPROVEN_BYTES = 1 << 10  # of one message; a host name takes at most 255
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class MeetingError(LockstepError):
+    """This node cannot join the job's other nodes."""
+
+
+class StrangerError(Exception):
+    """The peer is not a node of this job; the text, if any, helps to find out why the nodes do not meet."""
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """What a node brings: its number among `nodes`, its workers and its host's name."""
+
+    node: int
+    nodes: int
+    workers: int
+    host: str
+
+
+async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Streams]:
+    """Recognize a node at the first node. The connection is closed on any error.
+
+    Raises:
+        StrangerError: The peer is not a node of this job, or disconnected.
+        OSError: The connection broke.
+    """
+    with _closed_on_error(connection):
+        knock = await _receive(connection)
+        where = connection.getpeername()[0]
+        if isinstance(knock, Foreign):
+            await _refuse(connection, "the first node runs another version of Lockstep; install the same on all nodes")
+            raise StrangerError(f"the node at {where} runs another version of Lockstep")
+        if not isinstance(knock, Knock):
+            raise StrangerError
+        if bool(knock.challenge) != bool(secret):
+            has, lacks = ("the first node", "this node") if secret else ("this node", "the first node")
+            await _refuse(connection, f"{has} has {SECRET} set and {lacks} does not; set the same on all nodes")
+            raise StrangerError(f"the node at {where} {'has no' if secret else 'has a'} {SECRET}")
+        theirs, ours = _challenge(knock.challenge), _new_challenge(secret)
+        challenges = theirs + ours
+        await _send(connection, Answer(_proof(secret, 0, knock.node, challenges), ours.hex()))
+        answer = await _receive(connection)
+        if not isinstance(answer, Introduction | Refused):
+            raise StrangerError
+        if isinstance(answer, Refused) or not _equal(answer.proof, _proof(secret, knock.node, 0, challenges)):
+            raise StrangerError(f"the node at {where} has another {SECRET}")
+        streams = await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+        return Newcomer(knock.node, answer.nodes, answer.workers, printable(answer.host)), streams
+
+
+async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> Streams:
+    """Introduce this node to the first one. The connection is closed on any error.
+
+    Raises:
+        MeetingError: The peer is not the first node of this job, or refuses this node.
+        StrangerError: The peer answers in another protocol, or disconnected.
+        OSError: The connection broke.
+    """
+    with _closed_on_error(connection):
+        ours = _new_challenge(secret)
+        await _send(connection, Knock(newcomer.node, ours.hex()))
+        match await _receive(connection):
+            case Refused(why):
+                raise MeetingError(printable(why))
+            case Answer(said, challenge):
+                challenges = ours + (_challenge(challenge) if secret else b"")
+            case _:
+                raise StrangerError
+        if not _equal(said, _proof(secret, 0, newcomer.node, challenges)):
+            await _refuse(connection, "wrong secret")
+            address, port, *_ = connection.getpeername()
+            where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            raise MeetingError(
+                f"the process that answers as node 0 at {where} does not know this job's secret: it belongs to "
+                f"another job, or {SECRET} differs; set the same on all nodes"
+            )
+        own = _proof(secret, newcomer.node, 0, challenges)
+        await _send(connection, Introduction(own, newcomer.nodes, newcomer.workers, newcomer.host))
+        return await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+
+
+def _new_challenge(secret: str) -> bytes:
+    return secrets.token_bytes(CHALLENGE_BYTES) if secret else b""
+
+
+def _challenge(text: str) -> bytes:
+    """The bytes of a peer's challenge, whose length is fixed: else other pairs of challenges would give one proof."""
+    try:
+        challenge = bytes.fromhex(text)
+    except ValueError:
+        raise StrangerError from None
+    if len(challenge) != (CHALLENGE_BYTES if text else 0):
+        raise StrangerError
+    return challenge
+
+
+def _proof(secret: str, sender: int, receiver: int, challenges: bytes) -> str:
+    return proof(secret, f"node {sender} to node {receiver}", challenges).hex() if secret else ""
+
+
+def _equal(said: str, expected: str) -> bool:
+    return hmac.compare_digest(said.encode(errors="replace"), expected.encode())
+
+
+async def _refuse(connection: socket.socket, why: str) -> None:
+    with suppress(OSError):  # the peer has disconnected, which changes nothing
+        await _send(connection, Refused(why))
+
+
+async def _send(connection: socket.socket, message: Message) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, pack(message))
+
+
+async def _receive(connection: socket.socket) -> Message:
+    """The next message of a peer that has proven nothing yet: one line, and nothing after it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = await asyncio.get_running_loop().sock_recv(connection, UNPROVEN_BYTES - len(line))
+        if not part:  # disconnected, or the line is too long
+            raise StrangerError
+        line += part
+    message = unpack(line)
+    if not message:
+        raise StrangerError
+    return message
+
+
+@contextmanager
+def _closed_on_error(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,35 @@
+"""Pipes between a launcher, its node processes and their workers, as asyncio reads and writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from lockstep.launch.connection.messages import LIMIT_BYTES
+
+
+async def reader_of(descriptor: int) -> asyncio.StreamReader:
+    """What comes from a pipe."""
+    reader = asyncio.StreamReader(limit=LIMIT_BYTES)
+    pipe = os.fdopen(descriptor, "rb", 0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
+async def writer_to(descriptor: int) -> asyncio.StreamWriter:
+    """Into a pipe; what has been drained has been written."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(descriptor, "wb", 0)
+    )
+    transport.set_write_buffer_limits(high=0)
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+def text_of(data: bytes) -> str:
+    """Any bytes, as a text that JSON can carry."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

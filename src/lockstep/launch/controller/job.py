@@ -1,0 +1,474 @@
+"""The launcher: carries out a job's plan on all its hosts, from the start to the last process's end.
+
+It speaks with one node process a host (`lockstep.launch.controller.remote_node`). Nothing of torch is imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lockstep.errors import LockstepError, StoppedError
+from lockstep.launch.connection.messages import (
+    End,
+    Ended,
+    Failing,
+    Here,
+    Message,
+    Met,
+    NodeJob,
+    Reach,
+    Reached,
+    Signal,
+    Start,
+    Started,
+    WorkerFailure,
+)
+from lockstep.launch.controller.failure import Failure, first
+from lockstep.launch.controller.node_pool import NodePool
+from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
+from lockstep.launch.controller.start_errors import StartError, disagreement
+from lockstep.launch.node.descendants import allow_many_files
+from lockstep.launch.output.display import Display, OutputPlan, say
+from lockstep.launch.output.worker_output import Screen
+from lockstep.launch.plan.job_plan import SECRET, JobPlan, handed_on
+from lockstep.world.store import LOOPBACK
+
+NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
+# Forwarded as SIGTERM. A second Ctrl-C ends the job at once; a second SIGTERM does not, as batch systems send several.
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPED = StoppedError.exit_code
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+class JobSeries:
+    """Jobs one after the other; what their hosts have loaded for the first is there for the next."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._pool = NodePool()
+
+    def __enter__(self) -> JobSeries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._runner:
+            self._runner.run(self._pool.close())
+
+    def run(
+        self, plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False
+    ) -> int:
+        """Carry out a plan and wait for its end.
+
+        Args:
+            output: How the workers' lines are shown and kept.
+            failure_code: The exit code when a worker has failed; None: the worker's own.
+            direct_stdout: Workers on this machine write to the launcher's stdout themselves, as progress bars need.
+
+        Returns:
+            The job's exit code: 0; that of the worker that failed first (128 + N where signal N ended it); STOPPED when
+            the workers have stopped on request after a checkpoint; 128 + N when signal N to the launcher ended the job.
+
+        Raises:
+            ConfigError: There can be no files where the output is to be kept.
+        """
+        display = Display(output)
+        try:
+            job = Job(plan, display, direct_stdout, self._pool)
+            outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
+            job.tell(outcome)
+        finally:
+            display.close()
+        return outcome.exit_code(failure_code)
+
+
+def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False) -> int:
+    """Carry out one job, as `JobSeries.run` does."""
+    with JobSeries() as jobs:
+        return jobs.run(plan, output, failure_code, direct_stdout)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended.
+
+    Args:
+        code: Its exit code.
+        culprit: The failure that ended it.
+        trouble: Why it could not start.
+        request: The signal that ended it, or that it has stopped for after a checkpoint.
+        away: The hosts that were lost, or could not take part.
+        said: The last words of a worker that has stopped of its own accord.
+    """
+
+    code: int
+    culprit: Failure | None = None
+    trouble: StartError | None = None
+    request: signal.Signals | None = None
+    away: tuple[str, ...] = ()
+    said: str = ""
+
+    def exit_code(self, failure_code: int | None) -> int:
+        """The job's exit code, where that of a failed worker may be a fixed one."""
+        return self.code if self.culprit is None or failure_code is None else failure_code
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the job might do better if its workers were started anew."""
+        return self.culprit is not None and not self.culprit.final
+
+
+class Job:
+    """The state of a running job."""
+
+    def __init__(self, plan: JobPlan, display: Display, direct_stdout: bool, pool: NodePool) -> None:
+        self._plan = plan
+        self._screen = Screen(display)
+        self._direct_stdout = direct_stdout and plan.is_local
+        self._pool = pool
+        self._remotes: list[Remote] = []
+        self._stop: signal.Signals | None = None
+        self._notice: signal.Signals | None = None
+        self._size = plan.workers
+        self._give_up = asyncio.Event()
+
+    @property
+    def request(self) -> signal.Signals | None:
+        """The signal that asked the launcher to stop the job, also after its end."""
+        return self._stop or self._notice
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the workers run."""
+        return bool(self._remotes) and all(remote.answer(Started).done() for remote in self._remotes)
+
+    def ask_to_stop(self) -> None:
+        """Have workers that understand it stop after the same step, with a checkpoint."""
+        self._forward(signal.SIGUSR1)
+
+    async def run(self, goes_on: Callable[[Outcome], bool] = lambda outcome: False) -> Outcome:
+        """Carry out the plan.
+
+        Args:
+            goes_on: Whether the workers are to be started anew after this; the node processes then stay.
+        """
+        allow_many_files()
+        await self._pool.look()
+        nodes = enumerate(self._plan.nodes)
+        self._remotes = [self._pool.take(index, node, self._screen.show) for index, node in nodes]
+        self._catch()
+        show_due = asyncio.create_task(self._screen.show_due())
+        trouble: StartError | None = None
+        away: tuple[str, ...] = ()
+        ended: list[Ended | Lost | None] = []
+        keep = False
+        try:
+            try:
+                if await self._unless_given_up(self._start()):
+                    ended = await self._follow()
+            except StartError as error:
+                trouble, away = error, self._not_started()
+            finally:
+                given_up = self._give_up.is_set()
+                show_due.cancel()
+                await self._end(at_once=given_up)
+            outcome = self._judge(ended, given_up, trouble, away)
+            keep = goes_on(outcome)
+        finally:
+            await self._pool.give_back(self._remotes, keep)
+            self._release()
+        return outcome
+
+    def tell(self, outcome: Outcome) -> None:
+        """Show what has waited for the end, and say how the job has ended."""
+        self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
+        if outcome.trouble:
+            say(f"lockstep: {outcome.trouble}")
+        elif outcome.culprit:
+            say(outcome.culprit.tell(self._size))
+        elif outcome.code == STOPPED:
+            by = f" by {outcome.request.name}" if outcome.request else ""
+            how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there"
+            say(f"lockstep: {how if outcome.request else outcome.said or how}")
+        elif outcome.request and outcome.code:
+            say(f"lockstep: stopped by {outcome.request.name}; all workers have ended")
+
+    def _catch(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (*STOP, *NOTICE):
+            if signal.getsignal(number) != signal.SIG_IGN:  # what `nohup` or a shell has turned off stays so
+                loop.add_signal_handler(number, self._on_signal, number)
+        if not self._plan.is_local:
+            loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # others would take the silence for our death
+
+    def _release(self) -> None:
+        """Give the signals back: nobody hears of them between two jobs."""
+        for number in (*STOP, *NOTICE, signal.SIGTSTP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        started = self.has_started
+        if number in NOTICE:
+            self._notice = number
+            if started:  # else it is sent then
+                self._forward(number)
+            return
+        again, self._stop = self._stop is not None, self._stop or number
+        if not started or (again and number == signal.SIGINT):
+            self._give_up.set()
+        elif not again:
+            self._forward(signal.SIGTERM)
+            more = "; once more ends them at once" if number == signal.SIGINT else ""
+            say(f"\nlockstep: {number.name}: the workers are asked to stop{more}")
+            asyncio.get_running_loop().call_later(self._plan.stop_timeout, self._give_up.set)
+
+    def _forward(self, number: signal.Signals) -> None:
+        for remote in self._remotes:
+            remote.send(Signal(int(number)))
+
+    async def _unless_given_up(self, work: Awaitable[Any]) -> bool:
+        """Whether the work was done before the job was given up."""
+        task, given_up = asyncio.ensure_future(work), asyncio.create_task(self._give_up.wait())
+        await asyncio.wait({task, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        given_up.cancel()
+        if not task.done():
+            task.cancel()
+            return False
+        task.result()
+        return True
+
+    async def _start(self) -> None:
+        """Start the workers on all hosts.
+
+        Raises:
+            StartError: A host cannot take part; the message names it and what to do.
+        """
+        plan = self._plan
+        secret = os.environ.get(SECRET, "") if plan.by_hand else secrets.token_hex(16)
+        slots = () if plan.by_hand else tuple(node.workers for node in plan.nodes)
+        try:
+            async with asyncio.timeout(plan.start_timeout + (plan.timings.by_hand if plan.by_hand else 0.0)):
+                starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
+                await _all(starts, plan.timings.settle)
+                here = await self._answers(Here)
+                if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
+                    raise StartError(problem)
+                if len(self._remotes) > 1:
+                    await self._start_on_several(here[0].doors)
+                else:
+                    self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
+                await self._answers(Met)
+        except TimeoutError:
+            raise StartError(self._late()) from None
+        try:
+            async with asyncio.timeout(plan.timings.load):
+                started = await self._answers(Started)
+        except TimeoutError:
+            raise StartError(
+                f"{', '.join(self._late_hosts())} did not load torch within {plan.timings.load:g} s; is the file "
+                f"system slow there? --no-preload starts each worker by itself"
+            ) from None
+        for remote, answer in zip(self._remotes, started, strict=True):
+            if answer.note:
+                where = "" if plan.is_local else f"{remote.node.host}: "
+                say(f"lockstep: {where}each worker starts by itself: {answer.note}")
+        self._size = started[0].size
+        if self._notice:
+            self._forward(self._notice)
+
+    def _late(self) -> str:
+        """Who has kept the others waiting, at the first stage that not all have passed."""
+        seconds = f"within {self._plan.start_timeout:g} s"
+        return (
+            f"{', '.join(self._late_hosts())} did not start {seconds}; is the network or the file system slow there? "
+            f"Give it more by --start-timeout"
+        )
+
+    def _late_hosts(self) -> list[str]:
+        late: list[str] = []
+        for stage in STAGES:
+            remotes = self._remotes[1:] if stage is Reached else self._remotes
+            late = late or [each.node.host for each in remotes if not each.answer(stage).done()]
+        return late
+
+    async def _start_on_several(self, doors: dict[str, int]) -> None:
+        """Have the other hosts try the first one's doors, and start all at one that is open to everyone."""
+        leader, *others = self._remotes
+        for remote in others:
+            remote.send(Reach(doors))
+        ways = [each.ways for each in await self._answers(Reached, others)]
+        common = [address for address in doors if all(address in own for own in ways)]
+        if not common:
+            cut_off = [remote.node.host for remote, each in zip(others, ways, strict=True) if not each]
+            raise StartError(
+                f"{', '.join(cut_off) or 'the other hosts'} cannot reach {leader.node.host} at any of its addresses "
+                f"({', '.join(doors)}); is there a firewall between them? --interface names the network to use"
+            )
+        address = common[0]
+        leader.send(Start(address, doors[address], address))
+        for remote, each in zip(others, ways, strict=True):
+            remote.send(Start(address, doors[address], each[address]))
+
+    def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
+        plan, hand = self._plan, self._plan.by_hand
+        own = {} if remote.node.is_here else handed_on(plan.own_environment, elsewhere=True)
+        return NodeJob(
+            node=hand.node if hand else remote.index,
+            nodes=hand.nodes if hand else len(plan.nodes),
+            workers=remote.node.workers,
+            slots=slots,
+            host=remote.node.host,
+            command=plan.command,
+            environment={**own, **plan.environment},
+            folder=os.getcwd(),
+            bind=plan.bind,
+            secret=secret,
+            heartbeat=not remote.node.is_here,
+            stdout=sys.stdout.fileno() if self._direct_stdout else -1,
+            interfaces=plan.interfaces,
+            meeting_host=hand.address if hand else "",
+            meeting_port=hand.port if hand else 0,
+            patience=plan.start_timeout,
+            loopback=plan.is_local,
+            snapshots=plan.snapshots,
+            newcomer=remote.node.host in plan.newcomers,
+            restart=plan.restart,
+            max_restarts=plan.max_restarts,
+            timings=plan.timings,
+        )
+
+    async def _answers(self, kind: type[M], remotes: Sequence[Remote] | None = None) -> list[M]:
+        """Those of all hosts, or of some."""
+        remotes = self._remotes if remotes is None else remotes
+        return await _all([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
+
+    async def _follow(self) -> list[Ended | Lost | None]:
+        """Wait until every host's part has ended, or one has failed; what was told by then, by node."""
+        ends = [remote.end for remote in self._remotes]
+        waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes)}
+        while not all(end.done() for end in ends):
+            if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
+                break
+            bad = any(end.done() and _is_bad(end.result()) for end in ends)
+            failing = bad or any(remote.answer(Failing).done() for remote in self._remotes)
+            if failing and not self._stop:  # else every worker has the time that was given for it
+                await self._unless_given_up(self._end_the_others())
+                break
+            waiting = {each for each in waiting if not each.done()}
+        return [remote.outcome() for remote in self._remotes]
+
+    async def _end_the_others(self) -> None:
+        """After a failure: give those that belong to it a moment, end the other hosts' parts, and hear it out."""
+        timings = self._plan.timings
+        await asyncio.wait([remote.end for remote in self._remotes], timeout=timings.settle)
+        failing = [remote for remote in self._remotes if remote.answer(Failing).done()]
+        for remote in self._remotes:
+            if remote not in failing:
+                remote.send(End(timings.host_end))
+        if failing:
+            await asyncio.wait([remote.end for remote in failing], timeout=timings.job_end)
+
+    async def _end(self, at_once: bool) -> None:
+        """End every host's part: the workers get SIGTERM, unless it is to be `at_once`, and what is left SIGKILL."""
+        timings = self._plan.timings
+        for remote in self._remotes:
+            remote.send(End(0.0 if at_once else timings.host_end))
+        ends = [remote.end for remote in self._remotes if remote.answer(Here).done()]
+        if ends:
+            await asyncio.wait(ends, timeout=timings.forced_end + (0.0 if at_once else timings.job_end))
+
+    def _judge(
+        self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
+    ) -> Outcome:
+        """How the job has ended, by what its hosts have told."""
+        if trouble:
+            return Outcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
+        # Nothing has ended where the job was given up before it had started.
+        pairs = list(zip(self._remotes, ended, strict=False))
+        failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
+        culprit = first(self._with_the_silent(failures)) if failures else None
+        obeyed = culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        if self._stop and (given_up or obeyed):
+            return Outcome(128 + self._stop, request=self._stop)
+        if culprit is None or culprit.exit_code == STOPPED:
+            return Outcome(STOPPED, request=self.request, said=culprit.text) if culprit else Outcome(0)
+        away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
+        return Outcome(culprit.exit_code, culprit, request=self.request, away=away)
+
+    def _not_started(self) -> tuple[str, ...]:
+        """The hosts that keep the others from starting: those in trouble or, where none is, those that are late."""
+        troubled = tuple(remote.node.host for remote in self._remotes if remote.is_in_trouble)
+        return troubled or tuple(self._late_hosts())
+
+    def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
+        """Where all failures known are consequences: also the workers that had failed but not ended yet."""
+        if not first(failures).is_consequence:
+            return failures
+        known = {failure.rank for failure in failures}
+        silent = [
+            Failure(rank, self._host_of(rank), 1, self._screen.last_words(rank), self._screen.seen(rank) or 0.0)
+            for rank in self._screen.waiting()
+            if rank not in known
+        ]
+        return [*failures, *silent]
+
+    def _host_of(self, rank: int) -> str:
+        if self._plan.is_local or self._plan.by_hand:
+            return ""
+        firsts = [self._plan.first_rank(index) for index in range(len(self._remotes))]
+        index = max(index for index, first_rank in enumerate(firsts) if first_rank <= rank)
+        return self._remotes[index].node.host
+
+    def _of(self, remote: Remote, ended: Ended | Lost | None) -> list[Failure]:
+        """What has failed on a host."""
+        host = "" if self._plan.is_local else remote.node.host
+        if ended is None:
+            return []
+        if isinstance(ended, Lost):
+            return [Failure(-1, host, 1, f"lost {remote.node.host}: {ended.why}", ended.seen)]
+        if elsewhere := ended.elsewhere:
+            return [self._failure(elsewhere.host, each) for each in elsewhere.failures] or [
+                Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())
+            ]
+        if ended.left:
+            why = "they wait for a device or a file system"
+            say(f"lockstep: {remote.node.host}: processes {[*ended.left]} cannot be ended; {why}")
+        failures = [self._failure(host, each) for each in ended.failures]
+        if ended.error:
+            failures.append(Failure(-1, host, 1, f"{remote.node.host}: {ended.error}", time.monotonic()))
+        return failures
+
+    def _failure(self, host: str, told: WorkerFailure) -> Failure:
+        rank = told.rank
+        text = told.text or self._screen.last_words(rank)
+        seen = self._screen.seen(rank) or time.monotonic() - told.age
+        return Failure(rank, host, told.code, text, seen, told.lost_peer, self._screen.log_of(rank), told.final)
+
+
+async def _all(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:
+    """The results of all; if some fail, one error with what they say that fail within `seconds` after the first."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    if waiting:
+        await asyncio.wait(waiting, timeout=seconds)
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    if errors:
+        raise (
+            StartError("\n".join(dict.fromkeys(map(str, errors))))
+            if all(isinstance(error, LockstepError) for error in errors)
+            else errors[0]
+        )
+    return [task.result() for task in tasks]
+
+
+def _is_bad(ended: Ended | Lost) -> bool:
+    return isinstance(ended, Lost) or bool(ended.error or ended.elsewhere or ended.failures)

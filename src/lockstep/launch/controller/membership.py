@@ -1,0 +1,106 @@
+"""Which hosts an elastic job may have at the moment: those that are offered, without those that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+from lockstep.errors import ConfigError
+from lockstep.launch.connection.messages import NOBODY_SPOKE
+from lockstep.launch.output.display import say
+from lockstep.launch.plan.hosts import Host, first_slots, slots_of
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.timings import Timings
+
+
+def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
+    """The slots to use, up to `most`: of the hosts that are there, first those that the job has at `present`."""
+    there = [host for host in hosts if host.slots and host.name not in lost]
+    rank = {name: number for number, name in enumerate(present)}
+    there.sort(key=lambda host: rank.get(host.name, len(rank)))
+    return first_slots(there, min(most, slots_of(there))) if there else ()
+
+
+class Membership:
+    """The hosts of an elastic job, from moment to moment.
+
+    Args:
+        offered: All that the job may have now, in the order of ranks.
+        plan_on: The plan for some hosts.
+        most: Workers at most.
+    """
+
+    def __init__(
+        self,
+        offered: Callable[[], Sequence[Host]],
+        plan_on: Callable[[Sequence[Host]], JobPlan],
+        most: int,
+        timings: Timings,
+    ) -> None:
+        self._offered = offered
+        self._plan_on = plan_on
+        self._most = most
+        self._timings = timings
+        self._lost: dict[str, float] = {}  # and when to probe them
+        self._said = ""
+
+    def lose(self, hosts: Sequence[str], in_trouble: bool) -> None:
+        """These were lost or, `in_trouble`, could not start their part."""
+        due = time.monotonic() + (self._timings.trouble if in_trouble else 0.0)
+        self._lost |= dict.fromkeys(hosts, due)
+
+    def slots(self, present: Sequence[str]) -> tuple[Host, ...]:
+        """The slots to use now."""
+        return choose(self._offered(), self._lost, self._most, present)
+
+    def plan(self, hosts: Sequence[Host]) -> JobPlan | None:
+        """The plan for these; None, said once, where they cannot be planned for."""
+        try:
+            plan = self._plan_on(hosts)
+        except ConfigError as error:
+            if str(error) != self._said:
+                say(f"lockstep: {error}; the hosts stay as they were")
+            self._said = str(error)
+            return None
+        return plan
+
+    async def probe(self, seconds: float | None = None) -> None:
+        """Find out which of the lost hosts are back; each has so many seconds to answer, or the usual time."""
+        offered = {host.name: host for host in self._offered() if host.slots}
+        due = [offered[name] for name, when in self._lost.items() if when <= time.monotonic() and name in offered]
+        back = await asyncio.gather(*(self._is_back(host, seconds or self._timings.probe) for host in due))
+        for host, is_back in zip(due, back, strict=True):
+            self._lost[host.name] = time.monotonic() + self._timings.probe_every
+            if is_back:
+                del self._lost[host.name]
+
+    async def _is_back(self, host: Host, seconds: float) -> bool:
+        """Whether Lockstep can be started there: its node process ends at once when nobody speaks to it."""
+        plan = self.plan([host])
+        return plan is not None and await _code_of_silence(plan.nodes[0].start, seconds) == NOBODY_SPOKE
+
+
+async def _code_of_silence(start: Sequence[str], seconds: float) -> int | None:
+    """The exit code of a host's node process that nobody speaks to, or None if it does not end in time."""
+    process = await asyncio.create_subprocess_exec(
+        *start,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        return await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

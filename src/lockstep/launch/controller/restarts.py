@@ -1,0 +1,257 @@
+"""The job that outlives its workers: after a failure all of them are started anew, on the hosts that are there.
+
+A failure ends every worker within seconds, as in any job of the launcher; then the next start has the hosts that
+remain or have returned. What the workers had done they find again themselves: in their hosts' memory
+(`lockstep.launch.node.snapshot_memory`), or in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.launch.controller.discovery import FLAG, Discovery, discover
+from lockstep.launch.controller.job import STOPPED, Job, Outcome
+from lockstep.launch.controller.membership import Membership
+from lockstep.launch.controller.node_pool import NodePool
+from lockstep.launch.node.snapshot_memory import new_path
+from lockstep.launch.output.display import Display, OutputPlan, say
+from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
+from lockstep.launch.plan.job_plan import JobPlan
+from lockstep.launch.plan.options import LaunchOptions, offered_hosts, on_hosts, plan_from
+from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.world.world import usable_cores
+
+# How workers end that are asked to stop: after a checkpoint; without room for one, as the snapshots are in memory; or
+# by the signal itself, to which they do not listen yet.
+RESIZED = (STOPPED, CheckpointError.exit_code, -signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class ElasticJob:
+    """A job whose workers may be started more than once.
+
+    Args:
+        plan: The first start.
+        hosts: All that the job may have, in the order of ranks, with all their slots.
+        plan_on: The plan for other hosts.
+        can_resize: The workers stop after a step with a checkpoint when they get SIGUSR1, so that their number can
+            change without a failure.
+        slots_per_host: For a discovery script's hosts without a number.
+        failure_code: The exit code when a worker has failed; None: the worker's own.
+    """
+
+    plan: JobPlan
+    hosts: Sequence[Host]
+    plan_on: Callable[[Sequence[Host]], JobPlan]
+    options: RestartOptions
+    can_resize: bool
+    slots_per_host: int | None = None
+    failure_code: int | None = None
+
+
+def elastic_job(
+    plan: JobPlan,
+    where: LaunchOptions,
+    options: RestartOptions,
+    gpus: Callable[[], int],
+    can_resize: bool = False,
+    words_of_now: Callable[[], list[str]] = list,
+) -> ElasticJob:
+    """The job that begins with a plan, which follows from what the user says of where it runs.
+
+    Args:
+        words_of_now: What its command has at the end in any further start.
+
+    Raises:
+        ConfigError: Its nodes are started by hand.
+    """
+    if plan.by_hand:
+        raise ConfigError(
+            "--max-restarts and its like need a launcher that reaches all hosts, but --nodes has each started by hand; "
+            "use -H, or a batch job"
+        )
+    here, cores, environment = names_of_this_machine(), usable_cores(), dict(plan.own_environment)
+
+    def plan_on(hosts: Sequence[Host]) -> JobPlan:
+        elsewhere = on_hosts(where, hosts)
+        command = [*plan.command, *words_of_now()]
+        return plan_from(elsewhere, slots_of(hosts), command, environment, cores, gpus, here)
+
+    return ElasticJob(plan, offered_hosts(where, environment, gpus, plan), plan_on, options, can_resize)
+
+
+def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
+    """Where the job begins: on the hosts that its discovery script prints, if nothing else names them.
+
+    Raises:
+        ConfigError: The script fails, or prints no slot.
+    """
+    script = options.host_discovery_script
+    if not script or where.names_hosts:
+        return where
+    hosts = [host for host in discover(script, None) if host.slots]
+    if not hosts:
+        raise ConfigError(f"{FLAG} {script} prints no slot; a line is host:slots, such as localhost:2")
+    return on_hosts(where, hosts)
+
+
+def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = False) -> int:
+    """Carry out a job, with as many starts as it may have, and return its exit code, as `run_job` does.
+
+    Raises:
+        ConfigError: The discovery script fails at its first call, or there can be no files for the output.
+    """
+    display = Display(replace(output, workers=max(output.workers, job.options.max_np or 0)))
+    script = job.options.host_discovery_script
+    discovery = Discovery(script, job.slots_per_host, lambda hosts: None) if script else None
+    try:
+        hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
+        return asyncio.run(_Attempts(job, hosts, display, direct_stdout).run())
+    finally:
+        display.close()
+        if discovery:
+            discovery.stop()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What follows from the end of an attempt: its workers were to be others (`resized`), or all are started anew."""
+
+    resized: bool = False
+    goes_on: bool = False
+
+
+class _Attempts:
+    """The starts of a job's workers, one after the other."""
+
+    def __init__(
+        self, job: ElasticJob, hosts: Callable[[], Sequence[Host]], display: Display, direct_stdout: bool
+    ) -> None:
+        self._job = job
+        self._options = job.options
+        self._display = display
+        self._direct_stdout = direct_stdout
+        self._least = job.options.min_np or job.plan.workers
+        self._timings = job.plan.timings
+        self._membership = Membership(hosts, job.plan_on, job.options.max_np or job.plan.workers, self._timings)
+        self._snapshots = str(new_path())
+        self._pool = NodePool()
+        self._number = 0
+        self._restarts = 0
+        self._resizing = False
+        self._verdict = _Verdict()
+
+    async def run(self) -> int:
+        plan, before = self._job.plan, list[str]()
+        try:
+            while True:
+                self._resizing, self._verdict = False, _Verdict()
+                hosts = [node.host for node in plan.nodes]
+                newcomers = tuple(host for host in hosts if host not in before)
+                attempt = Job(self._numbered(plan, newcomers), self._display, self._direct_stdout, self._pool)
+                watch = asyncio.create_task(self._watch(attempt, plan))
+                try:
+                    outcome = await attempt.run(partial(self._judge, watch))
+                finally:
+                    watch.cancel()
+                if not self._verdict.resized:
+                    attempt.tell(outcome)
+                if not self._verdict.goes_on:
+                    self._say_why_not(outcome)
+                    return outcome.exit_code(self._job.failure_code)
+                self._restarts += not self._verdict.resized
+                self._number += 1
+                elsewhere = {node.host for node in plan.nodes if not node.is_here}
+                self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
+                following = await self._wait_for_slots(attempt, hosts)
+                if following is None:
+                    return self._given_up(attempt, outcome)
+                plan, before = following, hosts
+                self._announce(plan)
+        finally:
+            await self._pool.close()
+
+    def _numbered(self, plan: JobPlan, newcomers: tuple[str, ...]) -> JobPlan:
+        most = self._options.max_restarts
+        return replace(plan, snapshots=self._snapshots, newcomers=newcomers, restart=self._number, max_restarts=most)
+
+    def _judge(self, watch: asyncio.Task[None], outcome: Outcome) -> bool:
+        """Decide, once, whether the workers are to be started anew."""
+        watch.cancel()  # the hosts do not matter any more to this attempt
+        code = outcome.culprit.code if outcome.culprit else outcome.code
+        resized = self._resizing and outcome.request is None and code in RESIZED
+        retryable = outcome.may_go_on or (outcome.trouble is not None and self._number > 0)
+        left = self._restarts < self._options.max_restarts
+        self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
+        return self._verdict.goes_on
+
+    def _say_why_not(self, outcome: Outcome) -> None:
+        if outcome.request or not (outcome.culprit or outcome.trouble):
+            return
+        if outcome.culprit and outcome.culprit.final:
+            say("lockstep: the workers are not started anew: the same would come again")
+        elif self._restarts or not self._options.max_restarts:
+            say(f"lockstep: the workers are not started anew once more: --max-restarts {self._options.max_restarts}")
+
+    def _given_up(self, attempt: Job, outcome: Outcome) -> int:
+        """The exit code where there is no further start."""
+        if not attempt.request:
+            return outcome.exit_code(self._job.failure_code)
+        if not self._job.can_resize:
+            return 128 + attempt.request
+        say(f"lockstep: stopped by {attempt.request.name}; `--resume auto` goes on from the newest checkpoint")
+        return STOPPED
+
+    def _announce(self, plan: JobPlan) -> None:
+        where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"
+        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
+        count = "resized" if self._verdict.resized else f"restart {self._restarts} of {self._options.max_restarts}"
+        say(f"lockstep: {count}, with {workers}{where}")
+
+    async def _wait_for_slots(self, attempt: Job, present: Sequence[str]) -> JobPlan | None:
+        """The plan for the next start, when there are slots enough; None if there are not in time, or on a stop."""
+        deadline = time.monotonic() + self._options.elastic_timeout
+        seconds, told = self._timings.first_probe, False
+        while True:
+            await self._membership.probe(seconds)
+            seconds = self._timings.probe
+            if attempt.request:
+                return None
+            hosts = self._membership.slots(present)
+            if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
+                return plan
+            left = f"{slots_of(hosts)} slots are left, the job needs {self._least} (--min-np)"
+            if time.monotonic() > deadline:
+                say(f"lockstep: {left}; none came back in --elastic-timeout {self._options.elastic_timeout:g} s")
+                return None
+            if not told:
+                say(f"lockstep: {left}; waiting for hosts")
+                told = True
+            await asyncio.sleep(self._timings.look)
+
+    async def _watch(self, attempt: Job, plan: JobPlan) -> None:
+        """While the workers run: have them stop and go on with others when the slots are others."""
+        present, since = [node.host for node in plan.nodes], None
+        while self._job.can_resize:
+            await asyncio.sleep(self._timings.look)
+            since = since or (time.monotonic() if attempt.has_started else None)
+            await self._membership.probe()
+            hosts = self._membership.slots(present)
+            if since is None or time.monotonic() - since < self._timings.settled or slots_of(hosts) < self._least:
+                continue
+            if (other := self._membership.plan(hosts)) and _workers(other) != _workers(plan):
+                self._resizing = True
+                say(f"lockstep: there are {slots_of(hosts)} slots now; the workers stop after a step and go on there")
+                attempt.ask_to_stop()
+                return
+
+
+def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:
+    """Where a plan has how many workers, whatever name a machine is called by."""
+    return [(node.start, node.workers) for node in plan.nodes]

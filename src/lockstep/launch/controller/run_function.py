@@ -1,0 +1,207 @@
+"""`horovod.run`: a Python function on several workers, for notebooks and programs that are no worker themselves.
+
+The function, pickled by value, and the results travel through a private temporary folder; the workers are started by
+`horovodrun` in a process of its own, so that the caller keeps its signal handlers and its environment.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any, TextIO
+
+import cloudpickle
+
+from lockstep.errors import ConfigError
+from lockstep.launch.node import function_worker, parent_death
+from lockstep.launch.plan.hosts import are_here, names_of_this_machine, parse_hosts, read_hostfile
+from lockstep.launch.plan.timings import Timings
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[float, float] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call `func(*args, **kwargs)` in `num_proc` workers of this machine; arguments as `horovodrun`'s flags.
+
+    Args:
+        executable: The Python that the workers run; this one by default.
+
+    Returns:
+        The results, by rank.
+
+    Raises:
+        ValueError: Arguments exclude each other, or workers of an elastic job were to run on other hosts.
+        RuntimeError: A worker failed, or the job could not be started. The message holds the rank and the traceback of
+            the worker that failed first.
+    """
+    if np is not None:
+        _deprecated("np", "num_proc")
+    if min_np is not None:
+        _deprecated("min_np", "min_num_proc")
+    if max_np is not None:
+        _deprecated("max_np", "max_num_proc")
+    if network_interface is not None:
+        _deprecated("network_interface", "network_interfaces")
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile both name the hosts; leave one out")
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other; leave use_mpi out")
+    elastic = any(each is not None for each in (min_np, min_num_proc, max_np, max_num_proc))
+    if elastic and _names_others(hosts, hostfile):
+        raise ValueError("the function cannot travel to other hosts; start a script there by `horovodrun --min-np`")
+    flags = {
+        "--num-proc": num_proc if np is None else np,
+        "--min-np": min_num_proc if min_np is None else min_np,
+        "--max-np": max_num_proc if max_np is None else max_np,
+        "--slots-per-host": slots,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "--hosts": hosts,
+        "--hostfile": hostfile,
+        "--host-discovery-script": host_discovery_script,
+        "--start-timeout": start_timeout,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--disable-cache": disable_cache,
+        "--output-filename": output_filename,
+        "--verbose": bool(verbose),
+        "--gloo": use_gloo,
+        "--mpi": use_mpi,
+        "--mpi-args": mpi_args,
+        "--network-interfaces": network_interface if network_interfaces is None else network_interfaces,
+    }
+    with TemporaryDirectory(prefix="lockstep-run-") as name:
+        folder = Path(name)
+        call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+        (folder / function_worker.CALL).write_bytes(pickle.dumps((sys.path, call)))
+        worker = [executable or sys.executable, function_worker.__file__, name]
+        launcher = [sys.executable, "-m", "lockstep.cli.horovodrun", *_words(flags), "--", *worker]
+        code, complaint = _launch(launcher)
+        return _results(folder, code, complaint)
+
+
+def _names_others(hosts: str | None, hostfile: str | None) -> bool:
+    """Whether another machine is among the hosts; where they cannot be read, the launcher will say so."""
+    try:
+        named = read_hostfile(Path(hostfile)) if hostfile is not None else parse_hosts(hosts) if hosts else ()
+    except ConfigError:
+        return False
+    return not are_here(named, names_of_this_machine())
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"horovod.run: {old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
+
+
+def _words(flags: Mapping[str, Any]) -> list[str]:
+    words = []
+    for flag, value in flags.items():
+        if isinstance(value, (tuple, list)):
+            words += [flag, *map(str, value)]
+        elif value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words.append(f"{flag}={value}")
+    return words
+
+
+def _launch(command: Sequence[str]) -> tuple[int, str]:
+    """Run the launcher to its end; its exit code and what it said on its own account.
+
+    Its lines go through `sys.stdout` and `sys.stderr`, which in a notebook are the cell's.
+    """
+    pipe = subprocess.PIPE
+    launcher = subprocess.Popen(
+        parent_death.command(command), stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+    )
+    assert launcher.stdout
+    assert launcher.stderr
+    complaint: list[str] = []
+    threads = [
+        threading.Thread(target=_show, args=(launcher.stdout, sys.stdout, []), daemon=True),
+        threading.Thread(target=_show, args=(launcher.stderr, sys.stderr, complaint), daemon=True),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return launcher.wait(), "".join(complaint)
+    except BaseException:  # KeyboardInterrupt above all: the workers end with the call
+        launcher.send_signal(signal.SIGTERM)
+        try:
+            launcher.wait(Timings().caller_end)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            launcher.wait()
+        raise
+    finally:
+        for thread in threads:
+            thread.join(1)
+        launcher.stdout.close()
+        launcher.stderr.close()
+
+
+def _show(lines: IO[str], stream: TextIO, complaint: list[str]) -> None:
+    for line in lines:
+        if line.startswith(("horovodrun: error:", "lockstep:")):
+            complaint.append(line)
+        stream.write(line)
+        stream.flush()
+
+
+def _results(folder: Path, code: int, complaint: str) -> list[Any]:
+    errors = sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
+    if code and errors:
+        _, rank, text = errors[0]
+        raise RuntimeError(f"worker {rank} failed:\n{text}")
+    if code:
+        raise RuntimeError(complaint.strip() or f"the launcher ended with exit code {code}")
+    files = {_place(file): file for file in folder.glob(f"{function_worker.RESULT}*")}
+    size = max((size for _, size in files), default=0)
+    if not files or set(files) != {(rank, size) for rank in range(size)}:
+        ranks = sorted(rank for rank, _ in files)
+        raise RuntimeError(
+            f"only the workers {ranks} of {size or 'all'} left a result; the others ended by sys.exit(0) "
+            "or, in an elastic job, never met"
+        )
+    return [pickle.loads(files[rank, size].read_bytes()) for rank in range(size)]
+
+
+def _place(file: Path) -> tuple[int, int]:
+    """Rank and size, from the name of a result's file."""
+    rank, size = file.name.removeprefix(function_worker.RESULT).split(".")
+    return int(rank), int(size)

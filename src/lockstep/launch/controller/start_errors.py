@@ -1,0 +1,69 @@
+"""Why a host cannot take its part in a job, in one line that names the host and the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from lockstep.errors import LockstepError
+from lockstep.launch.plan.job_plan import NodePlan
+
+# What ssh says, and what it means.
+SSH_TROUBLES = {
+    "Permission denied": "refuses this user's key; `ssh-copy-id {host}` brings it there",
+    "Host key verification failed": "has a host key that is not known or has changed; `ssh {host}` once by hand",
+    "Could not resolve hostname": "is no host that is known here; check the name, or ~/.ssh/config",
+    "Name or service not known": "is no host that is known here; check the name, or ~/.ssh/config",
+    "Connection refused": "has no SSH server at that port; is it up, and is the port right (--ssh-option='-p N')?",
+    "Connection timed out": "does not answer; is it up, and is there a firewall?",
+    "No route to host": "cannot be reached from here; is it up, and on this network?",
+    "Network is unreachable": "cannot be reached from here; is it up, and on this network?",
+    "Too many authentication failures": "refuses this user's keys; name the right one: --ssh-option='-i FILE'",
+}
+NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+NO_PYTHON = ("No such file or directory", "not found", "Permission denied")
+
+
+class StartError(LockstepError):
+    """The job could not be started. Exit code 3."""
+
+    exit_code = 3
+
+
+def disagreement(hosts: Sequence[str], versions: Sequence[Mapping[str, str]]) -> str:
+    """Where a host's versions differ from the first one's: one line for each; "" where all agree."""
+    lines = []
+    for host, own in zip(hosts[1:], versions[1:], strict=True):
+        for name, expected in versions[0].items():
+            if own.get(name) != expected:
+                lines.append(
+                    f"{host} has {name} {own.get(name, 'none')}, but {hosts[0]} has {expected}: install the same on "
+                    f"both, or name a Python that has it by --python"
+                )
+    return "\n".join(lines)
+
+
+def why_not_started(node: NodePlan, code: int, said: str) -> str:
+    """What the end of a node process before its start means.
+
+    Args:
+        code: Its exit code, or that of ssh and its like.
+        said: The last words on its standard error.
+    """
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit code {code}")
+    program = node.start[0]
+    python = next((word for word in reversed(node.start) if "python" in word.lower()), "python").split()
+    path = next((word for word in python if "python" in word.lower()), "python")
+    if program == "ssh" and code == 255:
+        for words, meaning in SSH_TROUBLES.items():
+            if words in said:
+                return f"{node.host} {meaning.format(host=node.host)}"
+        return f"{node.host} cannot be reached by SSH: {last}"
+    if "Unknown option: -P" in said.splitlines():
+        return f"{node.host} has a {path} older than 3.11: name another Python by --python"
+    if missing := NO_MODULE.search(said):
+        remedy = "install lockstep-torch there, or name another Python by --python"
+        return f"{node.host} lacks the package {missing[1]} in {path}: {remedy}"
+    if code in (126, 127) or any(words in last for words in NO_PYTHON):
+        return f"{node.host} has no {path}: install it there, or name another Python by --python"
+    return f"{node.host} could not start its part: {last}"

@@ -1,0 +1,365 @@
+"""Make a process that was forked from a preloaded one as a fresh interpreter that runs the user's command.
+
+`load` imports modules in the preloaded process; `run`, in its child, restores what an interpreter starts with and
+executes the command. Both run below the preloaded process's `-c` command. What the script raises passes through it, so
+that the interpreter itself sets the exit code and finalizes as usual. The sequence follows CPython's Modules/main.c and
+Lib/runpy.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import gc
+import importlib
+import io
+import linecache
+import multiprocessing.process
+import os
+import pkgutil
+import sys
+import tempfile
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from itertools import takewhile
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from lockstep.imports import collector_paused
+from lockstep.launch.forking.held_back import hold, original_loader, third_party
+from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
+from lockstep.launch.forking.process_title import set_command
+
+CONSTANT_SEED = 67280421310721  # of torch's default generator, up to the versions that draw one
+WITH_CACHED = sys.version_info < (3, 15)  # whether `__main__` has `__cached__`
+
+
+@dataclass
+class Loaded:
+    """What `load` has imported, and the interpreter's state before it."""
+
+    packages: list[str]
+    third_party: dict[str, ModuleType] = field(default_factory=dict)
+    standard: set[str] = field(default_factory=set)
+    """Top-level modules of the standard library that a fresh interpreter has not imported."""
+    path: list[str] = field(default_factory=lambda: list(sys.path))
+    filters: list[Any] = field(default_factory=lambda: list(warnings.filters))
+    added_filters: dict[str, list[Any]] = field(default_factory=dict)
+    """By the top-level package whose import added them."""
+
+
+def load(modules: Sequence[str]) -> Loaded:
+    """Import modules for `run`, without collecting garbage.
+
+    Raises:
+        ImportError: The first module cannot be imported. The others are optional.
+    """
+    first, *others = modules
+    loaded = Loaded([name.partition(".")[0] for name in modules])
+    atexit.register(_let_finalize, loaded)  # before the imports, thus called after their exit handlers
+    at_start = set(takewhile(lambda name: name.partition(".")[0] != "lockstep", sys.modules))
+    with collector_paused():
+        if "torch" in loaded.packages and importlib.util.find_spec("numpy") is not None:
+            _import("numpy", loaded)  # before torch, so that its warnings filters are known
+        _import(first, loaded)
+        for name in others:
+            try:
+                _import(name, loaded)
+            except Exception:  # the script's own import reports it
+                continue
+        new = [name for name in sys.modules if name not in at_start]
+        outside = third_party(new)
+        loaded.third_party = {name: sys.modules[name] for name in outside}
+        loaded.standard = {name.partition(".")[0] for name in set(new).difference(outside)}
+        gc.freeze()
+    return loaded
+
+
+def _let_finalize(loaded: Loaded) -> None:
+    """Let the interpreter clear all modules at exit; nanobind (in triton) reports what is left as leaks."""
+    gc.unfreeze()
+    for name, module in loaded.third_party.items():
+        sys.modules.setdefault(name, module)
+
+
+def _import(name: str, loaded: Loaded) -> None:
+    before = list(warnings.filters)
+    importlib.import_module(name)
+    added = [item for item in warnings.filters if item not in before]
+    loaded.added_filters.setdefault(name.partition(".")[0], []).extend(added)
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], folder: str, loaded: Loaded) -> None:
+    """Run the arguments that follow the interpreter's flags as a fresh interpreter does, in this forked process.
+
+    Return, or raise what makes the interpreter exit as it does after the command.
+    """
+    flags = sys.orig_argv[: sys.orig_argv.index("-c")]
+    sys.orig_argv = [*flags, *command]
+    set_command(sys.orig_argv, environment)
+    threads = {name: os.environ[name] for name in THREADS if name in os.environ}  # as the libraries have read them
+    _restore_environment(environment, folder)
+    _restore_interpreter(loaded)
+    main = _new_main()
+    start = {**os.environ, **threads}
+    all_with = set(loaded.packages) - {"numpy"}  # scripts often set variables between numpy's import and torch's
+    hold(loaded.third_party, all_with, partial(_after_import, loaded, start))
+    temporary: list[str] = []
+    try:
+        _execute(command, main, loaded, temporary)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _hide_own_frames(error, partial(_delete, main, temporary))
+        raise
+    _delete(main, temporary)
+
+
+def _delete(main: ModuleType, names: Sequence[str]) -> None:
+    for name in names:
+        vars(main).pop(name, None)
+
+
+def _restore_environment(environment: Mapping[str, str], folder: str) -> None:
+    coerced = os.environ.get("LC_CTYPE")  # Python sets it in the C locale (PEP 538)
+    os.environ.clear()
+    os.environ.update(environment)
+    if coerced is not None and "LC_ALL" not in environment:
+        os.environ.setdefault("LC_CTYPE", coerced)
+    if hasattr(time, "tzset"):
+        time.tzset()
+    os.chdir(folder)
+
+
+def _restore_interpreter(loaded: Loaded) -> None:
+    gc.enable()
+    sys.path[:] = loaded.path
+    importlib.invalidate_caches()
+    linecache.clearcache()
+    _set_filters(loaded.filters)
+    tempfile.tempdir = None
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+    vars(multiprocessing.process)["ORIGINAL_DIR"] = os.getcwd()  # of spawned processes
+    _restore_streams()
+
+
+def _restore_streams() -> None:
+    """Buffer by line where a fresh interpreter does for what the descriptors now are."""
+    for stream, descriptor in ((sys.stdin, 0), (sys.stdout, 1), (sys.stderr, 2)):
+        if isinstance(stream, io.TextIOWrapper):
+            by_line = descriptor == 2 or os.isatty(descriptor)
+            stream.reconfigure(line_buffering=by_line and not stream.write_through)  # -u writes through
+
+
+def _set_filters(filters: Sequence[Any]) -> None:
+    """Replace the warnings filters by a public function, which also resets what has been shown once."""
+    warnings.resetwarnings()
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+def _new_main() -> ModuleType:
+    """Return a new `__main__` with the attributes that the interpreter gives it before any command."""
+    main = ModuleType("__main__")
+    vars(main).update(__loader__=BuiltinImporter, __builtins__=builtins)
+    if "__annotations__" in vars(sys.modules["__main__"]):
+        vars(main)["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's name for the same module
+        sys.modules["__mp_main__"] = main
+    return main
+
+
+def _execute(command: Sequence[str], main: ModuleType, loaded: Loaded, temporary: list[str]) -> None:
+    """Execute the command; add the attributes of `__main__` to `temporary` that the interpreter deletes afterwards."""
+    first = command[0]
+    if first in ("-c", "-m"):
+        sys.argv = [first, *command[2:]]
+        _insert_path("" if first == "-c" else os.getcwd(), loaded)
+        (_execute_code if first == "-c" else _execute_module)(command[1], main)
+        return
+    sys.argv = list(command)
+    path = os.getcwd() if first == "." else os.path.join(os.getcwd(), first)
+    if pkgutil.get_importer(path) is not None:  # a folder or a zip file
+        sys.path.insert(0, path)
+        _drop_shadowed(path, loaded)
+        _execute_main_of(path, main)
+    else:
+        _insert_path(str(Path(path).resolve().parent), loaded)
+        _execute_file(path, main, temporary)
+
+
+def _insert_path(entry: str, loaded: Loaded) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, entry)
+        _drop_shadowed(entry or os.getcwd(), loaded)
+
+
+def _drop_shadowed(folder: str, loaded: Loaded) -> None:
+    """Let the script's own modules precede those of the standard library that only the preloading has imported."""
+    try:
+        names = {name.partition(".")[0] for name in os.listdir(folder)}
+    except OSError:
+        return
+    for top in names & loaded.standard:
+        spec = PathFinder.find_spec(top, [folder])
+        if spec is not None and spec.has_location:
+            for name in [name for name in sys.modules if name.partition(".")[0] == top]:
+                del sys.modules[name]
+
+
+def _execute_code(text: str, main: ModuleType) -> None:
+    if sys.version_info >= (3, 14):
+        text = textwrap.dedent(text)
+    if sys.version_info >= (3, 13):  # whose tracebacks show the lines
+        linecache.cache["<string>"] = (len(text), None, text.splitlines(keepends=True), "<string>")
+    exec(compile(text, "<string>", "exec", dont_inherit=True), vars(main))
+
+
+def _execute_file(path: str, main: ModuleType, temporary: list[str]) -> None:
+    try:
+        with io.open_code(path) as file:
+            data = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    loader: SourceFileLoader | SourcelessFileLoader
+    if path.endswith(".pyc"):
+        loader = SourcelessFileLoader("__main__", path)
+        code: Any = loader.get_code("__main__")
+    else:
+        loader = SourceFileLoader("__main__", path)
+        code = None
+    own: dict[str, Any] = {"__file__": path, "__cached__": None} if WITH_CACHED else {"__file__": path}
+    vars(main).update(own, __loader__=loader)
+    temporary += own
+    exec(code or compile(data, path, "exec", dont_inherit=True), vars(main))
+
+
+def _execute_module(name: str, main: ModuleType) -> None:
+    try:
+        spec, code = _find_module(name)
+    except _CannotRun as error:
+        _give_up(str(error))
+    if spec.origin is not None:
+        sys.argv[0] = spec.origin
+    _execute_spec(spec, code, main)
+
+
+def _execute_main_of(path: str, main: ModuleType) -> None:
+    spec = PathFinder.find_spec("__main__", [path])
+    code = None if spec is None or spec.loader is None else original_loader(spec).get_code("__main__")
+    if spec is None or code is None:
+        _give_up(f"can't find '__main__' module in {path!r}")
+    _execute_spec(spec, code, main)
+
+
+def _execute_spec(spec: ModuleSpec, code: CodeType, main: ModuleType) -> None:
+    spec.loader = original_loader(spec)
+    vars(main).update(__file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec)
+    if WITH_CACHED:
+        vars(main)["__cached__"] = spec.cached
+    exec(code, vars(main))
+
+
+class _CannotRun(Exception):
+    """A module that `-m` cannot run; the message is the interpreter's."""
+
+
+def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
+    """Return the spec and the code of a module, or of a package's `__main__`, with the messages of runpy."""
+    if name.startswith("."):
+        raise _CannotRun("Relative module names not supported")
+    _import_parent(name.rpartition(".")[0])
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        text = f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})"
+        if name.endswith(".py"):
+            text += f". Try using '{name[:-3]}' instead of '{name}' as the module name."
+        raise _CannotRun(text) from error
+    if spec is None:
+        raise _CannotRun(f"No module named {name}")
+    if spec.submodule_search_locations is not None:
+        return _find_main_of_package(name)
+    loader = original_loader(spec)
+    if loader is None:
+        raise _CannotRun(f"{name!r} is a namespace package and cannot be executed")
+    try:
+        code: CodeType | None = loader.get_code(name)
+    except ImportError as error:
+        raise _CannotRun(str(error)) from error
+    if code is None:
+        raise _CannotRun(f"No code object available for {name}")
+    return spec, code
+
+
+def _find_main_of_package(name: str) -> tuple[ModuleSpec, CodeType]:
+    if name == "__main__" or name.endswith(".__main__"):
+        raise _CannotRun("Cannot use package as __main__ module")
+    try:
+        return _find_module(f"{name}.__main__")
+    except _CannotRun as error:
+        if name not in sys.modules:
+            raise
+        raise _CannotRun(f"{error}; {name!r} is a package and cannot be directly executed") from error
+
+
+def _import_parent(name: str) -> None:
+    """Import a package; where it or its parents are missing, `find_spec` reports it."""
+    if not name:
+        return
+    try:
+        __import__(name)
+    except ImportError as error:
+        missing = error.name
+        if missing is None or (missing != name and not name.startswith(f"{missing}.")):
+            raise
+
+
+def _give_up(message: str) -> NoReturn:
+    raise SystemExit(f"{sys.executable}: {message}") from None
+
+
+def _hide_own_frames(error: BaseException, after: Callable[[], None]) -> None:
+    """Let the exception's report begin with the script's frames, and call `after` when it is printed.
+
+    The hook that does so replaces itself by the script's when it is called.
+    """
+    script = error.__traceback__
+    while script is not None and script.tb_frame.f_code.co_filename == __file__:
+        script = script.tb_next
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        return
+
+    def show(kind: type[BaseException], value: BaseException, _: TracebackType | None) -> None:
+        sys.excepthook = hook
+        sys.last_traceback = script
+        hook(kind, value.with_traceback(script), script)
+        after()
+
+    sys.excepthook = show
+
+
+def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection[str]) -> None:
+    """Do what the import of these packages does in a fresh interpreter and did, in this one, before the fork."""
+    for name in loaded.added_filters:
+        if name in packages:
+            _set_filters([*loaded.added_filters[name], *warnings.filters])
+    if "numpy" in packages:
+        random = sys.modules.get("numpy.random")
+        if random is not None:
+            random.seed()
+        apply_to_numpy(start, os.environ)
+    if "torch" in packages:
+        import torch
+
+        if torch.default_generator.initial_seed() != CONSTANT_SEED:
+            torch.default_generator.seed()
+        apply_to_torch(start, os.environ)

@@ -1,0 +1,178 @@
+"""The preloaded process: imports what a host's workers need, once, and forks them.
+
+The node process starts it with the workers' environment, interpreter and flags (`lockstep.launch.node.worker_starter`)
+and speaks with it over a socket: 8 bytes that say how long the JSON that follows is, with the descriptors of the
+workers' streams. A process in between forks the workers and ends, so that the node process adopts them: it reaps them,
+and its death ends them, as if it had started them. This process asks for no device, opens no group, and has no Python
+thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from lockstep.launch.forking import forked_worker
+from lockstep.launch.forking.process_title import set_title
+from lockstep.launch.node.cpu_binding import bind_and_say
+from lockstep.launch.node.descendants import end_with_parent
+from lockstep.world import accelerator
+
+LENGTH_BYTES = 8
+MOST_DESCRIPTORS = 253  # of one message (SCM_MAX_FD, man 7 unix)
+RECORD = struct.Struct("=qq")  # a process's number and its pid
+
+
+def send(connection: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send one message."""
+    body = json.dumps(message).encode()
+    socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES, "big")], descriptors)
+    connection.sendall(body)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """The next message and its descriptors; None at the end."""
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MOST_DESCRIPTORS)
+    if len(head) < LENGTH_BYTES:
+        return None, descriptors
+    body = b""
+    while len(body) < (length := int.from_bytes(head, "big")):
+        chunk = connection.recv(min(length - len(body), 1 << 20))
+        if not chunk:
+            return None, descriptors
+        body += chunk
+    message: dict[str, Any] = json.loads(body)
+    return message, descriptors
+
+
+def main() -> None:
+    """Serve the node process, to its end; in a worker, be that worker. `sys.argv`: the socket, and the parent's pid."""
+    connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    if not end_with_parent(parent, signal.SIGKILL):
+        os._exit(1)
+    first, _ = receive(connection)
+    if first is None:
+        os._exit(0)
+    set_title("lockstep: preloaded for workers")
+    sys.argv = first["arguments"]  # as the workers will have it
+    try:
+        loaded = forked_worker.load(first["modules"])
+        obstacle = _obstacle()
+    except Exception as error:
+        obstacle = f"{first['modules'][0]} cannot be imported beforehand ({type(error).__name__}: {error})"
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # else each worker would write it
+    send(connection, {"obstacle": obstacle})
+    if obstacle:
+        os._exit(0)
+    order = _serve(connection, parent)
+    forked_worker.run(order["command"], order["environment"], order["folder"], loaded)
+
+
+def _obstacle() -> str:
+    """What forbids to fork this process, now that everything is imported; "" if nothing does."""
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if others:
+        return f"an import has started the thread {others[0]}"
+    if not accelerator.outlives_fork():
+        return "torch for XPU has not been seen to outlive a fork"
+    return ""
+
+
+def _serve(connection: socket.socket, parent: int) -> dict[str, Any]:
+    """Fork the processes of each message; returns in a worker, with its order."""
+    while True:
+        orders, descriptors = receive(connection)
+        if orders is None:
+            os._exit(0)
+        number, pids = _fork(len(orders["processes"]))
+        if number is not None:
+            connection.close()
+            order: dict[str, Any] = orders["processes"][number]
+            _begin(order, descriptors, parent)
+            return order
+        send(connection, {"pids": pids})
+        for each in descriptors:
+            os.close(each)
+
+
+def _fork(count: int) -> tuple[int | None, list[int]]:
+    """Fork processes that are nobody's children here.
+
+    Returns:
+        Here no number and the pids, none if the system lets us have no more; in each process, when the node process has
+        adopted it, its number.
+    """
+    told, tell = os.pipe()
+    adopted, adopt = os.pipe()
+    between = _fork_once()
+    if between == 0:
+        number = next((number for number in range(count) if _fork_once() == 0), None)
+        if number is None:
+            os._exit(0)
+        os.setsid()  # before anybody knows the pid, so that a signal to the session reaches this process
+        os.write(tell, RECORD.pack(number, os.getpid()))
+        for each in (told, tell, adopt):
+            os.close(each)
+        if not os.read(adopted, 1):  # nobody will know of this process
+            os._exit(1)
+        os.close(adopted)
+        return number, []
+    os.close(tell)
+    os.close(adopted)
+    pids = dict(RECORD.unpack(record) for record in iter(lambda: os.read(told, RECORD.size), b""))
+    if between:
+        os.waitpid(between, 0)
+    if len(pids) < count:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        pids.clear()
+    else:
+        os.write(adopt, bytes(count))
+    os.close(told)
+    os.close(adopt)
+    return None, [pids[number] for number in sorted(pids)]
+
+
+def _fork_once() -> int | None:
+    """As os.fork; None if the system lets us have no more processes."""
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of threads. There is no Python thread here; OpenBLAS stops its own before a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return os.fork()
+        except OSError:
+            return None
+
+
+def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> None:
+    """Have what the node process gives a process that it starts: streams, CPUs, and an end with it."""
+    if not end_with_parent(parent, signal.SIGKILL):
+        os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    own = [descriptors[index] for index in order["descriptors"]]
+    serves = order["kind"] == "store"
+    for number, descriptor in enumerate((nothing, nothing, nothing) if serves else (nothing, *own)):
+        os.dup2(descriptor, number)
+    for each in {nothing, *descriptors}.difference(own if serves else ()):
+        os.close(each)
+    if serves:
+        _serve_store(own[0], order["address"], order["port"])
+    if order["bind"] != "none":
+        place = (int(order["environment"][name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        bind_and_say(order["bind"], *place)
+
+
+def _serve_store(listener: int, address: str, port: int) -> NoReturn:
+    from lockstep.launch.node.job_store import serve
+
+    set_title("lockstep: the job's store")
+    serve(listener, address, port)

@@ -1,0 +1,161 @@
+"""Which CPUs each worker of a machine is bound to: `--bind cores|numa|none`.
+
+`cores` shares the usable cores out: each worker has its own. `numa` keeps a worker and its memory on one NUMA node,
+whose cores it shares with the node's other workers: the node of the worker's GPU, where that is known. What is read is
+/sys of Linux (the kernel's Documentation/ABI: sysfs-devices-node, sysfs-devices-system-cpu, sysfs-bus-pci).
+Standard library alone, and no import of Lockstep: parent_death.py runs this in a process that becomes the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+SYSTEM = "/sys/devices/system"
+
+
+def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
+    """Bind this process, and what it will start, as `cpus_of` says; where that cannot be, say so and go on.
+
+    Returns:
+        The CPUs, or None if the process is not bound.
+    """
+    if kind == "none":
+        return None
+    reason, cpus = "this system binds no processes", None
+    if hasattr(os, "sched_setaffinity"):
+        usable = os.sched_getaffinity(0)
+        nodes, siblings = numa_nodes(), thread_siblings(usable)
+        near = cpus_near_gpu(local_rank, local_size, usable) if kind == "numa" else None
+        cpus = near or cpus_of(kind, local_rank, local_size, usable, nodes or [], siblings or [])
+        unknown = kind == "numa" and nodes is None
+        reason = f"{SYSTEM} shows no NUMA nodes" if unknown else f"{len(usable)} CPUs for {local_size} workers"
+    if cpus is not None:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            reason, cpus = error.strerror or "refused", None
+    if cpus is None and local_rank == 0:
+        print(f"lockstep: --bind {kind} has no effect: {reason}", file=sys.stderr)
+    return cpus
+
+
+def bind_and_say(kind: str, rank: int, local_rank: int, local_size: int) -> None:
+    """Bind this process, which is a worker or becomes one, and say where to."""
+    if cpus := bind_here(kind, local_rank, local_size):
+        print(f"lockstep: worker {rank} is bound to CPUs {describe(cpus)}", file=sys.stderr, flush=True)
+
+
+def cpus_of(
+    kind: str,
+    local_rank: int,
+    local_size: int,
+    usable: Collection[int],
+    nodes: Sequence[Collection[int]],
+    siblings: Sequence[Collection[int]],
+) -> set[int] | None:
+    """The CPUs of one of a machine's workers, or None if it is not to be bound.
+
+    "cores": the usable cores, in the order of their NUMA nodes, are cut into one block a worker; the first workers have
+    one core more where the cores do not come out even. Hyper-threads of a core stay together, unless there are fewer
+    cores than workers. With fewer CPUs than workers nobody is bound.
+
+    "numa": each worker has all usable CPUs of one node, and a node has workers in proportion to its usable CPUs. With
+    fewer workers than nodes, each has a block of whole nodes. Where no nodes are known nobody is bound.
+
+    Args:
+        kind: "cores", "numa" or "none".
+        usable: CPUs that this machine lets the job use.
+        nodes: CPUs of each NUMA node; may be empty.
+        siblings: CPUs of each core; a CPU that is in none is a core of its own.
+    """
+    if kind == "none":
+        return None
+    if kind == "numa":
+        return _of_nodes(local_rank, local_size, [found for node in nodes if (found := set(usable) & set(node))])
+    if kind != "cores":
+        raise ValueError(f"--bind is cores, numa or none; got {kind!r}")
+    node_of = {cpu: number for number, node in enumerate(nodes) for cpu in node}
+    core_of = {cpu: min(core) for core in siblings for cpu in core}
+    cores: dict[tuple[int, int], set[int]] = {}
+    for cpu in usable:
+        core = core_of.get(cpu, cpu)
+        cores.setdefault((node_of.get(core, len(nodes)), core), set()).add(cpu)
+    units = [cores[place] for place in sorted(cores)]
+    if len(units) < local_size:
+        units = [{cpu} for unit in units for cpu in sorted(unit)]
+    if len(units) < local_size:
+        return None
+    each, more = divmod(len(units), local_size)
+    first = local_rank * each + min(local_rank, more)
+    return set().union(*units[first : first + each + (local_rank < more)])
+
+
+def _of_nodes(local_rank: int, local_size: int, nodes: list[set[int]]) -> set[int] | None:
+    """The node in which the middle of a worker's share of all CPUs lies; for few workers, a block of nodes."""
+    if not nodes:
+        return None
+    if local_size < len(nodes):
+        block = slice(local_rank * len(nodes) // local_size, (local_rank + 1) * len(nodes) // local_size)
+        return set().union(*nodes[block])
+    owners = [node for node in nodes for _ in node]
+    return set(owners[(2 * local_rank + 1) * len(owners) // (2 * local_size)])
+
+
+def cpus_near_gpu(
+    local_rank: int,
+    local_size: int,
+    usable: Collection[int],
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+) -> set[int]:
+    """The usable CPUs of the NUMA node that has the GPU of a worker's local rank.
+
+    Empty where there are fewer GPUs than workers, or where the GPU's address or its node is not known.
+    """
+    gpus = runpy.run_path(str(Path(__file__).with_name("gpus.py")))["visible_gpus"](root, environment)
+    if local_size > len(gpus):
+        return set()
+    try:
+        node = int((root / "sys/bus/pci/devices" / gpus[local_rank] / "numa_node").read_text())
+        return set(usable) & _cpus(f"{root}/sys/devices/system/node/node{node}/cpulist")  # of node -1, an OSError
+    except (OSError, ValueError):
+        return set()
+
+
+def numa_nodes(system: str = SYSTEM) -> list[set[int]] | None:
+    """The CPUs of each online NUMA node that has any; None where the machine does not tell."""
+    try:
+        nodes = [_cpus(f"{system}/node/node{number}/cpulist") for number in sorted(_cpus(f"{system}/node/online"))]
+    except (OSError, ValueError):
+        return None
+    return [node for node in nodes if node] or None
+
+
+def thread_siblings(cpus: Collection[int], system: str = SYSTEM) -> list[set[int]] | None:
+    """The CPUs of each core among `cpus`, with those of its hyper-threads; None where the machine does not tell."""
+    try:
+        return [_cpus(f"{system}/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in sorted(cpus)] or None
+    except (OSError, ValueError):
+        return None
+
+
+def describe(cpus: Collection[int]) -> str:
+    """CPUs as Linux lists them: {0, 1, 2, 8} is "0-2,8"."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def _cpus(path: str) -> set[int]:
+    with open(path) as file:
+        text = file.read().strip()
+    bounds = [part.split("-") for part in text.split(",") if part]
+    return {cpu for bound in bounds for cpu in range(int(bound[0]), int(bound[-1]) + 1)}

@@ -1,0 +1,65 @@
+"""The process above a node process: ends what is left of a job on its host when the node process was killed.
+
+Linux hands a dead process's children to the nearest living ancestor that has asked for them, so that what the workers
+have started becomes this process's. It is forked before the node process begins, and does nothing until that has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from lockstep.launch.node.dead_sockets import remove_dead_sockets
+from lockstep.launch.node.descendants import adopt_orphans, end_with_parent, kill_descendants
+from lockstep.launch.node.snapshot_memory import SnapshotMemory
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+SNAPSHOTS = "snapshots"  # a file in the scratch folder, with the path of the folder in memory
+
+
+def guarded(work: Callable[[Path], int]) -> int:
+    """Do the work in a process of its own, and leave nothing behind.
+
+    Args:
+        work: Gets a folder that is removed afterwards; returns the exit code. When this process is killed, it gets
+            SIGHUP.
+    """
+    since, scratch = time.time(), Path(mkdtemp(prefix="lockstep-"))
+    adopt_orphans()
+    guard = os.getpid()
+    pid = os.fork()
+    if not pid:
+        try:
+            return work(scratch) if end_with_parent(guard, signal.SIGHUP) else 1
+        finally:
+            if os.getppid() != guard:  # it was killed, and cannot do so
+                shutil.rmtree(scratch, ignore_errors=True)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # whose ends tell the launcher and the node process of each other's
+        os.dup2(nothing, number)
+
+    def forward(number: int, frame: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for each in FORWARDED:
+        signal.signal(each, forward)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    kill_descendants()
+    if (noted := scratch / SNAPSHOTS).exists():
+        SnapshotMemory.remove_abandoned(Path(noted.read_text()))
+    shutil.rmtree(scratch, ignore_errors=True)
+    remove_dead_sockets(since)
+    return code if code >= 0 else 128 - code
+
+
+def note_snapshots(scratch: Path, folder: str) -> None:
+    """Tell the guard of the folder in memory, which it removes if the node process is killed."""
+    (scratch / SNAPSHOTS).write_text(folder)

@@ -1,0 +1,337 @@
+"""One start of a job's workers on one host: their variables, their output, and what is told of their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from secrets import token_hex
+from tempfile import mkdtemp
+from typing import Any
+
+from lockstep.errors import LockstepError
+from lockstep.launch.connection.handshake import MeetingError
+from lockstep.launch.connection.meeting import Meeting
+from lockstep.launch.connection.messages import Ended, Failing, Message, Met, NodeJob, Output, Start, Started, Terms
+from lockstep.launch.connection.pipes import reader_of, text_of
+from lockstep.launch.connection.reachability import Doors, listen, proof
+from lockstep.launch.node.descendants import kill_descendants
+from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
+from lockstep.launch.node.worker_watch import Worker, WorkerWatch
+from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.world.interfaces import (
+    address_towards,
+    addresses,
+    interface_of,
+    is_loopback,
+    only_address,
+    only_interface,
+)
+from lockstep.world.launcher_environment import RESTART_COUNT, SNAPSHOTS
+from lockstep.world.world import usable_cores
+
+CHUNK_BYTES = 1 << 16
+STREAMS = ("stdout", "stderr")
+
+
+class NodeError(LockstepError):
+    """This host cannot take its part in the job."""
+
+
+class HostWorkers:
+    """This host's workers, from one start of the job to the end of all.
+
+    Args:
+        scratch: A folder for what is needed until the end.
+        child_ended: Set whenever a child of this process has ended.
+        send: Tells the launcher.
+    """
+
+    def __init__(
+        self,
+        job: NodeJob,
+        scratch: Path,
+        starter: WorkerStarter,
+        child_ended: asyncio.Event,
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        self.job = job
+        self.work: asyncio.Task[None] | None = None
+        self._scratch = scratch
+        self._starter = starter
+        self._child_ended = child_ended
+        self._send = send
+        self._watch: WorkerWatch | None = None
+        self._meeting: Meeting | None = None
+        self._has_told = False
+        self._store: Child | None = None
+        self._environment = {**handed_on(os.environ), **job.environment}
+        if "OMP_NUM_THREADS" not in self._environment:
+            self._environment["OMP_NUM_THREADS"] = str(threads(usable_cores(), job.workers))
+
+    def prepare(self) -> None:
+        """Begin to import what the workers need."""
+        self._starter.prepare(self.job.command, self._environment)
+
+    def start(self, start: Start, doors: Doors | None) -> None:
+        """Begin the work, which ends with the workers.
+
+        Args:
+            doors: The first host's, at one of which it serves the store.
+        """
+        self.work = asyncio.create_task(self._carry_out(start.address, start.port, start.own, doors))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the workers."""
+        if self._watch:
+            self._watch.signal(number)
+
+    async def end(self, seconds: float) -> None:
+        """End the workers, and whatever they have started; by force after `seconds`."""
+        if self._meeting:
+            await self._meeting.close()
+        if self._watch:
+            await self._watch.end(seconds)
+            if self.work:
+                with suppress(TimeoutError, LockstepError, OSError):
+                    await asyncio.wait_for(asyncio.shield(self.work), self.job.timings.output)
+        elif self.work:  # the imports, or the other nodes, are waited for
+            self.work.cancel()
+            self._starter.close()
+            with suppress(asyncio.CancelledError, LockstepError, OSError):
+                await self.work
+        left = await asyncio.to_thread(kill_descendants, but=self._starter.pids)
+        await self._tell_ended(Ended(left=tuple(left)))
+
+    async def _carry_out(self, address: str, port: int, own: str, doors: Doors | None) -> None:
+        job, door = self.job, address
+        if job.meeting_host:
+            door, address, port, own = self._meeting_point(job.meeting_host, job.meeting_port)
+        listener: socket.socket | None = None
+        if job.node == 0:
+            listener = doors.take(address) if doors else _listen(door, port)
+            port = listener.getsockname()[1]
+        terms = await self._agree(listener, address, port, own if job.interfaces else "")
+        await self._send(Met())
+        interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
+        environment = {**self._environment, **self._variables(interface), "TORCHELASTIC_RUN_ID": terms.run_id}
+        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
+        if job.snapshots:
+            environment[SNAPSHOTS] = job.snapshots
+        await asyncio.to_thread(self._starter.wait)
+        errors = Path(mkdtemp(dir=self._scratch))
+        variables = [
+            {**environment, **self._of_worker(local_rank, terms, address, port, errors)}
+            for local_rank in range(job.workers)
+        ]
+        if not listener:
+            await self._run(variables, terms, None)
+            return
+        listener.setblocking(True)
+        try:
+            await self._run(variables, terms, Store(listener.fileno(), address, port))
+        finally:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+
+    async def _run(self, variables: Sequence[Mapping[str, str]], terms: Terms, store: Store | None) -> None:
+        """Start the workers, and follow them and their output to their ends."""
+        first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
+        said = self._starter.said()
+        workers, readers = await self._start_workers(variables, store)
+        self._watch = WorkerWatch(workers, self._child_ended, self.job.timings)
+        await self._send(Started(first_rank, size, self._starter.obstacle))
+        if said:
+            await self._send(Output(0, "stderr", f"{said}\n"))
+        carriers = [asyncio.create_task(self._carry(*each)) for each in readers]
+        outcome = await self._outcome(self._watch)
+        left = await asyncio.to_thread(kill_descendants, but=self._kept)
+        if carriers:
+            await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)
+        await self._tell_ended(replace(outcome, left=tuple(left)))
+
+    async def _tell_ended(self, ended: Ended) -> None:
+        """Tell the launcher, once, how this host's part has ended."""
+        if not self._has_told:
+            self._has_told = True
+            await self._send(ended)
+
+    async def _outcome(self, watch: WorkerWatch) -> Ended:
+        """How this host's workers have ended and, where nodes are started by hand, those of the others."""
+        ending = asyncio.create_task(watch.wait(self._tell_failing))
+        elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
+        store_lost = asyncio.create_task(self._store_lost())
+        tasks: list[asyncio.Task[Any]] = [ending, store_lost, *([elsewhere] if elsewhere else [])]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                await watch.end(self.job.timings.worker_end)
+            failures = tuple(await ending)
+            if store_lost.done() and not failures:
+                return Ended(error=store_lost.result())
+            if self._meeting and failures:
+                await self._meeting.tell(failures)
+            elif self._meeting and not watch.is_ended:
+                await self._meeting.finish()
+            heard = elsewhere.result() if elsewhere and elsewhere.done() and not failures else None
+            return Ended(failures, elsewhere=heard)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _store_lost(self) -> str:
+        """How the store has ended, which it does not by itself."""
+        while not self._store or (code := self._store.poll()) is None:
+            await asyncio.sleep(self.job.timings.store_look)
+        return f"the process that served the job's store has ended with exit code {code}"
+
+    async def _tell_failing(self) -> None:
+        await self._send(Failing())
+
+    async def _agree(self, listener: socket.socket | None, address: str, port: int, own: str) -> Terms:
+        """How many workers each node has, and the job's name; nodes that are started by hand ask each other.
+
+        Args:
+            own: This host's address to connect from; "" leaves it to the system.
+        """
+        job = self.job
+        run_id = proof(job.secret or token_hex(), "run").hex()[:16]  # workers get it: not the secret itself
+        if not job.meeting_host:
+            return Terms(tuple(job.slots), run_id)
+        complaints: list[str] = []
+        try:
+            async with asyncio.timeout(job.patience):
+                if listener:
+                    size = job.nodes, job.workers
+                    self._meeting = await Meeting.lead(listener, *size, job.secret, run_id, job.timings, complaints)
+                else:
+                    place = job.node, job.nodes, job.workers
+                    self._meeting = await Meeting.join(address, port, *place, job.secret, job.timings, own)
+        except MeetingError as error:
+            raise NodeError(f"cannot meet the other nodes: {error}") from None
+        except TimeoutError:
+            turned_away = "".join(f"; {complaint}" for complaint in complaints)
+            raise NodeError(
+                f"has waited {job.patience:g} s at {address}:{port} for the other nodes; have they been started?"
+                f"{turned_away}"
+            ) from None
+        return self._meeting.terms
+
+    def _meeting_point(self, name: str, port: int) -> tuple[str, str, int, str]:
+        """Where to listen, where the point is, and this host's own address, for nodes that are started by hand."""
+        address = _resolved(name)
+        pairs = addresses(self.job.interfaces)
+        own = [each for _, each in pairs]
+        if self.job.node == 0 and address.startswith("127.") and not is_loopback(name):
+            # Debian calls a host 127.0.1.1 in its own /etc/hosts; the others know it by another address
+            if not own:
+                raise NodeError(f"calls itself {address}, and has no other address; give --master-addr an address")
+            return own[0] if self.job.interfaces else only_address(pairs), own[0], port, own[0]
+        if address.startswith("127."):
+            return address, address, port, address
+        return address, address, port, own[0] if self.job.interfaces and own else address_towards(address)
+
+    def _variables(self, interface: str) -> dict[str, str]:
+        """What of the workers' variables follows from the way to the first host."""
+        variables = {"HOROVOD_HOSTNAME": self.job.host}
+        if interface:
+            variables["HOROVOD_GLOO_IFACE"] = interface
+            found = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": self._for_nccl(interface)}
+            variables |= {name: value for name, value in found.items() if value and name not in self._environment}
+        return variables
+
+    def _for_nccl(self, interface: str) -> str:
+        """What NCCL may use, where that is known: of several interfaces it takes all, which adds up their bandwidth."""
+        if interface == LOOPBACK_INTERFACE:
+            return f"={interface}"  # without "=", eth1 means eth10, too
+        if self.job.interfaces:
+            return f"={','.join(self.job.interfaces)}"
+        return f"={interface}" if only_interface(addresses()) == interface else ""
+
+    async def _start_workers(
+        self, variables: Sequence[Mapping[str, str]], store: Store | None
+    ) -> tuple[list[Worker], list[tuple[int, str, int]]]:
+        """Start all, and return them with the descriptors at which their output is read."""
+        job = self.job
+        streams, readers = self._streams()
+        children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, store)
+        if len(children) > job.workers:
+            self._store = children.pop()
+        elif store:
+            asyncio.get_running_loop().add_reader(store.listener, self._serve_store, store)
+        for number in range(len(children), job.workers):
+            children.append(start(job.command, variables[number], job.bind, streams[number]))
+        for writer in (each for pair in streams for each in pair):
+            os.close(writer)
+        workers = [
+            Worker(int(each["RANK"]), child, Path(each["TORCHELASTIC_ERROR_FILE"]))
+            for each, child in zip(variables, children, strict=True)
+        ]
+        return workers, readers
+
+    def _of_worker(self, local_rank: int, terms: Terms, address: str, port: int, errors: Path) -> dict[str, str]:
+        """What is a worker's own among the variables."""
+        job = self.job
+        variables = {
+            **torchrun_variables(job.node, local_rank, terms.slots, address, port),
+            RESTART_COUNT: str(job.restart),
+            "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+            "TORCHELASTIC_ERROR_FILE": str(errors / f"{local_rank}.json"),
+        }
+        return variables | horovod_variables(variables, terms.slots)
+
+    def _streams(self) -> tuple[list[Streams], list[tuple[int, str, int]]]:
+        """For each worker the descriptors of its stdout and stderr, and those at which its output is read."""
+        streams, readers = list[Streams](), list[tuple[int, str, int]]()
+        for local_rank in range(self.job.workers):
+            writers = []
+            for name in STREAMS:
+                if name == "stdout" and self.job.stdout >= 0:
+                    writers.append(os.dup(self.job.stdout))
+                    continue
+                reader, writer = os.pipe()
+                readers.append((local_rank, name, reader))
+                writers.append(writer)
+            streams.append((writers[0], writers[1]))
+        return streams, readers
+
+    async def _carry(self, local_rank: int, name: str, descriptor: int) -> None:
+        """Carry what a worker writes to the launcher."""
+        reader = await reader_of(descriptor)
+        while chunk := await reader.read(CHUNK_BYTES):
+            await self._send(Output(local_rank, name, text_of(chunk)))
+        await self._send(Output(local_rank, name, ""))
+
+    def _serve_store(self, store: Store) -> None:
+        """Have the store served, now that somebody wants it: a job that needs no torch imports none."""
+        asyncio.get_running_loop().remove_reader(store.listener)
+        self._store = start_store(store)
+
+    @property
+    def _kept(self) -> list[int]:
+        """The processes that outlive this host's workers: those of other hosts need the store."""
+        return [*self._starter.pids, *([self._store.pid] if self._store else [])]
+
+
+def _resolved(name: str) -> str:
+    """The address of a host's name."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise NodeError(f"cannot find {name}: {error.strerror}; check --master-addr") from None
+    return str(found[0][4][0])
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        return listen(address, port)
+    except OSError as error:
+        flag = "--master-port" if "in use" in str(error) else "--master-addr"
+        raise NodeError(
+            f"cannot serve the meeting point at {address}:{port}: {os.strerror(error.errno or 0)}; change {flag}"
+        ) from None

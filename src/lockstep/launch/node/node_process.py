@@ -1,0 +1,215 @@
+"""One host's guard of a job: starts the workers there, carries their output, and leaves nothing behind.
+
+The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh and
+its like, and speaks with it over its standard streams (`lockstep.launch.connection.messages`). When the launcher falls
+silent, be it killed or cut off, the job's processes on this host end. When this process is killed, its workers die with
+it, and the process that has started it (`lockstep.launch.node.guard`) ends what they have started. It stays for another
+start of the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep import __version__
+from lockstep.launch.connection.messages import (
+    NOBODY_SPOKE,
+    Alive,
+    End,
+    Error,
+    Foreign,
+    Here,
+    Message,
+    NodeJob,
+    Reach,
+    Reached,
+    Signal,
+    Start,
+    pack,
+    receive,
+)
+from lockstep.launch.connection.pipes import reader_of, writer_to
+from lockstep.launch.connection.reachability import Doors, reachable
+from lockstep.launch.node import guard
+from lockstep.launch.node.descendants import adopt_orphans, allow_many_files
+from lockstep.launch.node.host_workers import HostWorkers, NodeError
+from lockstep.launch.node.snapshot_memory import SnapshotMemory
+from lockstep.launch.node.worker_starter import WorkerStarter
+from lockstep.launch.plan.timings import Timings
+from lockstep.world.interfaces import addresses
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all hosts."""
+    from importlib.metadata import PackageNotFoundError, version  # 15 ms, when the imports have begun
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "none"
+    return {"Lockstep": __version__, "torch": torch.partition("+")[0], "Python": "{}.{}".format(*sys.version_info)}
+
+
+class Node:
+    """The state of this host's part.
+
+    Args:
+        reader: The launcher's messages.
+        writer: Takes the answers.
+        scratch: A folder for this job, which the guard removes.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, scratch: Path) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._scratch = scratch
+        self._starter = WorkerStarter()
+        self._child_ended = asyncio.Event()
+        self._doors: Doors | None = None
+        self._workers: HostWorkers | None = None
+        self._memory: SnapshotMemory | None = None
+        self._timings = Timings()  # until the launcher says otherwise
+        self._heartbeat = asyncio.Event()  # set when silence means that the other side is lost
+
+    async def run(self) -> int:
+        """Serve the launcher until it has no more use for this host, and every process of the job here has ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._signal_workers, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._child_ended.set)
+        gone = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, gone.set)
+        obeying = asyncio.create_task(self._obey())
+        tasks = {obeying, *(asyncio.create_task(each) for each in (gone.wait(), self._beat()))}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done() and not task.cancelled() and (error := task.exception()):
+                    await self._fail(error)
+            if gone.is_set():
+                await self._fail(NodeError("was ended by SIGHUP: its session, or the process above it, is gone"))
+            return obeying.result() if obeying.done() and not obeying.exception() else 0
+        finally:
+            for task in tasks:
+                task.cancel()
+            try:
+                await self._end(self._timings.host_end)
+            finally:
+                self._starter.close()
+                if self._memory:
+                    await asyncio.to_thread(self._memory.remove)
+                loop.remove_signal_handler(signal.SIGHUP)  # the process above it may now end it at once
+
+    async def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, (NodeError, OSError)):
+            raise error
+        with suppress(TimeoutError):  # where the launcher cannot be reached, what waits for it may leave no room
+            await asyncio.wait_for(self._send(Error(str(error))), self._timings.last_word)
+
+    async def _obey(self) -> int:
+        """Do what the launcher says, until it is gone; the exit code."""
+        message = await self._message(None)
+        if message is None:
+            return NOBODY_SPOKE
+        if isinstance(message, Foreign):
+            await self._send(Error(f"has Lockstep {__version__}, which is not the launcher's"))
+            return 1
+        while message:
+            match message:
+                case NodeJob():
+                    await self._begin(message)
+                case Reach(doors):
+                    assert self._workers
+                    await self._send(Reached(await reachable(doors, self._workers.job.secret, self._timings.connect)))
+                case Start():
+                    assert self._workers
+                    self._workers.start(message, self._doors)
+                case Signal(number):
+                    self._signal_workers(number)
+                case End(seconds):
+                    await self._end(seconds)
+            message = await self._message(self._timings.silence if self._heartbeat.is_set() else None)
+        return 0
+
+    async def _begin(self, job: NodeJob) -> None:
+        """Take a job on: its first start, or another one."""
+        self._doors, self._timings = None, job.timings
+        if job.heartbeat:
+            self._heartbeat.set()
+        if job.snapshots:
+            self._memory = SnapshotMemory(Path(job.snapshots), job.newcomer)
+            guard.note_snapshots(self._scratch, job.snapshots)
+        try:
+            os.chdir(job.folder)
+        except OSError as error:
+            raise NodeError(
+                f"has no folder {job.folder} ({error.strerror}); start the job in a folder that all hosts share"
+            ) from None
+        self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
+        self._workers.prepare()
+        here = Here(versions())
+        if job.nodes > 1 and not job.meeting_host and not job.loopback:
+            own = addresses(job.interfaces)
+            if not own:
+                raise NodeError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")
+            if job.node == 0:
+                self._doors = Doors(job.secret, own, job.timings.connect)
+                await self._doors.answer()
+                here = replace(here, doors=self._doors.open)
+        await self._send(here)
+
+    def _signal_workers(self, number: int) -> None:
+        if self._workers:
+            self._workers.signal(signal.Signals(number))
+
+    async def _end(self, seconds: float) -> None:
+        if self._workers:
+            await self._workers.end(seconds)
+
+    async def _beat(self) -> None:
+        await self._heartbeat.wait()
+        while True:
+            await self._send(Alive())
+            await asyncio.sleep(self._timings.heartbeat)
+
+    async def _message(self, seconds: float | None) -> Message | None:
+        """The launcher's next message; None when it is gone.
+
+        Raises:
+            NodeError: It was silent for so long. It may come back and hear of this.
+            Exception: What ended the work on the workers.
+        """
+        message = asyncio.ensure_future(receive(self._reader))
+        work = self._workers.work if self._workers else None
+        try:
+            while not message.done():
+                if work and work.done() and not work.cancelled() and (error := work.exception()):
+                    raise error
+                waits: set[asyncio.Future[Any]] = {message, *([work] if work and not work.done() else [])}
+                done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    raise NodeError(f"has not heard of the launcher for {seconds:g} s, and has ended its workers")
+            return message.result()
+        finally:
+            message.cancel()
+
+    async def _send(self, message: Message) -> None:
+        with suppress(ConnectionError):  # a launcher that is gone is noticed by its silence
+            self._writer.write(pack(message))
+            await self._writer.drain()
+
+
+async def serve(scratch: Path) -> int:
+    """Be a node process, over the standard streams."""
+    adopt_orphans()
+    allow_many_files()
+    reader, writer = await reader_of(os.dup(0)), await writer_to(os.dup(1))
+    os.dup2(2, 1)  # a stray print must not look like a message
+    return await Node(reader, writer, scratch).run()

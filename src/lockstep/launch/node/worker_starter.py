@@ -1,0 +1,312 @@
+"""Starting a host's workers: forked from a preloaded process where that is safe, each by itself otherwise.
+
+Either way a worker is this process's child, leads a session of its own, reads nothing, and ends when this process does.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from lockstep.launch.forking import preloaded_process
+from lockstep.launch.forking.process_title import PADDING
+from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
+from lockstep.launch.node import parent_death
+from lockstep.launch.node.descendants import adopt_orphans
+
+PROGRAM = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); "
+    "from lockstep.launch.forking.preloaded_process import main; main()"
+)
+# Those that differ from one start of the workers to the next; a worker that was forked sets its threads itself.
+OF_A_START = ("OMP_NUM_THREADS",)
+CHUNK_BYTES, SAID_BYTES = 1 << 16, 1 << 14
+END_SECONDS = 5.0
+MOST_AT_ONCE = preloaded_process.MOST_DESCRIPTORS // 2
+Streams = tuple[int, int]  # the descriptors of stdout and stderr
+Order = tuple[Mapping[str, Any], Sequence[int]]  # what a process is to be, and its descriptors
+
+
+class Store(NamedTuple):
+    """Where the workers' store is, and the descriptor of the socket that listens there already."""
+
+    listener: int
+    address: str
+    port: int
+
+
+class Child(Protocol):
+    """A process that this one has started, or adopted."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, minus N where signal N ended it; None while it runs."""
+
+
+class Adopted:
+    """A child that another process has forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # killed and reaped with all descendants
+                pid, status = self.pid, int(signal.SIGKILL)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+class Preloaded:
+    """The preloaded process, as the one that has it fork workers sees it.
+
+    Make it in the main thread: Linux ends it with the thread that has started it.
+    """
+
+    def __init__(self, program: PythonCommand, environment: Mapping[str, str]) -> None:
+        self.program = program
+        self.environment = dict(environment)
+        self._said = b""
+        self._obstacle: str | None = None
+        self._asked = threading.Lock()  # held while its answer is waited for
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [program.interpreter, *program.flags, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid()), PADDING],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,  # as the workers have: Python remembers of a stream what it is
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        with suppress(OSError):
+            preloaded_process.send(self._connection, {"modules": program.modules, "arguments": program.arguments})
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fits(self, program: PythonCommand, environment: Mapping[str, str]) -> bool:
+        """Whether workers of this program, in this environment, can be forked from it."""
+        mine, other = (
+            {name: each[name] for name in each if name not in OF_A_START} for each in (self.environment, environment)
+        )
+        same = program.starts_like(self.program) and mine == other
+        return same and self._process.poll() is None and not self._obstacle
+
+    def wait(self) -> str:
+        """Wait until everything is imported; why nothing can be forked, or ""."""
+        if self._obstacle is None:
+            answer = self._answer()
+            self._obstacle = answer.get("obstacle", "")
+        return self._obstacle
+
+    def fork(self, orders: Sequence[Order]) -> list[Adopted]:
+        """Have processes forked, at most MOST_AT_ONCE.
+
+        Raises:
+            NotForkedError: They cannot be.
+        """
+        descriptors: list[int] = []
+        processes = []
+        for words, own in orders:
+            processes.append({**words, "descriptors": [*range(len(descriptors), len(descriptors) + len(own))]})
+            descriptors += own
+        try:
+            preloaded_process.send(self._connection, {"processes": processes}, descriptors)
+        except OSError as error:
+            raise NotForkedError(f"the preloaded process is gone ({error.strerror})") from None
+        answer = self._answer()
+        if not answer.get("pids"):
+            raise NotForkedError(answer.get("obstacle", "the system lets it have no more processes"))
+        return [Adopted(pid) for pid in answer["pids"]]
+
+    def end(self) -> None:
+        """End it; its workers stay. Another thread that waits for its answer gets none."""
+        self._kill()
+        with suppress(OSError):  # it has been ended already
+            self._connection.shutdown(socket.SHUT_RDWR)  # one that it has forked may hold the other end
+        with self._asked:  # a descriptor that is closed while a thread waits for it would never wake that thread
+            self._connection.close()
+            if self._process.stdout:
+                self._process.stdout.close()
+
+    def _kill(self) -> int | None:
+        """Kill it; its exit code, or None where it cannot end yet, as it waits for a file system."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        return self._process.returncode
+
+    def _answer(self) -> dict[str, Any]:
+        answer = None
+        with self._asked, suppress(OSError, ValueError):  # it has been ended
+            self._hear()
+            answer, _ = preloaded_process.receive(self._connection)
+        if answer is None:
+            code = self._kill()
+            return {"obstacle": f"the preloaded process has ended with exit code {code}: {self.complaint()}"}
+        return answer
+
+    def _hear(self, until_answered: bool = True) -> None:
+        """Keep the end of what it prints, until it answers or is gone: a full pipe would stop it."""
+        stream = self._process.stdout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            if stream and not stream.closed:
+                selector.register(stream, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(None if until_answered else 0)}
+                if stream in ready and stream:
+                    chunk = os.read(stream.fileno(), CHUNK_BYTES)
+                    self._said = (self._said + chunk)[-SAID_BYTES:]
+                    if not chunk:
+                        selector.unregister(stream)
+                if self._connection in ready or not ready:
+                    return
+
+    def complaint(self) -> str:
+        """What it has printed since the last time, or the end of that."""
+        with suppress(OSError, ValueError):  # it has been ended
+            self._hear(until_answered=False)
+        said, self._said = self._said, b""
+        return said.decode(errors="replace").strip()
+
+
+class WorkerStarter:
+    """Starts the workers of one host, again and again where they are started anew."""
+
+    def __init__(self) -> None:
+        self._preloaded: Preloaded | None = None
+        self._command: Sequence[str] = ()
+        self._adopts = adopt_orphans()
+        self._refused: tuple[PythonCommand, Mapping[str, str]] | None = None  # what could not be imported beforehand
+        self.obstacle = ""  # why workers that might have been forked are not
+
+    def prepare(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Begin to import what the workers need, if they can be forked. In the main thread."""
+        self.obstacle = ""
+        program = self._forkable(command, environment)
+        if not program:
+            self.close()  # it is another command's
+            return
+        self._command = program.words
+        if not self._preloaded or not self._preloaded.fits(program, environment):
+            self.close()
+            self._preloaded = Preloaded(program, environment)
+
+    def _forkable(self, command: Sequence[str], environment: Mapping[str, str]) -> PythonCommand | None:
+        """The program whose workers are to be forked; None if they start by themselves."""
+        try:
+            program = python_command(command, environment)
+        except NotForkedError:
+            return None
+        if not self._adopts:
+            self.obstacle = "this system hands no orphans over (man 2 prctl)"
+            return None
+        is_refused = self._refused and program.starts_like(self._refused[0]) and environment == self._refused[1]
+        return None if is_refused else program
+
+    def wait(self) -> None:
+        """Wait until that is done."""
+        if self._preloaded and (obstacle := self._preloaded.wait()):
+            self._refused = self._preloaded.program, self._preloaded.environment
+            self._give_up(obstacle)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that are here between two starts of the workers."""
+        return [self._preloaded.pid] if self._preloaded else []
+
+    def said(self) -> str:
+        """What the imports have printed since the last time."""
+        return self._preloaded.complaint() if self._preloaded else ""
+
+    def fork(
+        self,
+        environments: Sequence[Mapping[str, str]],
+        folder: str,
+        bind: str,
+        streams: Sequence[Streams],
+        store: Store | None = None,
+    ) -> list[Child]:
+        """Fork a worker for each environment, and then the process that serves their store, if one is asked for.
+
+        Returns:
+            As many of them as could be forked; the others are to be started by themselves.
+        """
+        common = {"kind": "worker", "command": self._command, "folder": folder, "bind": bind}
+        orders: list[Order] = [
+            ({**common, "environment": dict(environment)}, pair)
+            for environment, pair in zip(environments, streams, strict=True)
+        ]
+        if store:
+            orders.append(({"kind": "store", "address": store.address, "port": store.port}, (store.listener,)))
+        children: list[Child] = []
+        for first in range(0, len(orders), MOST_AT_ONCE):
+            forked = self._try(orders[first : first + MOST_AT_ONCE])
+            children += forked
+            if not forked:
+                break
+        return children
+
+    def _try(self, orders: Sequence[Order]) -> Sequence[Child]:
+        try:
+            return self._preloaded.fork(orders) if self._preloaded else []
+        except NotForkedError as error:
+            self._give_up(str(error))
+        return []
+
+    def _give_up(self, obstacle: str) -> None:
+        self.obstacle = obstacle
+        self.close()
+
+    def close(self) -> None:
+        """End the preloaded process."""
+        if self._preloaded:
+            self._preloaded.end()
+        self._preloaded = None
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], bind: str, streams: Streams) -> Child:
+    """Start a worker by itself. In the main thread, with which Linux would end it."""
+    return subprocess.Popen(
+        parent_death.command(command, bind=bind),
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        env=dict(environment),
+        start_new_session=True,
+    )
+
+
+def start_store(store: Store) -> Child:
+    """Start a process that serves the workers' store. In the main thread."""
+    words = [sys.executable, "-P", "-m", "lockstep.launch.node.job_store", *map(str, store)]
+    return subprocess.Popen(
+        parent_death.command(words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[store.listener],
+        start_new_session=True,
+    )
+
+
+def signal_group(child: Child, number: signal.Signals) -> None:
+    """Send a signal to a worker and what it has started in its session."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)

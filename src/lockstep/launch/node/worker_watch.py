@@ -1,0 +1,109 @@
+"""Watching one host's workers: who fails, and how the others are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.launch.connection.messages import WorkerFailure
+from lockstep.launch.node.worker_starter import Child, signal_group
+from lockstep.launch.plan.timings import Timings
+
+
+@dataclass
+class Worker:
+    """A process of the job; `seen` is when it was found to have ended, with `code`."""
+
+    rank: int
+    child: Child
+    error_file: Path
+    code: int | None = None
+    seen: float = 0.0
+
+
+class WorkerWatch:
+    """The workers of one start, from then to the end of all.
+
+    Args:
+        changed: Set whenever a child of this process has ended.
+    """
+
+    def __init__(self, workers: Sequence[Worker], changed: asyncio.Event, timings: Timings) -> None:
+        self._workers = workers
+        self._timings = timings
+        self._changed = changed
+        self.is_ended = False  # by `end`, whoever has called it
+        self.is_asked_to_stop = False  # then nobody is ended here: each has the time that the launcher gives it
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the workers alone: the processes that they have started are theirs to end."""
+        self.is_asked_to_stop |= number == signal.SIGTERM
+        for worker in self._living():
+            with suppress(OSError):
+                os.kill(worker.child.pid, number)
+
+    async def wait(self, tell_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
+        """Wait until all have ended; when one has failed, end the others.
+
+        Those that fail on being ended do not count, nor do any when `end` is called before a failure.
+
+        Args:
+            tell_failing: Called at the first failure, so that other hosts end theirs meanwhile.
+
+        Returns:
+            The failures.
+        """
+        while self._living() and (self.is_asked_to_stop or not self._failed()):
+            await self._change()
+        if self.is_ended or not self._failed():
+            return []
+        await tell_failing()
+        await self._until_ended(self._timings.settle)  # a worker that brought others down may end after them
+        failed = self._failed()
+        await self.end(self._timings.worker_end)
+        return [_failure_of(worker) for worker in failed]
+
+    async def end(self, seconds: float) -> None:
+        """End all: SIGTERM, and SIGKILL for what is left after `seconds`; at once SIGKILL for 0."""
+        self.is_ended = True
+        for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):
+            for worker in self._living():
+                signal_group(worker.child, number)
+            await self._until_ended(seconds or self._timings.worker_end)
+
+    def _living(self) -> list[Worker]:
+        for worker in self._workers:
+            if worker.code is None and (code := worker.child.poll()) is not None:
+                worker.code, worker.seen = code, time.monotonic()
+        return [worker for worker in self._workers if worker.code is None]
+
+    def _failed(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.code]
+
+    async def _until_ended(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._living():
+                    await self._change()
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
+
+
+def _failure_of(worker: Worker) -> WorkerFailure:
+    """What the launcher is told: in the worker's own words, where it is one of Lockstep's."""
+    now, code = time.monotonic(), worker.code or 0
+    try:
+        error = json.loads(worker.error_file.read_text())["lockstep"]
+        age = now - error["monotonic_seconds"]
+        return WorkerFailure(worker.rank, error["exit_code"], age, error["text"], error["lost_peer"], error["final"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return WorkerFailure(worker.rank, code, now - worker.seen)

@@ -1,0 +1,76 @@
+"""The workers' output at the launcher: kept in files and shown; tracebacks wait until the first failure is known."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from lockstep.errors import LOST_PEER
+from lockstep.launch.output.display import Display, Name
+from lockstep.launch.output.line_splitter import Lines
+from lockstep.launch.output.tracebacks import Tracebacks
+
+
+class Screen:
+    """Shows what workers write: a thread's work, for a terminal that stands still must not silence the launcher."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._lines: dict[tuple[int, Name], Lines] = {}
+        self._tracebacks: dict[int, Tracebacks] = {}
+        self._seen: dict[int, float] = {}
+        self._turn = asyncio.Lock()
+
+    async def show(self, rank: int, name: Name, chunk: bytes) -> None:
+        """Take in a part of a worker's output; an empty one is its end."""
+        async with self._turn:
+            await asyncio.to_thread(self._take, rank, name, chunk)
+
+    async def show_due(self) -> None:
+        """Show the tracebacks of workers that go on, again and again."""
+        while True:
+            await asyncio.sleep(1)
+            async with self._turn:
+                for rank, tracebacks in self._tracebacks.items():
+                    if lines := tracebacks.due():
+                        await asyncio.to_thread(self._display.show, rank, "stderr", lines)
+
+    def last_words(self, rank: int) -> str:
+        """The traceback that waits; "" where none does."""
+        held = self._tracebacks[rank].held if rank in self._tracebacks else []
+        return b"".join(held).decode(errors="replace").rstrip("\n")
+
+    def seen(self, rank: int) -> float | None:
+        """When a worker's waiting traceback came."""
+        return self._seen.get(rank) if self.last_words(rank) else None
+
+    def waiting(self) -> list[int]:
+        """The workers whose tracebacks wait."""
+        return [rank for rank, tracebacks in self._tracebacks.items() if tracebacks.held]
+
+    def log_of(self, rank: int) -> Path | None:
+        """The file in which a worker's last words are, if there is one."""
+        return self._display.log_of(rank)
+
+    def release(self, but: int | None = None) -> None:
+        """Show what waits, except one worker's, which is told with the failure, and what follows from that."""
+        for rank, tracebacks in self._tracebacks.items():
+            if rank == but or (but is not None and self._is_consequence(rank)):
+                continue
+            self._display.show(rank, "stderr", tracebacks.release())
+
+    def _is_consequence(self, rank: int) -> bool:
+        return self.log_of(rank) is not None or any(words in self.last_words(rank) for words in LOST_PEER)
+
+    def _take(self, rank: int, name: Name, chunk: bytes) -> None:
+        stream = self._lines.setdefault((rank, name), Lines())
+        lines = stream.feed(chunk) if chunk else stream.rest()
+        self._display.keep(rank, name, lines)
+        if name == "stderr":
+            tracebacks = self._tracebacks.setdefault(rank, Tracebacks())
+            waited = bool(tracebacks.held)
+            lines = tracebacks.feed(lines)
+            if tracebacks.held and not waited:
+                self._seen[rank] = time.monotonic()
+        self._display.show(rank, name, lines)

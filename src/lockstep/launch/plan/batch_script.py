@@ -1,0 +1,221 @@
+"""Batch scripts for Slurm, PBS and LSF that start a job by `lockstep run`, which sees the allocation it stands in.
+
+Pure: a job and a command in, the script's text out. A script keeps running beside the launcher and waits for it, so
+that it can hand on signals: ahead of the time limit and at preemption the launcher gets one, all workers stop after the
+same step with a checkpoint, and the exit code 75 (EX_TEMPFAIL of sysexits.h) asks for the job to be queued again. The
+facts are those of sbatch(1), of PBS Professional's User's Guide and of IBM's reference of bsub.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from math import ceil
+from pathlib import PurePath
+from typing import Literal
+
+from lockstep.errors import ConfigError, StoppedError
+from lockstep.launch.plan.batch_job import BatchJob, plural
+
+System = Literal["slurm", "pbs", "lsf"]
+SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE"}
+STOPPED = StoppedError.exit_code
+DEFAULT_CPUS = 4  # a worker
+LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "jsrun")
+WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
+
+FORWARD = """\
+# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+launcher=
+signals=
+forward() {
+    signals="$signals $1"
+    kill -s "$1" $launcher 2>/dev/null
+}
+trap 'forward USR1' USR1
+trap 'forward TERM' TERM
+"""
+
+# Bash runs a trap while `wait` waits, but not while a command does; and it keeps the exit code for the next `wait`.
+WAIT = """\
+launcher=$!
+for signal in $signals; do  # those that came before the launcher was known
+    kill -s "$signal" "$launcher"
+done
+
+# `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
+while
+    before=$signals
+    wait "$launcher"
+    code=$?
+    [ "$signals" != "$before" ]
+do :; done
+"""
+
+
+def render(system: System, job: BatchJob, command: Sequence[str]) -> str:
+    """The text of a script that starts `command` as a job of a batch system.
+
+    Raises:
+        ConfigError: There is no command, or it starts workers itself.
+    """
+    _check(command)
+    parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]] = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf}
+    nodes, each = plural(job.nodes, "node"), plural(job.per_node, "worker")
+    title = (
+        "#!/bin/bash\n"
+        f"# {nodes}, {each} on each. Written by `lockstep script {system}`; submit it with `{SUBMIT[system]}`.\n"
+    )
+    return "\n".join([title, *parts[system](job, command), 'exit "$code"\n'])
+
+
+def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
+    options = [
+        f"--job-name={job.name}",
+        job.account and f"--account={job.account}",
+        job.queue and f"--partition={job.queue}",
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.per_node}",
+        job.gpus_per_node and f"--gpus-per-node={job.gpus_per_node}",
+        f"--cpus-per-task={job.cpus_per_worker or DEFAULT_CPUS}",
+        f"--time={job.time}",
+        "--output=%x-%j.out",
+    ]
+    return [
+        *_directives("#SBATCH", options),
+        "# A job that is preempted, or that asks for it below, is queued again under its own number,",
+        "# and goes on writing to the same file.",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        f"# {job.warning_seconds} seconds before the time limit this script gets SIGUSR1.",
+        f"#SBATCH --signal=B:USR1@{job.warning_seconds}",
+        "",
+        *_setup(job),
+        FORWARD,
+        *_run(command, f"runs/{job.name}-$SLURM_JOB_ID"),
+        WAIT,
+        f"# {STOPPED}: stopped after a checkpoint. The job is queued again unless it was cancelled,",
+        "# in which case it does not count as running any more.",
+        f'if [ "$code" -eq {STOPPED} ]; then',
+        '    state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")',
+        '    [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+    ]
+
+
+def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
+    cpus = job.cpus_per_worker or DEFAULT_CPUS
+    chunk = f"select={job.nodes}:ncpus={job.per_node * cpus}:mpiprocs={job.per_node}:ompthreads={cpus}"
+    minutes, seconds = divmod(job.seconds, 60)
+    options = [
+        f"-N {job.name}",
+        job.account and f"-A {job.account}",
+        job.queue and f"-q {job.queue}",
+        f"-l {chunk}:ngpus={job.gpus_per_node}" if job.gpus_per_node else f"-l {chunk}",
+        "-l place=scatter",
+        f"-l walltime={minutes // 60:02}:{minutes % 60:02}:{seconds:02}",
+        "-j oe",
+    ]
+    return [
+        *_directives("#PBS", options),
+        "# PBS may start the job again, such as after the loss of a node.",
+        "#PBS -r y",
+        "",
+        "# PBS starts jobs in the home folder.",
+        'cd "$PBS_O_WORKDIR" || exit 1',
+        "",
+        *_setup(job),
+        FORWARD,
+        f"# PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 {job.warning_seconds} seconds before.",
+        *_run(
+            command,
+            f"runs/{job.name}",
+            f"timeout --foreground --preserve-status --signal=USR1 {job.seconds - job.warning_seconds} ",
+        ),
+        WAIT,
+        f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file anew.",
+    ]
+
+
+def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
+    minutes, warning = ceil(job.seconds / 60), ceil(job.warning_seconds / 60)
+    options = [
+        f"-J {job.name}",
+        job.account and f"-P {job.account}",
+        job.queue and f"-q {job.queue}",
+        f"-n {job.nodes * job.per_node}",
+        f'-R "span[ptile={job.per_node}]"',
+        job.cpus_per_worker and f'-R "affinity[core({job.cpus_per_worker})]"',
+        job.gpus_per_node and f'-gpu "num={job.gpus_per_node}"',
+        f"-W {minutes // 60}:{minutes % 60:02}",
+        f"-o {job.name}-%J.out",
+    ]
+    return [
+        *_directives("#BSUB", options),
+        f"# {plural(warning, 'minute')} before the time limit this script gets SIGUSR1.",
+        f"#BSUB -wa USR1 -wt {warning}",
+        f"# After the exit code {STOPPED}, or the loss of a node, the job is queued again under its own number.",
+        f'#BSUB -Q "{STOPPED}"',
+        "#BSUB -r",
+        "",
+        *_setup(job),
+        FORWARD,
+        *_run(command, f"runs/{job.name}-$LSB_JOBID"),
+        WAIT,
+        f"# {STOPPED}: stopped after a checkpoint; LSF queues the job again. After SIGTERM (`bkill`) it shall not.",
+        f'if [ "$code" -eq {STOPPED} ] && [[ $signals == *TERM* ]]; then',
+        "    code=143",
+        "fi",
+    ]
+
+
+def _directives(prefix: str, options: Sequence[str | int | None]) -> list[str]:
+    """One line an option; what is empty was not asked for."""
+    return [f"{prefix} {option}" for option in options if option]
+
+
+def _setup(job: BatchJob) -> list[str]:
+    if job.setup.strip():
+        return [*job.setup.strip().splitlines(), ""]
+    return ["# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate", ""]
+
+
+def _run(command: Sequence[str], folder: str, before: str = "") -> list[str]:
+    """The launcher, beside the script, and the command, so made that it goes on where it stopped."""
+    words, given = shlex.join(command), _flags(command)
+    if not _trains(command):
+        comment = "# Started again, the command must itself go on from its newest checkpoint."
+    elif "--resume" in given:
+        comment = "# Started again, the run goes on as --resume says."
+    elif "--run-dir" in given:
+        comment = "# --resume auto was added: started again, the run goes on from its newest checkpoint."
+        words += " --resume auto"
+    else:
+        comment = "# --run-dir and --resume auto were added: started again, this run goes on, and no other."
+        words += f' --run-dir "{folder}" --resume auto'
+    return [comment, f"{before}lockstep run -- \\", f"    {words} &"]
+
+
+def _check(command: Sequence[str]) -> None:
+    if not command or not command[0]:
+        example = "lockstep script slurm --nodes 2 -- lockstep train cifar10"
+        raise ConfigError(f"say what to run after --, such as: {example}")
+    first = PurePath(command[0]).name
+    if first == "lockstep" and "run" in command[1:2]:
+        first = "lockstep run"
+    if first in (*LAUNCHERS, "lockstep run"):
+        raise ConfigError(f"the script itself starts the command by `lockstep run`; leave {first} out")
+    if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
+        raise ConfigError(f"the allocation says where workers run: leave {', '.join(flags)} out of the command")
+
+
+def _trains(command: Sequence[str]) -> bool:
+    """Whether the command is `lockstep train`, or `python -m lockstep train`."""
+    words = [PurePath(command[0]).name, *command[1:]]
+    if words[0].startswith("python") and words[1:2] == ["-m"]:
+        words = words[2:]
+    return words[:2] == ["lockstep", "train"]
+
+
+def _flags(command: Sequence[str]) -> set[str]:
+    return {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("-")}

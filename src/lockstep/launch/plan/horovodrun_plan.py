@@ -1,0 +1,335 @@
+"""What `horovodrun`'s flags mean: the job, its workers' variables and output, and what has no effect.
+
+Pure, but for files it is told to read. An elastic job on this machine alone keeps the processes of its survivors
+(`lockstep.launch.controller.local_elastic`); over several hosts all workers are started anew
+(`lockstep.launch.controller.restarts`).
+
+Flags and variables as Horovod 0.28 names them. A flag is looked up by its long name with underscores; None or a missing
+name means that it was not given.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import ConfigError
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
+from lockstep.launch.plan.job_plan import JobPlan, plan_local
+from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
+from lockstep.launch.plan.restart_options import RestartOptions
+
+RESTARTS = 100  # without --reset-limit: a script that fails whenever it is started must come to an end
+ELASTIC_SECONDS = 600.0  # to wait for enough slots
+WORKERS = 1000  # without --max-np, where a script may name any number of hosts
+
+VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "start_timeout": ("HOROVOD_START_TIMEOUT", str),
+    "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", lambda megabytes: str(megabytes << 20)),
+    "cycle_time_ms": ("HOROVOD_CYCLE_TIME", "{:g}".format),
+    "cache_capacity": ("HOROVOD_CACHE_CAPACITY", str),
+    "hierarchical_allreduce": ("HOROVOD_HIERARCHICAL_ALLREDUCE", "{:d}".format),
+    "hierarchical_allgather": ("HOROVOD_HIERARCHICAL_ALLGATHER", "{:d}".format),
+    "torus_allreduce": ("HOROVOD_TORUS_ALLREDUCE", "{:d}".format),
+    "autotune": ("HOROVOD_AUTOTUNE", "{:d}".format),
+    "autotune_log_file": ("HOROVOD_AUTOTUNE_LOG", str),
+    "autotune_warmup_samples": ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", str),
+    "autotune_steps_per_sample": ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", str),
+    "autotune_bayes_opt_max_samples": ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", str),
+    "autotune_gaussian_process_noise": ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "{:g}".format),
+    "num_nccl_streams": ("HOROVOD_NUM_NCCL_STREAMS", str),
+    "thread_affinity": ("HOROVOD_THREAD_AFFINITY", str),
+    "gloo_timeout_seconds": ("HOROVOD_GLOO_TIMEOUT_SECONDS", str),
+    "mpi_threads_disable": ("HOROVOD_MPI_THREADS_DISABLE", "{:d}".format),
+    "elastic_timeout": ("HOROVOD_ELASTIC_TIMEOUT", str),
+    "timeline_filename": ("HOROVOD_TIMELINE", str),
+    "timeline_mark_cycles": ("HOROVOD_TIMELINE_MARK_CYCLES", "{:d}".format),
+    "no_stall_check": ("HOROVOD_STALL_CHECK_DISABLE", "{:d}".format),
+    "stall_check_warning_time_seconds": ("HOROVOD_STALL_CHECK_TIME_SECONDS", str),
+    "stall_check_shutdown_time_seconds": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str),
+    "log_level": ("HOROVOD_LOG_LEVEL", str),
+    "log_without_timestamp": ("HOROVOD_LOG_HIDE_TIME", "{:d}".format),
+}
+
+_TOPOLOGY = "Gloo and NCCL choose the way themselves"
+_AUTOTUNE = "nothing is tuned while a job runs; --fusion-threshold-mb and --cycle-time-ms are fixed"
+_MPI = "there is no MPI controller; workers talk through Gloo and NCCL"
+_ONE_MACHINE = "a job on one machine needs no SSH"
+_LOOPBACK = "a job on one machine talks over its loopback interface"
+FOR_OTHER_HOSTS = {
+    "ssh_port": _ONE_MACHINE,
+    "ssh_identity_file": _ONE_MACHINE,
+    "network_interfaces": _LOOPBACK,
+    "network_interface": _LOOPBACK,
+}
+_NOT_ELASTIC = "this job is not elastic; --min-np or --host-discovery-script makes it so"
+NO_EFFECT = {
+    "disable_cache": "nothing is cached between jobs",
+    "mpi_args": _MPI,
+    "tcp": _MPI,
+    "binding_args": _MPI,
+    "mpi_threads_disable": _MPI,
+    "cache_capacity": "the engine agrees in one small collective and keeps no cache of responses",
+    "hierarchical_allreduce": _TOPOLOGY,
+    "hierarchical_allgather": _TOPOLOGY,
+    "torus_allreduce": _TOPOLOGY,
+    "autotune": _AUTOTUNE,
+    "autotune_log_file": _AUTOTUNE,
+    "autotune_warmup_samples": _AUTOTUNE,
+    "autotune_steps_per_sample": _AUTOTUNE,
+    "autotune_bayes_opt_max_samples": _AUTOTUNE,
+    "autotune_gaussian_process_noise": _AUTOTUNE,
+    "num_nccl_streams": "one NCCL stream carries a process set",
+    "log_without_timestamp": "the engine's messages carry no time",
+    "thread_affinity": "the engine's thread is not pinned; `taskset` or `numactl` pins workers",
+}
+ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a lost host is used again once it can be reached"}
+ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
+REFUSED = {
+    "mpi": f"{_MPI}. Leave --mpi out, or start the workers with `mpirun -np N python script.py`, which is understood",
+    "jsrun": f"jsrun is not used: {_MPI}. Leave --jsrun out, or start the workers with `jsrun` itself",
+}
+
+
+@dataclass(frozen=True)
+class ElasticPlan:
+    """A job whose workers may come and go, `minimum` to `maximum` of them, and begins with `initial`.
+
+    Args:
+        job: The command and the variables of every worker.
+        slots: Those of fixed hosts; 0 where a script says.
+        discovery_script: Says the hosts and slots of the moment; "" where they are fixed.
+        slots_per_host: For a script's hosts without a number.
+        timeout_seconds: How long the job waits for enough workers.
+        reset_limit: How many times the job may meet anew; None: any number.
+        cooldown_seconds: The least and the greatest time before a failed worker's slot is used again.
+    """
+
+    job: JobPlan
+    slots: int
+    initial: int
+    minimum: int
+    maximum: int | None
+    discovery_script: str
+    slots_per_host: int | None
+    timeout_seconds: float
+    reset_limit: int | None
+    cooldown_seconds: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class HostsPlan:
+    """An elastic job over several hosts: all its workers are started anew on the hosts that are there.
+
+    Args:
+        job: The first start.
+        where: The hosts, and how they are reached.
+        restarts: How often the workers are started, and how many of them.
+        variables: Those of the flags, for every worker of any start.
+        slots_per_host: For a script's hosts without a number.
+    """
+
+    job: JobPlan
+    where: LaunchOptions
+    restarts: RestartOptions
+    variables: Mapping[str, str]
+    slots_per_host: int | None
+
+
+@dataclass(frozen=True)
+class HorovodPlan:
+    """All that `horovodrun` does: start `job`, show its output by `output`, after saying `warnings`."""
+
+    job: JobPlan | ElasticPlan | HostsPlan
+    output: OutputPlan
+    warnings: tuple[str, ...]
+
+
+def plan_horovod(
+    flags: Mapping[str, Any],
+    command: Sequence[str],
+    cores: int,
+    environment: Mapping[str, str],
+    names: Collection[str],
+    discovered: Sequence[Host] = (),
+) -> HorovodPlan:
+    """Plan the job that the flags ask for.
+
+    Args:
+        cores: Usable cores, shared out among the workers.
+        environment: The launcher's own.
+        names: What this machine is called.
+        discovered: The hosts that the discovery script names first, where there is one.
+
+    Raises:
+        ConfigError: A flag is wrong, missing, or asks for what Lockstep does not do.
+    """
+    given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    for name, reason in REFUSED.items():
+        if name in given:
+            raise ConfigError(f"{flag(name)}: {reason}")
+    if not command:
+        raise ConfigError("there is no command to run; put it after the flags: horovodrun -np 2 python train.py")
+    elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
+    hosts = (_hosts(given) or discovered) if elastic else ()
+    several = not are_here(hosts, names)
+    slots = slots_here(hosts, names) if hosts and not several and "host_discovery_script" not in given else None
+    if elastic and not several:
+        job = plan_local(_most_workers(given, slots), command, cores, environment)
+    else:
+        where = on_hosts(_where(given), hosts) if several else _where(given)
+        workers = _first_workers(given, hosts) if several else given.get("num_proc")
+        job = _plan(where, workers, command, cores, environment, frozenset(names))
+    variables = _variables(flags, environment)
+    job = replace(job, environment={**job.environment, **variables})
+    reasons = NO_EFFECT if elastic else NO_EFFECT | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)
+    reasons = reasons | FOR_OTHER_HOSTS if job.is_local else reasons
+    reasons = reasons | ON_SEVERAL_HOSTS if several else reasons
+    useless = [name for name in given if name in reasons]
+    warnings = tuple(f"{flag(name)} has no effect in Lockstep: {reasons[name]}" for name in useless)
+    folder = Path(given["output_filename"]) if "output_filename" in given else None
+    output = OutputPlan(job.workers, "prefix_timestamp" in given, folder)
+    if several:
+        return HorovodPlan(_on_several(given, job, where, variables, environment), output, warnings)
+    return HorovodPlan(_elastic(given, job, slots, environment) if elastic else job, output, warnings)
+
+
+def flag(name: str) -> str:
+    """How a flag is written on the command line."""
+    return {"num_proc": "-np"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
+    """The hosts by -H or --hostfile; none without either."""
+    sources = [name for name in ("hosts", "hostfile", "host_discovery_script") if name in given]
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(map(flag, sources))} both name the hosts; leave one out")
+    if "hosts" in given:
+        return parse_hosts(given["hosts"])
+    if "hostfile" in given:
+        return read_hostfile(Path(given["hostfile"]))
+    return ()
+
+
+def _where(given: Mapping[str, Any]) -> LaunchOptions:
+    """Where the workers run, and how they are started there."""
+    words = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
+    words += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
+    return LaunchOptions(
+        hosts=given.get("hosts"),
+        hostfile=Path(given["hostfile"]) if "hostfile" in given else None,
+        ssh_option=" ".join(words),
+        interface=given.get("network_interfaces", given.get("network_interface", "")),
+        start_timeout=given.get("start_timeout"),
+    )
+
+
+def _plan(
+    where: LaunchOptions,
+    workers: int | None,
+    command: Sequence[str],
+    cores: int,
+    environment: Mapping[str, str],
+    here: frozenset[str],
+) -> JobPlan:
+    """A job of so many workers; on other hosts they are started by SSH."""
+    if workers is None:
+        raise ConfigError("-np says how many workers to start; add it, for example -np 2")
+    return plan_from(where, workers, command, environment, cores, lambda: 0, here)
+
+
+def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:
+    """The most workers that an elastic job is known to have; the cores are shared out among so many."""
+    limits = (given.get("max_np"), slots, given.get("num_proc"), given.get("min_np"))
+    return next((limit for limit in limits if limit is not None), 1)
+
+
+def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environment: Mapping[str, str]) -> ElasticPlan:
+    minimum, initial, maximum = _bounds(given)
+    script = given.get("host_discovery_script", "")
+    if not script and slots is None:
+        slots = initial
+    if not script and slots is not None:
+        _check_slots(slots, initial)
+    least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))
+    if not 0 <= least <= most:
+        raise ConfigError(f"--blacklist-cooldown-range takes seconds, the lesser first; got {least:g} {most:g}")
+    return ElasticPlan(
+        job,
+        slots or 0,
+        initial,
+        minimum,
+        maximum,
+        script,
+        given.get("slots_per_host"),
+        _timeout(given, environment),
+        given.get("reset_limit"),
+        (least, most),
+    )
+
+
+def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:
+    """How many workers a job over several hosts begins with: one a slot, as Horovod's."""
+    _, initial, maximum = _bounds(given)
+    slots = slots_of(hosts)
+    _check_slots(slots, initial)
+    return min(slots, maximum or slots)
+
+
+def _on_several(
+    given: Mapping[str, Any],
+    job: JobPlan,
+    where: LaunchOptions,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> HostsPlan:
+    minimum, _, maximum = _bounds(given)
+    script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
+    if limit < 0:
+        raise ConfigError(f"--reset-limit is a number of restarts, 0 or more; got {limit}")
+    restarts = RestartOptions(
+        max_restarts=limit,
+        min_np=minimum,
+        max_np=maximum or (WORKERS if script else slots_of(parse_hosts(where.hosts or ""))),
+        host_discovery_script=script,
+        elastic_timeout=_timeout(given, environment),
+    )
+    return HostsPlan(job, where, restarts, variables, given.get("slots_per_host"))
+
+
+def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
+    """The fewest workers of an elastic job, those it needs to begin with, and the most."""
+    minimum = given.get("min_np", given.get("num_proc"))
+    if minimum is None:
+        raise ConfigError("--min-np says with how few workers an elastic job goes on; add it, for example --min-np 1")
+    initial, maximum = given.get("num_proc", minimum), given.get("max_np")
+    if not 1 <= minimum <= initial <= (maximum or initial):
+        raise ConfigError(
+            f"--min-np {minimum}, -np {initial} and --max-np {maximum} must not be less than 1 and must not fall"
+        )
+    return minimum, initial, maximum
+
+
+def _check_slots(slots: int, initial: int) -> None:
+    if slots < initial:
+        raise ConfigError(f"-np {initial}, but the hosts have {slots} slots; raise host:slots, or lower -np")
+
+
+def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
+    """How long a job waits for enough slots, in seconds."""
+    try:
+        return float(given.get("elastic_timeout") or environment.get("HOROVOD_ELASTIC_TIMEOUT") or ELASTIC_SECONDS)
+    except ValueError:
+        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={environment['HOROVOD_ELASTIC_TIMEOUT']} is no number") from None
+
+
+def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """The workers' variables. Python's output is not held back, so that a line is shown when it is printed."""
+    variables = {
+        variable: text(flags[name]) for name, (variable, text) in VARIABLES.items() if flags.get(name) is not None
+    }
+    return variables if "PYTHONUNBUFFERED" in environment else {**variables, "PYTHONUNBUFFERED": "1"}

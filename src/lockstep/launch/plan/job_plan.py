@@ -1,0 +1,240 @@
+"""The plan of a job: which command runs how often, on which hosts, with which variables. Pure; nothing starts here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.errors import ConfigError
+from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.plan.transports import Transport, start_words
+from lockstep.world.accelerator import VISIBLE
+
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+# What scripts of Horovod's API may read, the same for every worker of a job.
+HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+PLACE = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS"),
+    *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
+)
+# By which nodes that are started by hand know each other, if it is the same on all; other jobs have one of their own.
+SECRET = "LOCKSTEP_JOB_SECRET"
+# What belongs to a host or a session there, and would be wrong on another host.
+OF_THE_HOST = (
+    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
+    *VISIBLE,
+    *("GPU_DEVICE_ORDINAL", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
+)
+OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One host's part of a job: `workers` of them, and the words that start Lockstep's node process there."""
+
+    host: str
+    workers: int
+    start: tuple[str, ...]
+    is_here: bool = True
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Where this launcher's host stands in a job whose every host is started by hand.
+
+    `node` of `nodes`; the first of them serves the meeting point at `address`:`port`.
+    """
+
+    node: int
+    nodes: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job: one command, started `workers` times on each node, in the order of ranks.
+
+    Args:
+        environment: On top of what each host's node process gets handed on.
+        notes: What to say before it starts.
+        bind: How workers are bound to cores: cores, numa or none.
+        interfaces: The only network interfaces to use; empty: whichever leads to the first host.
+        start_timeout: Seconds within which all workers must have been started.
+        stop_timeout: Seconds that workers have after a request to stop, until they are ended.
+        snapshots: The folder in each host's memory that outlives the workers, "" where there is none.
+        newcomers: The hosts that were not there at the start before, whose memory holds nothing of use.
+        restart: How often the workers have been started anew before, of `max_restarts` times.
+    """
+
+    command: tuple[str, ...]
+    nodes: tuple[NodePlan, ...]
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    bind: str = "none"
+    interfaces: tuple[str, ...] = ()
+    start_timeout: float = 30.0
+    stop_timeout: float = 30.0
+    by_hand: ByHand | None = None
+    snapshots: str = ""
+    newcomers: tuple[str, ...] = ()
+    restart: int = 0
+    max_restarts: int = 0
+    timings: Timings = field(default_factory=Timings, repr=False)
+    own_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def workers(self) -> int:
+        return sum(node.workers for node in self.nodes)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the job is on this machine alone, and so talks over loopback."""
+        return self.by_hand is None and all(node.is_here for node in self.nodes)
+
+    def first_rank(self, index: int) -> int:
+        """The rank of the first worker of a node."""
+        return sum(node.workers for node in self.nodes[:index])
+
+
+def plan_local(workers: int, command: Sequence[str], cores: int, environment: Mapping[str, str]) -> JobPlan:
+    """Plan a job of `workers` processes on this machine, which has `cores` usable cores.
+
+    Raises:
+        ConfigError: `workers` is not positive.
+    """
+    return plan_job(command, [Host("localhost", workers)], Transport("local"), cores, environment)
+
+
+def plan_job(
+    command: Sequence[str],
+    hosts: Sequence[Host],
+    transport: Transport,
+    cores: int,
+    environment: Mapping[str, str],
+    here: frozenset[str] = frozenset({"localhost"}),
+) -> JobPlan:
+    """Plan a job with as many workers on each host as it has slots.
+
+    Args:
+        cores: Usable cores of this machine; other hosts count their own.
+        environment: The launcher's own.
+        here: The names that mean this machine.
+
+    Raises:
+        ConfigError: A number of workers is not positive, or this machine is to start a job elsewhere without a way.
+    """
+    for host in hosts:
+        if host.slots < 1:
+            raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {host.slots}")
+        if host.name.startswith("-") or not host.name.isprintable() or " " in host.name:  # ssh would take it for a flag
+            raise ConfigError(f"{host.name!r} is no name of a host; mend the list of hosts")
+    if all(host.name.lower() in here for host in hosts):
+        hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
+    _check_once([host.name for host in hosts], here)
+    nodes = []
+    for host in hosts:
+        is_here = host.name.lower() in here
+        nodes.append(NodePlan(host.name, host.slots, start_words(transport, host.name, is_here), is_here))
+    variables = dict(HOROVOD_VARIABLES)
+    plan = JobPlan(tuple(command), tuple(nodes), variables, own_environment=dict(environment))
+    notes = [_note(plan, cores, environment)]
+    if plan.is_local:
+        variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+        variables |= {"HOROVOD_HOSTNAME": plan.nodes[0].host, "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE}
+        if "OMP_NUM_THREADS" not in environment:
+            variables["OMP_NUM_THREADS"] = str(threads(cores, plan.workers))
+        if plan.workers > cores:
+            notes.append(f"warning: {plan.workers} workers share {cores} cores and will slow each other down")
+    return JobPlan(plan.command, plan.nodes, variables, tuple(notes), own_environment=plan.own_environment)
+
+
+def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
+    """Refuse a machine that stands twice among the hosts, also by two names that are known here."""
+    seen: dict[str, str] = {}
+    for name in names:
+        machine = "" if name.lower() in here else name.lower()
+        if machine in seen:
+            which = f"{name} is" if machine or seen[""] == name else f"{seen[machine]} and {name} are this machine,"
+            raise ConfigError(f"{which} named twice among the hosts; give it all its slots in one place")
+        seen[machine] = name
+
+
+def threads(cores: int, workers: int) -> int:
+    """Threads of each worker: as many threads as cores in every worker would make them wait for each other."""
+    return max(1, cores // workers)
+
+
+def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
+    own = environment.get("OMP_NUM_THREADS")
+    if not plan.is_local:
+        where = ", ".join(f"{node.workers} on {node.host}" for node in plan.nodes)
+        return f"{plan.workers} workers: {where}" + (f"; {own} threads each (from OMP_NUM_THREADS)" if own else "")
+    each, reason = own or threads(cores, plan.workers), f"{cores} cores / {plan.workers} workers"
+    shown = "1 thread" if str(each) == "1" else f"{each} threads"
+    return f"{plan.workers} workers on this machine, {shown} each ({'from OMP_NUM_THREADS' if own else reason})"
+
+
+def torchrun_variables(
+    node: int, local_rank: int, slots: Sequence[int], address: str, port: int | str
+) -> dict[str, str]:
+    """What torchrun tells a worker of its place.
+
+    Args:
+        slots: Workers on each node.
+        address: Where the job's store is, as `port`.
+    """
+    rank, size = str(sum(slots[:node]) + local_rank), str(sum(slots))
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(slots[node]),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(len(slots)),
+        "ROLE_NAME": "worker",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
+    """Horovod's names for what torchrun's variables tell a worker.
+
+    Args:
+        slots: Workers on each node. A cross rank is the number of a worker's node among the nodes that have a worker of
+            its local rank.
+    """
+    node, local_rank = int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"])
+    having = [index for index, workers in enumerate(slots) if workers > local_rank]
+    return {
+        "HOROVOD_RANK": worker["RANK"],
+        "HOROVOD_SIZE": worker["WORLD_SIZE"],
+        "HOROVOD_LOCAL_RANK": worker["LOCAL_RANK"],
+        "HOROVOD_LOCAL_SIZE": worker["LOCAL_WORLD_SIZE"],
+        "HOROVOD_CROSS_RANK": str(having.index(node)),
+        "HOROVOD_CROSS_SIZE": str(len(having)),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": worker["MASTER_ADDR"],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": worker["MASTER_PORT"],
+    }
+
+
+def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
+    """What of the launcher's environment its workers get.
+
+    Exported shell functions and OLDPWD are the launching shell's own affair, and SECRET is the launcher's; PLACE
+    describes the launcher where it is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because
+    other hosts have other devices, is handed on here: this host is the one for which the user has set it.
+
+    Args:
+        elsewhere: For workers on another host, to which this host's own matters mean nothing.
+    """
+    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, *PLACE, *(OF_THE_HOST if elsewhere else ())}
+    prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))
+    return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

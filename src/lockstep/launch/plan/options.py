@@ -1,0 +1,261 @@
+"""What a user says of where a job runs, and the plan that follows from it. Pure, but for files it is told to read."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from tyro.conf import arg
+
+from lockstep.errors import ConfigError
+from lockstep.launch.forking.python_command import PRELOAD
+from lockstep.launch.plan.allocation import Allocation, find_allocation
+from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
+from lockstep.launch.plan.job_plan import ByHand, JobPlan, plan_job
+from lockstep.launch.plan.transports import Kind, Transport
+
+Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
+SYSTEMS: dict[str, Kind] = {
+    "Slurm": "slurm",
+    "PBS": "pbs",
+    "LSF": "lsf",
+    "Cobalt": "mpi",
+    "Grid Engine": "ssh",
+}
+BY_HAND_SECONDS = 600.0  # in which people start the other nodes
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Where a job runs, and how it is started there."""
+
+    hosts: Annotated[str | None, arg(aliases=["-H"], metavar="HOST:SLOTS,...")] = None
+    """Hosts and their numbers of workers, in the order of ranks; started by SSH where they are not this machine."""
+    hostfile: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A file of hosts, one `host slots=N` a line."""
+    launcher: Launcher = "auto"
+    """What leads to the hosts; auto: the batch system whose allocation this is, else SSH."""
+    python: Annotated[str, arg(metavar="PATH")] = ""
+    """The Python on other hosts; by default the path of this one."""
+    ssh_option: Annotated[str, arg(metavar="'WORDS'")] = ""
+    """More words for ssh (or srun, blaunch, mpirun), such as '-p 2222 -i KEY'."""
+    interface: Annotated[str, arg(metavar="NAME,...")] = ""
+    """The only network interfaces to use; by default each host's that leads to the first host."""
+    start_timeout: float | None = None
+    """Seconds in which all workers must have been started (30; 600 where nodes are started by hand)."""
+    stop_timeout: float = 30.0
+    """Seconds that workers have to stop after Ctrl-C or SIGTERM."""
+    bind: Literal["none", "cores", "numa"] = "none"
+    """Bind each worker to its share of the cores, or to a NUMA node."""
+    nodes: Annotated[int | None, arg(metavar="N")] = None
+    """Nodes of a job that is started by hand on each of them."""
+    node_rank: Annotated[int | None, arg(metavar="K")] = None
+    """Which of them this is, from 0."""
+    master_addr: Annotated[str | None, arg(metavar="HOST")] = None
+    """The first node's name or address, for --nodes."""
+    master_port: Annotated[int | None, arg(metavar="PORT")] = None
+    """A free port there (29500)."""
+    dist_url: Annotated[str | None, arg(metavar="tcp://HOST:PORT")] = None
+    """The first node's address and port, with --world-size NODES and --rank NODE; one worker a GPU."""
+    world_size: Annotated[int | None, arg(metavar="N")] = None
+    """With --dist-url: the number of nodes."""
+    rank: Annotated[int | None, arg(metavar="K")] = None
+    """With --dist-url: this node's number."""
+    preload: bool = True
+    """Import torch once on each host, and fork its workers from there, where that is safe."""
+    dry_run: bool = False
+    """Print what would be executed, on which host, with which variables, and stop."""
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether each node is started by itself."""
+        return self.nodes is not None or self.dist_url is not None
+
+    @property
+    def names_hosts(self) -> bool:
+        """Whether the job is said to be elsewhere than in one process here."""
+        named = self.hosts is not None or self.hostfile is not None
+        return named or self.is_by_hand or self.launcher != "auto"
+
+
+def plan_from(
+    options: LaunchOptions,
+    workers: int | Literal["auto"] | None,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cores: int,
+    gpus: Callable[[], int],
+    here: frozenset[str],
+) -> JobPlan:
+    """The plan that the options ask for.
+
+    Args:
+        workers: How many in all, or for each node where the nodes are started by hand; None: as many as there are
+            slots; auto: the same, with a slot a GPU.
+        environment: The launcher's own.
+        cores: Usable cores of this machine.
+        gpus: Counts the GPUs of this machine.
+        here: The names of this machine.
+
+    Raises:
+        ConfigError: Options contradict each other, or what they name cannot be read.
+    """
+    by_hand = _by_hand(options)
+    _check(options, by_hand)
+    if by_hand:
+        slots = workers if isinstance(workers, int) else max(1, gpus())
+        hosts: Sequence[Host] = [Host("localhost", slots)]
+        transport = Transport("local")
+    else:
+        allocation = _allocation(options, environment, gpus)
+        hosts = _hosts(options, workers, allocation, gpus)
+        transport = _transport(options, hosts, allocation, here)
+    plan = plan_job(command, hosts, transport, cores, environment, here)
+    patience = BY_HAND_SECONDS if by_hand else plan.start_timeout
+    plan = replace(
+        plan,
+        bind=options.bind,
+        interfaces=tuple(name for name in options.interface.split(",") if name),
+        start_timeout=options.start_timeout or patience,
+        stop_timeout=options.stop_timeout,
+        by_hand=by_hand,
+    )
+    if not options.preload:
+        plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
+    if by_hand:
+        own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
+        note = f"node {by_hand.node} of {by_hand.nodes}, {plan.workers} workers here; meeting at "
+        plan = replace(plan, environment=own, notes=(f"{note}{by_hand.address}:{by_hand.port}",))
+    return plan
+
+
+def offered_hosts(
+    options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int], plan: JobPlan
+) -> Sequence[Host]:
+    """All hosts that the options name or the allocation has, with all their slots: more than a plan may have taken."""
+    named = options.hosts or options.hostfile or not plan.is_local
+    hosts = _hosts(options, None, _allocation(options, environment, gpus), gpus) if named else ()
+    taken = [Host(node.host, node.workers) for node in plan.nodes]
+    return hosts if slots_of(hosts) >= plan.workers else taken
+
+
+def on_hosts(options: LaunchOptions, hosts: Sequence[Host]) -> LaunchOptions:
+    """The same options for those hosts."""
+    names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]
+    named = ",".join(f"{name}:{host.slots}" for name, host in zip(names, hosts, strict=True))
+    return replace(options, hosts=named, hostfile=None)
+
+
+def _by_hand(options: LaunchOptions) -> ByHand | None:
+    """Where this node stands among nodes that are started one by one."""
+    if options.dist_url is not None:
+        url = urlsplit(options.dist_url)
+        try:
+            port = url.port
+        except ValueError:
+            port = None
+        if url.scheme != "tcp" or not url.hostname or not port:
+            raise ConfigError(f"--dist-url {options.dist_url} is not of the form tcp://HOST:PORT")
+        if options.nodes is not None or options.master_addr is not None or options.master_port is not None:
+            raise ConfigError("--dist-url says what --nodes, --master-addr and --master-port say; leave one way out")
+        nodes, node = options.world_size, options.rank
+        if nodes is None or node is None:
+            raise ConfigError("--dist-url needs --world-size (the number of nodes) and --rank (this node's, from 0)")
+        return _checked(ByHand(node, nodes, url.hostname, port), "--rank", "--world-size")
+    if options.world_size is not None or options.rank is not None:
+        raise ConfigError("--world-size and --rank go with --dist-url tcp://HOST:PORT")
+    if options.nodes is None:
+        alone = ("node_rank", "master_addr", "master_port")
+        given = [name for name in alone if getattr(options, name) is not None]
+        if given:
+            raise ConfigError(f"--{given[0].replace('_', '-')} goes with --nodes N --node-rank K --master-addr HOST")
+        return None
+    if options.node_rank is None or options.master_addr is None:
+        raise ConfigError("--nodes needs --node-rank K (this node's number, from 0) and --master-addr HOST (the first)")
+    port = 29500 if options.master_port is None else options.master_port
+    return _checked(ByHand(options.node_rank, options.nodes, options.master_addr, port), "--node-rank", "--nodes")
+
+
+def _checked(by_hand: ByHand, rank: str, size: str) -> ByHand:
+    if not 0 <= by_hand.node < by_hand.nodes:
+        raise ConfigError(f"{rank} {by_hand.node} is none of {size} {by_hand.nodes} nodes; they count from 0")
+    if not 0 < by_hand.port < 65536:
+        raise ConfigError(f"{by_hand.port} is no port; give one from 1024 to 65535")
+    return by_hand
+
+
+def _check(options: LaunchOptions, by_hand: ByHand | None) -> None:
+    if options.hosts is not None and options.hostfile is not None:
+        raise ConfigError("--hosts and --hostfile both name the hosts; leave one out")
+    if by_hand and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
+        raise ConfigError("nodes that are started by hand are not started by a launcher; leave out -H or --nodes")
+    for name in ("start_timeout", "stop_timeout"):
+        seconds = getattr(options, name)
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')} is a number of seconds above 0; got {seconds:g}")
+
+
+def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int]) -> Allocation | None:
+    if options.launcher in ("local", "ssh", "mpi"):
+        return None
+    found = find_allocation(environment, gpus=0)
+    wanted = options.launcher
+    if wanted != "auto" and (found is None or SYSTEMS[found.system] != wanted):
+        raise ConfigError(f"--launcher {wanted}, but this is no allocation of it; submit the job, or use -H with ssh")
+    return find_allocation(environment, gpus=gpus()) if found and found.system != "Slurm" else found
+
+
+def _hosts(
+    options: LaunchOptions,
+    workers: int | Literal["auto"] | None,
+    allocation: Allocation | None,
+    gpus: Callable[[], int],
+) -> Sequence[Host]:
+    """The hosts in the order of ranks, with as many slots as workers."""
+    if options.hosts is not None:
+        hosts: Sequence[Host] = parse_hosts(options.hosts)
+    elif options.hostfile is not None:
+        hosts = read_hostfile(options.hostfile)
+    elif allocation and options.launcher != "local":
+        hosts = _spread(allocation.hosts, workers)
+    else:
+        return [Host("localhost", workers if isinstance(workers, int) else max(1, gpus()))]
+    return first_slots(hosts, workers) if isinstance(workers, int) else hosts
+
+
+def _spread(hosts: Sequence[Host], workers: int | Literal["auto"] | None) -> Sequence[Host]:
+    """An allocation's hosts; -np beyond its slots is shared out evenly, as they say little of how many fit."""
+    if not isinstance(workers, int) or workers <= sum(host.slots for host in hosts):
+        return hosts
+    each, more = divmod(workers, len(hosts))
+    return [Host(host.name, each + (index < more)) for index, host in enumerate(hosts)]
+
+
+def _transport(
+    options: LaunchOptions, hosts: Sequence[Host], allocation: Allocation | None, here: frozenset[str]
+) -> Transport:
+    kind: Kind
+    if options.launcher != "auto":
+        kind = options.launcher
+    elif all(host.name.lower() in here for host in hosts):
+        kind = "local"
+    elif allocation and {host.name for host in hosts} <= {host.name for host in allocation.hosts}:
+        kind = SYSTEMS[allocation.system]
+    else:
+        kind = "ssh"
+    elsewhere = [host.name for host in hosts if host.name.lower() not in here]
+    if kind == "local" and elsewhere:
+        raise ConfigError(f"--launcher local, but {', '.join(elsewhere)} is not this machine; use --launcher ssh")
+    return Transport(kind, options.python, tuple(shlex.split(options.ssh_option)), _mpirun() if kind == "mpi" else "")
+
+
+def _mpirun() -> str:
+    for name in ("mpiexec", "mpirun"):
+        if shutil.which(name):
+            return name
+    raise ConfigError("--launcher mpi, but neither mpiexec nor mpirun is in PATH; load the MPI module, or use ssh")

@@ -1,0 +1,64 @@
+"""What the launcher does about a node process that does not end when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from lockstep.launch.connection.messages import NodeJob
+from lockstep.launch.controller.remote_node import Remote
+from lockstep.launch.plan.job_plan import NodePlan
+from lockstep.launch.plan.timings import Timings
+
+JOB = NodeJob(
+    node=0,
+    nodes=1,
+    workers=1,
+    slots=(1,),
+    host="here",
+    command=("true",),
+    environment={},
+    folder="/",
+    bind="none",
+    secret="",
+    heartbeat=False,
+    stdout=-1,
+    interfaces=(),
+    meeting_host="",
+    meeting_port=0,
+    patience=1.0,
+    loopback=True,
+    snapshots="",
+    newcomer=False,
+    restart=0,
+    max_restarts=0,
+    timings=Timings(close=0.1),
+)
+
+
+async def _show(rank: int, name: str, text: bytes) -> None:
+    raise AssertionError("nothing was printed")
+
+
+def test_one_whose_child_holds_its_streams_is_left_behind(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    node = NodePlan("here", 1, ("sh", "-c", f"sleep 1000 & echo $! >{pid}.part; mv {pid}.part {pid}; wait"))
+
+    async def start_and_close() -> None:
+        process, open_before = Remote(), psutil.Process().num_fds()
+        process.take(0, node, _show)
+        await process.start(JOB)
+        while not pid.exists():
+            await asyncio.sleep(0.01)
+        try:
+            await asyncio.wait_for(process.close(), 60)
+        finally:
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+        while psutil.Process().num_fds() > open_before:  # asyncio closes the streams at their ends
+            await asyncio.sleep(0.01)
+
+    asyncio.run(start_and_close())

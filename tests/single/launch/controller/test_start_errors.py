@@ -1,0 +1,49 @@
+"""Why a host cannot take its part: one line that names the host and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.launch.controller.start_errors import disagreement, why_not_started
+from lockstep.launch.plan.job_plan import NodePlan
+from lockstep.launch.plan.transports import Transport, start_words
+
+NODE = NodePlan("b", 2, start_words(Transport("ssh", "/opt/py/bin/python"), "b", is_here=False), is_here=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (255, "root@b: Permission denied (publickey).\r\n", "b refuses this user's key; `ssh-copy-id b`"),
+        (255, "Host key verification failed.\r\n", "b has a host key that is not known"),
+        (255, "ssh: Could not resolve hostname b: Name or service not known", "b is no host that is known here"),
+        (255, "ssh: connect to host b port 22: Connection refused", "b has no SSH server at that port"),
+        (255, "ssh: connect to host b port 22: No route to host", "b cannot be reached from here"),
+        (255, "something new", "b cannot be reached by SSH: something new"),
+        (127, "sh: 1: exec: /opt/py/bin/python: not found", "b has no /opt/py/bin/python: install it there"),
+        (1, "/opt/py/bin/python: No module named lockstep", "b lacks the package lockstep in /opt/py/bin/python"),
+        (
+            1,
+            "Error while finding module specification for 'lockstep.launch.node' "
+            "(ModuleNotFoundError: No module named 'lockstep')",
+            "b lacks the package lockstep in /opt/py/bin/python",
+        ),
+        (
+            2,
+            "Unknown option: -P\nusage: python [option] ...",
+            "b has a /opt/py/bin/python older than 3.11",
+        ),
+        (9, "", "b could not start its part: exit code 9"),
+    ],
+)
+def test_the_trouble_is_told_with_its_remedy(code: int, said: str, told: str) -> None:
+    line = why_not_started(NODE, code, said)
+    assert line.startswith(told)
+    assert "\n" not in line
+
+
+def test_other_versions_are_named_with_both_hosts() -> None:
+    own = {"Lockstep": "1", "torch": "2.15", "Python": "3.11"}
+    assert disagreement(["a", "b"], [own, own]) == ""
+    line = disagreement(["a", "b", "c"], [own, own, {**own, "torch": "2.14"}])
+    assert line.startswith("c has torch 2.14, but a has 2.15: install the same")

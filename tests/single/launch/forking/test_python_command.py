@@ -1,0 +1,200 @@
+"""Which commands' workers may be forked, and how the others' reason reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.forking.python_command import (
+    PRELOAD,
+    PRELOADED,
+    PRELOADED_FOR_LOCKSTEP,
+    NotForkedError,
+    PythonCommand,
+    python_command,
+)
+from lockstep.launch.plan.dry_run import describe
+from lockstep.launch.plan.job_plan import plan_local
+from lockstep.study.step_jobs import MODULE
+
+PYTHON = sys.executable
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+
+
+def program(file: Path, text: str) -> str:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
+    return str(file)
+
+
+def reason(*command: str, **environment: str) -> str:
+    with pytest.raises(NotForkedError) as error:
+        python_command(command, environment)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "words"),
+    [
+        (["train.py", "--lr", "1"], [], ["train.py", "--lr", "1"]),
+        (["-m", "package.train", "-u"], [], ["-m", "package.train", "-u"]),
+        (["-mpackage.train", "-u"], [], ["-m", "package.train", "-u"]),
+        (["-c", "print()", "-m"], [], ["-c", "print()", "-m"]),
+        (["-cprint()"], [], ["-c", "print()"]),
+        (["-u", "train.py", "-u"], ["-u"], ["train.py", "-u"]),
+        (["-B", "-O", "-OO", "-m", "train"], ["-B", "-O", "-OO"], ["-m", "train"]),
+        (["-W", "error", "train.py"], ["-W", "error"], ["train.py"]),
+        (["-Werror", "-u", "train.py"], ["-Werror", "-u"], ["train.py"]),
+        (["."], [], ["."]),
+    ],
+)
+def test_the_interpreters_flags_are_told_from_the_program(given: list[str], flags: list[str], words: list[str]) -> None:
+    assert python_command([PYTHON, *given], {}) == PythonCommand(PYTHON, tuple(flags), tuple(words), PRELOADED)
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (["train.py", "--lr", "1"], ("train.py", "--lr", "1")),
+        (["-m", "train", "-c", "x"], ("train", "-c", "x")),
+        (["-c", "print()", "-m"], ("-c", "-m")),
+    ],
+)
+def test_what_is_imported_beforehand_finds_the_programs_arguments(words: list[str], arguments: tuple[str, ...]) -> None:
+    assert python_command([PYTHON, *words], {}).arguments == arguments
+
+
+def test_the_interpreter_is_found_as_the_workers_path_has_it() -> None:
+    found = python_command(["python", "train.py"], {"PATH": str(Path(PYTHON).parent)})
+    assert found.interpreter == str(Path(PYTHON).with_name("python"))
+
+
+@pytest.mark.parametrize(
+    "first_lines",
+    [
+        f"#!{PYTHON}\n# -*- coding: utf-8 -*-\n",
+        f"#!{PYTHON}\n",
+        f"#!/bin/sh\n'''exec' {PYTHON} \"$0\" \"$@\"\n' '''\n",
+        f"#!/bin/sh\n'''exec' \"{PYTHON}\" \"$0\" \"$@\"\n' '''\n",
+        f"#!/bin/sh\n'''exec' '{PYTHON}' \"$0\" \"$@\"\n' '''\n",
+    ],
+)
+def test_an_installed_script_is_run_by_the_interpreter_that_it_names(tmp_path: Path, first_lines: str) -> None:
+    script = program(tmp_path / "tool", f"{first_lines}import sys\n")
+    expected = PythonCommand(PYTHON, (), (script, "-u"), PRELOADED)
+    assert python_command([script, "-u"], {}) == expected
+    assert python_command(["tool", "-u"], {"PATH": str(tmp_path)}) == expected
+
+
+def test_lockstep_itself_has_more_to_load() -> None:
+    assert python_command([PYTHON, "-m", "lockstep", "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
+    assert python_command([PYTHON, "-u", "-m", "lockstep", "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
+    ours = str(Path(PYTHON).with_name("lockstep"))
+    assert python_command([PYTHON, ours, "train"], {}).modules == PRELOADED_FOR_LOCKSTEP
+    assert python_command([PYTHON, "-m", MODULE, "{}"], {}).modules == PRELOADED_FOR_LOCKSTEP
+    assert python_command([PYTHON, "-m", "lockstep.cli.probe_worker"], {}).modules == PRELOADED
+    assert python_command([PYTHON, "lockstep"], {}).modules == PRELOADED
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"#!/usr/bin/env {PYTHON}\n".encode(),
+        f"#!{PYTHON} -I\n".encode(),
+        b"#!/bin/sh\nexec python train.py\n",
+        b"echo",
+        b"",
+        b"\x7fELF\xff\xfe",
+    ],
+)
+def test_other_programs_start_by_themselves(tmp_path: Path, content: bytes) -> None:
+    script = tmp_path / "tool"
+    script.write_bytes(content)
+    script.chmod(0o755)
+    assert reason(str(script)) == f"{script} is not run by {PYTHON}"
+
+
+def test_another_interpreter_is_not_this_one_even_where_both_are_one_file(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.symlink_to(PYTHON)
+    assert "is not run by" in reason(str(other), "train.py")
+    assert "is not run by" in reason(program(tmp_path / "tool", f"#!{other}\n"))
+    assert "is not run by" in reason("/bin/sh", "-c", f"{PYTHON} train.py")
+    assert "is not run by" in reason(str(tmp_path / "missing"))
+    assert "is not run by" in reason(program(tmp_path / "broken", f"#!{tmp_path / 'missing'}\n"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-i", "train.py"], "the interpreter's flag -i"),
+        (["-u", "-X", "dev", "train.py"], "the interpreter's flag -X"),
+        (["-I", "-m", "train"], "the interpreter's flag -I"),
+        (["-uB", "train.py"], "the interpreter's flag -uB"),
+        (["-"], "the program comes from stdin"),
+        ([], "there is no program"),
+        (["-u"], "there is no program"),
+        (["-W"], "there is no program"),
+        (["-m"], "there is no program"),
+        (["-u", "-c"], "there is no program"),
+    ],
+)
+def test_what_a_fork_cannot_have_is_named(words: list[str], why: str) -> None:
+    assert reason(PYTHON, *words) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PYTHONINSPECT", "1"), ("PYTHONPROFILEIMPORTTIME", "1"), ("PYTHONNEWINTHEFUTURE", "x")]
+)
+def test_a_variable_with_which_python_starts_differently_is_named(name: str, value: str) -> None:
+    assert reason(PYTHON, "train.py", **{name: value}) == f"{name} is set"
+    assert python_command([PYTHON, "train.py"], {name: ""})
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONWARNINGS"])
+def test_a_variable_that_the_preloaded_process_has_read_as_well_is_fine(name: str) -> None:
+    assert python_command([PYTHON, "train.py"], {name: "1"})
+
+
+@pytest.mark.parametrize("name", ["OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"])
+def test_workers_that_openmp_would_bind_start_by_themselves(name: str) -> None:
+    assert reason(PYTHON, "train.py", **{name: "close"}).startswith(f"{name} is set")
+    assert python_command([PYTHON, "train.py"], {name: "FALSE"})
+
+
+@pytest.mark.parametrize("value", ["0", "false", "No", "off"])
+def test_the_user_may_forbid_it(value: str) -> None:
+    assert reason(PYTHON, "train.py", **{PRELOAD: value}) == f"LOCKSTEP_PRELOAD={value}"
+    assert python_command([PYTHON, "train.py"], {PRELOAD: "1"})
+
+
+def test_elsewhere_than_on_linux_workers_start_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert reason(PYTHON, "train.py") == "workers are forked on Linux alone"
+
+
+def test_one_preloaded_process_serves_all_that_start_like_it() -> None:
+    def command(*words: str) -> PythonCommand:
+        return python_command([PYTHON, *words], {})
+
+    first = command("-u", "train.py", "--lr", "1")
+    assert first.starts_like(command("-u", "-m", "other"))
+    assert not first.starts_like(command("train.py", "--lr", "1"))
+    assert not first.starts_like(command("-u", "-m", "lockstep", "train"))
+
+
+def test_the_dry_run_says_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTHON") or name == PRELOAD]:
+        monkeypatch.delenv(name)
+    forked, alone = (describe(plan_local(2, [*command], 2, {})) for command in ([PYTHON, "train.py"], ["sh", "a.sh"]))
+    modules = re.escape(", ".join(PRELOADED))
+    assert re.search(f"^# the workers of a host are forked from one process .* {modules}$", forked, re.MULTILINE)
+    assert f"\n# each worker starts by itself: sh is not run by {PYTHON}\n" in f"\n{alone}\n"
+    plan = plan_local(2, [PYTHON, "train.py"], 2, {PRELOAD: "0"})
+    assert "# each worker starts by itself: LOCKSTEP_PRELOAD=0" in describe(plan).splitlines()

@@ -1,0 +1,209 @@
+"""CPU binding on machines made up, and on this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.launch.node import cpu_binding
+from lockstep.launch.node.cpu_binding import cpus_near_gpu, cpus_of, describe, numa_nodes, thread_siblings
+
+# Two sockets of four cores with two threads each, numbered as Intel's are: 0-3, 8-11 and 4-7, 12-15.
+NODES = [{0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}]
+CORES = [{core, core + 8} for core in range(8)]
+ALL = set(range(16))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "usable", "bound"),
+    [
+        ("cores", 2, ALL, ["0-3,8-11", "4-7,12-15"]),
+        ("cores", 3, ALL, ["0-2,8-10", "3-5,11-13", "6-7,14-15"]),
+        ("cores", 8, ALL, [f"{core},{core + 8}" for core in range(8)]),
+        ("cores", 2, {1, 2, 9, 10}, ["1,9", "2,10"]),
+        ("cores", 2, {1, 2, 9, 12}, ["1-2,9", "12"]),
+        ("cores", 3, {0, 8, 4}, ["0", "8", "4"]),  # more workers than cores
+        ("cores", 4, {0, 1, 2}, [None] * 4),
+        ("numa", 1, ALL, ["0-15"]),
+        ("numa", 2, ALL, ["0-3,8-11", "4-7,12-15"]),
+        ("numa", 4, ALL, ["0-3,8-11"] * 2 + ["4-7,12-15"] * 2),
+        ("numa", 3, {0, 1, 2, 3, 4, 5}, ["0-3", "0-3", "4-5"]),  # in proportion
+        ("numa", 2, {0, 1}, ["0-1", "0-1"]),
+        ("numa", 4, {0, 4}, ["0", "0", "4", "4"]),
+        ("none", 2, ALL, [None, None]),
+    ],
+)
+def test_workers_have_their_share(kind: str, size: int, usable: set[int], bound: list[str | None]) -> None:
+    found = [cpus_of(kind, rank, size, usable, NODES, CORES) for rank in range(size)]
+    assert [cpus and describe(cpus) for cpus in found] == bound
+
+
+def test_few_workers_have_blocks_of_nodes() -> None:
+    nodes = [{2 * number, 2 * number + 1} for number in range(8)]
+    assert [cpus_of("numa", rank, 3, set(range(16)), nodes, []) for rank in range(3)] == [
+        {0, 1, 2, 3},
+        {4, 5, 6, 7, 8, 9},
+        {10, 11, 12, 13, 14, 15},
+    ]
+
+
+def test_blocks_keep_to_nodes_whose_cpus_alternate() -> None:
+    assert cpus_of("cores", 0, 2, range(8), [{0, 2, 4, 6}, {1, 3, 5, 7}], []) == {0, 2, 4, 6}
+
+
+def test_nothing_is_known_of_the_machine() -> None:
+    assert [cpus_of("cores", rank, 2, {0, 1, 2}, [], []) for rank in range(2)] == [{0, 1}, {2}]
+    assert cpus_of("numa", 0, 2, {0, 1, 2}, [], []) is None
+    with pytest.raises(ValueError, match="cores, numa or none"):
+        cpus_of("socket", 0, 1, {0}, [], [])
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[list[set[int]], list[set[int]], set[int]]:
+    """NUMA nodes, cores and usable CPUs, with the CPUs in any order."""
+    threads, cores, count = draw(st.integers(1, 2)), draw(st.integers(1, 12)), draw(st.integers(1, 4))
+    numbers = draw(st.permutations(range(threads * cores)))
+    siblings = [set(numbers[core * threads : (core + 1) * threads]) for core in range(cores)]
+    owners = [draw(st.integers(0, count - 1)) for _ in range(cores)]
+    nodes: list[set[int]] = [set() for _ in range(count)]
+    for core, owner in zip(siblings, owners, strict=True):
+        nodes[owner] |= core
+    return nodes, siblings, draw(st.sets(st.sampled_from(sorted(numbers)), min_size=1))
+
+
+@given(machines(), st.integers(1, 16))
+def test_cores_are_a_partition(machine: tuple[list[set[int]], list[set[int]], set[int]], size: int) -> None:
+    nodes, siblings, usable = machine
+    shares = [cpus_of("cores", rank, size, usable, nodes, siblings) for rank in range(size)]
+    if len(usable) < size:
+        assert shares == [None] * size
+        return
+    bound = [share for share in shares if share]
+    assert len(bound) == size
+    assert sorted(cpu for share in bound for cpu in share) == sorted(usable)
+    cores = [core & usable for core in siblings if core & usable]
+    if len(cores) >= size:
+        assert all(sum(core <= share for share in bound) == 1 for core in cores)
+        numbers = [sum(core <= share for core in cores) for share in bound]
+        assert max(numbers) - min(numbers) <= 1
+        assert numbers == sorted(numbers, reverse=True)
+
+
+@given(machines(), st.integers(1, 16))
+def test_numa_gives_whole_nodes(machine: tuple[list[set[int]], list[set[int]], set[int]], size: int) -> None:
+    nodes, siblings, usable = machine
+    usable_nodes = [node & usable for node in nodes if node & usable]
+    shares = [cpus_of("numa", rank, size, usable, nodes, siblings) for rank in range(size)]
+    bound = [share for share in shares if share]
+    assert len(bound) == size
+    if size >= len(usable_nodes):
+        assert all(share in usable_nodes for share in bound)
+        places = [usable_nodes.index(share) for share in bound]
+        assert places == sorted(places)
+    else:
+        assert sorted(cpu for share in bound for cpu in share) == sorted(usable)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def two_nodes(root: Path, gpu_nodes: list[int]) -> None:
+    """A machine with one NVIDIA GPU for each number, which is that of its NUMA node."""
+    write(root, {"sys/devices/system/node/node0/cpulist": "0-3", "sys/devices/system/node/node1/cpulist": "4-7"})
+    for number, node in enumerate(gpu_nodes):
+        address = f"0000:{number:02x}:00.0"
+        write(root, {f"dev/nvidia{number}": "", f"sys/bus/pci/devices/{address}/numa_node": str(node)})
+        write(root, {f"proc/driver/nvidia/gpus/{address}/information": f"Device Minor: \t {number}"})
+
+
+@pytest.mark.parametrize(
+    ("gpu_nodes", "size", "visible", "bound"),
+    [
+        ([1, 1, 0, 0], 4, {}, ["4-6", "4-6", "1-3", "1-3"]),  # as a DGX A100 numbers them
+        ([1, 1, 0, 0], 2, {}, ["4-6", "4-6"]),
+        ([1, 1, 0, 0], 2, {"CUDA_VISIBLE_DEVICES": "3,0"}, ["1-3", "4-6"]),
+        ([1, 1, 0, 0], 1, {"CUDA_VISIBLE_DEVICES": "2"}, ["1-3"]),
+        ([1, -1], 2, {}, ["4-6", ""]),
+        ([1, 0], 2, {"CUDA_VISIBLE_DEVICES": "GPU-1a,GPU-2b"}, ["", ""]),
+        ([1, 0], 3, {}, ["", "", ""]),  # fewer GPUs than workers, which then have none or share them
+        ([], 2, {}, ["", ""]),
+    ],
+)
+def test_numa_is_the_node_of_the_gpu(
+    gpu_nodes: list[int], size: int, visible: dict[str, str], bound: list[str], tmp_path: Path
+) -> None:
+    two_nodes(tmp_path, gpu_nodes)
+    usable = {1, 2, 3, 4, 5, 6}
+    assert [describe(cpus_near_gpu(rank, size, usable, tmp_path, visible)) for rank in range(size)] == bound
+
+
+def test_gpus_of_amd_have_a_node_too(tmp_path: Path) -> None:
+    two_nodes(tmp_path, [])
+    for node, (bus, numa) in enumerate([(0xC1, 1), (0xC6, 0)], start=4):
+        text = f"simd_count 440\nlocation_id {bus << 8}\ndomain 0"
+        write(tmp_path, {f"sys/class/kfd/kfd/topology/nodes/{node}/properties": text})
+        write(tmp_path, {f"sys/bus/pci/devices/0000:{bus:02x}:00.0/numa_node": str(numa)})
+    assert [cpus_near_gpu(rank, 2, ALL, tmp_path, {}) for rank in range(2)] == [{4, 5, 6, 7}, {0, 1, 2, 3}]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_worker_is_bound_near_its_gpu_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
+    monkeypatch.setattr(cpu_binding, "cpus_near_gpu", lambda *_: {5})
+    assert cpu_binding.bind_here("numa", 0, 1) == {5}
+    assert bound == [{5}]
+    assert cpu_binding.bind_here("cores", 0, 1) != {5}
+
+
+def test_the_machine_is_read_from_sysfs(tmp_path: Path) -> None:
+    files = {"node/online": "0-1,3", "node/node0/cpulist": "0-1,4", "node/node1/cpulist": ""}
+    files |= {"node/node3/cpulist": "2", "cpu/cpu0/topology/thread_siblings_list": "0,4"}
+    write(tmp_path, files)
+    assert numa_nodes(str(tmp_path)) == [{0, 1, 4}, {2}]
+    assert thread_siblings({0}, str(tmp_path)) == [{0, 4}]
+    assert thread_siblings({0, 1}, str(tmp_path)) is None
+    assert numa_nodes(str(tmp_path / "cpu")) is None
+    (tmp_path / "node/online").write_text("all\n")
+    assert numa_nodes(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("cpus", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 8}, "0-2,8"), ({1, 3}, "1,3")])
+def test_cpus_are_written_as_linux_does(cpus: set[int], text: str) -> None:
+    assert describe(cpus) == text
+
+
+BIND = """
+import os, runpy, sys
+bind = runpy.run_path(sys.argv[1])["bind_here"](*[int(word) if word.isdecimal() else word for word in sys.argv[2:]])
+assert "lockstep" not in sys.modules
+print(sorted(os.sched_getaffinity(0)), sorted(bind or []))
+"""
+
+
+def bind(*words: object) -> subprocess.CompletedProcess[str]:
+    """What a process is bound to after `bind_here` in an interpreter without site packages."""
+    line = [sys.executable, "-I", "-S", "-c", BIND, cpu_binding.__file__, *map(str, words)]
+    return subprocess.run(line, check=True, capture_output=True, text=True)
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_process_is_bound_on_this_machine() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    shares = [bind("cores", rank, len(usable)) for rank in range(len(usable))]
+    assert sorted(share.stdout for share in shares) == sorted(f"[{cpu}] [{cpu}]\n" for cpu in usable)
+    assert bind("none", 0, 1).stdout == f"{usable} []\n"
+    too_many = bind("cores", 0, len(usable) + 1)
+    assert too_many.stdout == f"{usable} []\n"
+    assert "--bind cores has no effect" in too_many.stderr
+    assert bind("numa", 0, 1).returncode == 0

@@ -1,0 +1,51 @@
+"""What a host adds to its workers' variables."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep.launch.node import host_workers
+from lockstep.launch.node.host_workers import HostWorkers
+
+NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", **given: str) -> list[str | None]:
+    """The interfaces of Gloo and NCCL on a host whose interface `interface` leads to the others."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    nothing: Any = None
+    job: Any = SimpleNamespace(host="a", workers=2, interfaces=only.split(",") if only else [], environment=given)
+    this = HostWorkers(job, nothing, nothing, nothing, nothing)
+    return [this._variables(interface).get(name) for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("interface", "own", "nccl"),
+    [
+        ("lo", ["eth0", "eth1"], "=lo"),
+        ("eth1", ["eth1"], "=eth1"),  # without "=" eth10 would match, too
+        ("eth1", ["eth1", "eth1", "docker0"], "=eth1"),
+        ("eth1", ["eth1", "eth2"], None),  # NCCL uses both
+        ("eth1", ["eth1", "ib0"], None),
+        ("docker0", ["docker0", "eth0"], None),
+    ],
+)
+def test_nccl_is_held_to_one_interface_only_where_there_is_no_other(
+    interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_workers, "LOOPBACK_INTERFACE", "lo")
+    monkeypatch.setattr(host_workers, "addresses", lambda: [(name, "10.0.0.1") for name in own])
+    assert variables(interface, monkeypatch) == [interface, nccl]
+
+
+def test_nccl_may_use_all_interfaces_that_the_job_is_held_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert variables("eth1", monkeypatch, only="eth1,eth2") == ["eth1", "=eth1,eth2"]
+
+
+def test_the_users_choice_of_an_interface_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert variables("eth1", monkeypatch, only="eth1", NCCL_SOCKET_IFNAME="ib") == ["eth1", None]
+    assert variables("eth1", monkeypatch, only="eth1", GLOO_SOCKET_IFNAME="ib0") == [None, "=eth1"]

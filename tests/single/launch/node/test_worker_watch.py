@@ -1,0 +1,222 @@
+"""Who of a host's workers has failed, and how the others are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.launch.connection.messages import WorkerFailure
+from lockstep.launch.node.worker_watch import Worker, WorkerWatch
+from lockstep.launch.plan.timings import Timings
+
+PATIENCE_SECONDS = 60.0  # of a test that has failed
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1000; done"
+OBEYS = "trap 'exit 5' TERM; echo ready; sleep 1000 & wait"
+PLAIN = "echo ready; exec sleep 1000"
+
+
+class Shells:
+    """Real processes, each the leader of a session as workers are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def worker(self, text: str) -> Worker:
+        """One that is up: it has printed its first line."""
+        process = subprocess.Popen(["sh", "-c", text], stdout=subprocess.PIPE, start_new_session=True)
+        self.processes.append(process)
+        assert process.stdout
+        process.stdout.readline()
+        rank = len(self.processes) - 1
+        return Worker(rank, process, self.folder / f"error-{rank}.json")
+
+
+@pytest.fixture
+def shells(tmp_path: Path) -> Iterator[Shells]:
+    shells = Shells(tmp_path)
+    yield shells
+    for process in shells.processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+
+
+def watching(
+    workers: list[Worker], work: Callable[[WorkerWatch], Awaitable[Any]], timings: Timings | None = None
+) -> Any:
+    """What the work returns, in a loop that hears of ended children as the node process's does."""
+
+    async def body() -> Any:
+        changed = asyncio.Event()
+        changed.set()  # a worker may have ended before
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await work(WorkerWatch(workers, changed, timings or Timings()))
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    return asyncio.run(body())
+
+
+async def nothing() -> None:
+    """For those that do not ask who was told."""
+
+
+def brief(failures: list[WorkerFailure]) -> list[tuple[int, int]]:
+    return [(failure.rank, failure.code) for failure in failures]
+
+
+def codes(workers: list[Worker]) -> list[int | None]:
+    return [worker.code for worker in workers]
+
+
+def test_workers_that_end_well_are_no_failure(shells: Shells) -> None:
+    workers = [shells.worker("echo ready"), shells.worker("echo ready")]
+    told: list[str] = []
+
+    async def tell() -> None:
+        told.append("failing")
+
+    assert watching(workers, lambda watch: watch.wait(tell)) == []
+    assert codes(workers) == [0, 0]
+    assert not told
+
+
+def test_one_failure_ends_the_others_who_do_not_count(shells: Shells) -> None:
+    workers = [shells.worker(text) for text in (OBEYS, PLAIN, "echo ready; exit 3")]
+    told: list[list[int | None]] = []
+
+    async def tell() -> None:
+        told.append(codes(workers))
+
+    failures = watching(workers, lambda watch: watch.wait(tell))
+    assert brief(failures) == [(2, 3)]
+    assert failures[0].age >= 0
+    assert codes(workers) == [5, -signal.SIGTERM, 3]
+    assert told == [[None, None, 3]]  # other hosts hear of it before the rest ends here
+
+
+def test_failures_that_belong_together_are_all_told(shells: Shells) -> None:
+    """A worker brings another down and ends after it: both are known, and neither is ended here."""
+    long = Timings(settle=PATIENCE_SECONDS, worker_end=61, host_end=62, job_end=63, caller_end=99, output=62)
+    follows = f"echo ready; while [ ! -e {shells.folder}/go ]; do sleep 0.01; done; kill -KILL $$"
+    workers = [shells.worker(follows), shells.worker("echo ready; exit 4")]
+
+    async def go() -> None:
+        (shells.folder / "go").touch()
+
+    assert brief(watching(workers, lambda watch: watch.wait(go), long)) == [(0, -signal.SIGKILL), (1, 4)]
+
+
+def test_what_ends_later_than_a_failure_is_not_waited_for(shells: Shells) -> None:
+    short = Timings(settle=0.01, worker_end=0.3)
+    workers = [shells.worker("echo ready; exit 1"), shells.worker(STUBBORN)]
+    assert brief(watching(workers, lambda watch: watch.wait(nothing), short)) == [(0, 1)]
+    assert codes(workers) == [1, -signal.SIGKILL]
+
+
+def test_workers_that_are_ended_from_outside_have_not_failed(shells: Shells) -> None:
+    workers = [shells.worker(OBEYS), shells.worker(PLAIN)]
+
+    async def end(watch: WorkerWatch) -> list[WorkerFailure]:
+        waiting = asyncio.create_task(watch.wait(nothing))
+        await asyncio.sleep(0)
+        await watch.end(PATIENCE_SECONDS)
+        assert watch.is_ended
+        return await waiting
+
+    assert watching(workers, end) == []
+    assert codes(workers) == [5, -signal.SIGTERM]
+
+
+def test_to_end_them_in_no_time_is_to_kill_them(shells: Shells) -> None:
+    workers = [shells.worker(OBEYS), shells.worker(STUBBORN)]
+    watching(workers, lambda watch: watch.end(0))
+    assert codes(workers) == [-signal.SIGKILL] * 2
+
+
+def test_what_a_worker_has_started_in_its_session_ends_with_it(shells: Shells) -> None:
+    children = shells.folder / "child"
+    worker = shells.worker(f"sleep 1000 & echo $! > {children}; echo ready; wait")
+    watching([worker], lambda watch: watch.end(PATIENCE_SECONDS))
+    child = int(children.read_text())
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while _runs(child):  # SIGTERM reaches it when it reaches the worker
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_after_a_request_to_stop_nobody_is_ended_here(shells: Shells) -> None:
+    """Worker 1 dies of the request at once; worker 0 takes until the file is there, and ends well."""
+    saves = (
+        f"trap 'touch {shells.folder}/asked; while [ ! -e {shells.folder}/go ]; do sleep 0.01; done; exit 0' TERM; "
+        "echo ready; sleep 1000 & wait"
+    )
+    workers = [shells.worker(saves), shells.worker(PLAIN)]
+    told: list[list[int | None]] = []
+
+    async def tell() -> None:
+        told.append(codes(workers))
+
+    async def stop(watch: WorkerWatch) -> list[WorkerFailure]:
+        watch.signal(signal.SIGTERM)
+        waiting = asyncio.create_task(watch.wait(tell))
+        while workers[1].code is None or not (shells.folder / "asked").exists():
+            await asyncio.sleep(0.01)
+        (shells.folder / "go").touch()
+        return await waiting
+
+    assert brief(watching(workers, stop)) == [(1, -signal.SIGTERM)]
+    assert told == [[0, -signal.SIGTERM]]
+
+
+def test_another_signal_is_no_request_to_stop(shells: Shells) -> None:
+    texts = ("trap 'exit 6' USR1; echo ready; sleep 1000 & wait", f"trap '' USR1; {PLAIN}")
+    workers = [shells.worker(text) for text in texts]
+
+    async def notice(watch: WorkerWatch) -> list[WorkerFailure]:
+        watch.signal(signal.SIGUSR1)
+        return await watch.wait(nothing)
+
+    assert brief(watching(workers, notice)) == [(0, 6)]
+    assert workers[1].code == -signal.SIGTERM
+
+
+def test_a_failure_is_told_in_the_workers_own_words(shells: Shells) -> None:
+    worker = shells.worker("echo ready; exit 1")
+    words = {"text": "error: no such data", "lost_peer": True, "final": True}
+    since = time.monotonic() - 1000
+    worker.error_file.write_text(json.dumps({"lockstep": {**words, "exit_code": 4, "monotonic_seconds": since}}))
+    (failure,) = watching([worker], lambda watch: watch.wait(nothing))
+    assert 1000 <= failure.age < 2000
+    assert failure == WorkerFailure(rank=0, code=4, age=failure.age, **words)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"message": "of torch"}', '{"lockstep": {"text": "half"}}', '{"lockstep": null}']
+)
+def test_an_error_file_that_is_not_locksteps_does_not_hide_the_failure(shells: Shells, content: str) -> None:
+    worker = shells.worker("echo ready; exit 9")
+    worker.error_file.write_text(content)
+    assert brief(watching([worker], lambda watch: watch.wait(nothing))) == [(0, 9)]

@@ -1,0 +1,60 @@
+"""What a job asks of a batch system, and what of it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.plan.batch_job import BatchJob
+
+
+@pytest.mark.parametrize(
+    ("flags", "per_node"),
+    [
+        ({}, 1),
+        ({"workers_per_node": 3}, 3),
+        ({"nodes": 2, "workers": 8}, 4),
+        ({"nodes": 2, "workers": 8, "workers_per_node": 4}, 4),
+        ({"gpus_per_node": 4}, 4),
+        ({"gpus_per_node": 4, "workers_per_node": 4}, 4),
+    ],
+)
+def test_workers_on_each_node(flags: dict[str, Any], per_node: int) -> None:
+    assert BatchJob(**flags).per_node == per_node
+
+
+def test_the_warning_comes_before_the_end_of_a_short_job() -> None:
+    assert (BatchJob(time="2-01:00:10").seconds, BatchJob(time="2-01:00:10").warning_seconds) == (176410, 120)
+    assert BatchJob(time="00:08:00").warning_seconds == 120
+    assert BatchJob(time="00:04:00").warning_seconds == 60
+    assert BatchJob(time="00:00:01").warning_seconds == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        *(({"time": time}, "--time is HH:MM:SS") for time in ("", "60", "10:00", "01:60:00", "1:00:61", "00:00:00")),
+        ({"time": "0-00:00:00"}, "--time is HH:MM:SS"),
+        ({"time": "1 day"}, "--time is HH:MM:SS"),
+        ({"nodes": 0}, "--nodes is 1 or more; got 0"),
+        ({"workers_per_node": 0}, "--workers-per-node is 1 or more"),
+        ({"workers": 0}, "-np is 1 or more"),
+        ({"gpus_per_node": -1}, "--gpus-per-node is 0 or more"),
+        ({"cpus_per_worker": 0}, "--cpus-per-worker is 1 or more"),
+        ({"name": "a b"}, "--name is one word"),
+        ({"name": "a\n#SBATCH --x"}, "--name is one word"),
+        ({"name": "a/b"}, "--name also names the output file"),
+        ({"name": ""}, "--name is one word"),
+        ({"account": "$x"}, "--account is one word"),
+        ({"queue": "-q"}, "--queue is one word"),
+        ({"nodes": 2, "workers": 3}, "-np 3 cannot be shared out equally to 2 nodes"),
+        ({"nodes": 2, "workers": 8, "workers_per_node": 8}, "-np 8 on 2 nodes contradicts --workers-per-node 8"),
+        ({"gpus_per_node": 4, "workers_per_node": 2}, "2 workers and 4 GPUs a node"),
+        ({"gpus_per_node": 1, "workers": 2}, "2 workers and 1 GPUs? a node"),
+    ],
+)
+def test_wrong_flags_are_named(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BatchJob(**flags)

@@ -1,0 +1,181 @@
+"""What horovodrun's flags mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.horovodrun_plan import (
+    NO_EFFECT,
+    RESTARTS,
+    VARIABLES,
+    WORKERS,
+    ElasticPlan,
+    HorovodPlan,
+    HostsPlan,
+    plan_horovod,
+)
+from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.job_plan import JobPlan, plan_local
+
+COMMAND = ["python", "train.py", "-x"]
+NAMES = {"localhost", "here"}
+
+
+def _plan(**flags: Any) -> HorovodPlan:
+    return plan_horovod(flags, COMMAND, 8, {}, NAMES)
+
+
+def _local(**flags: Any) -> JobPlan:
+    plan = _plan(num_proc=2, **flags)
+    assert isinstance(plan.job, JobPlan)
+    return plan.job
+
+
+def _elastic(**flags: Any) -> ElasticPlan:
+    plan = _plan(**flags)
+    assert isinstance(plan.job, ElasticPlan)
+    return plan.job
+
+
+def test_a_plain_job_is_a_local_job_whose_lines_come_at_once() -> None:
+    local = plan_local(2, COMMAND, 8, {})
+    job = replace(local, environment={**local.environment, "PYTHONUNBUFFERED": "1"})
+    assert _plan(num_proc=2) == HorovodPlan(job, OutputPlan(2), ())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "variable", "text"),
+    [
+        ("fusion_threshold_mb", 32, "HOROVOD_FUSION_THRESHOLD", "33554432"),
+        ("fusion_threshold_mb", 0, "HOROVOD_FUSION_THRESHOLD", "0"),
+        ("cycle_time_ms", 2.5, "HOROVOD_CYCLE_TIME", "2.5"),
+        ("timeline_filename", "t.json", "HOROVOD_TIMELINE", "t.json"),
+        ("timeline_mark_cycles", True, "HOROVOD_TIMELINE_MARK_CYCLES", "1"),
+        ("no_stall_check", True, "HOROVOD_STALL_CHECK_DISABLE", "1"),
+        ("stall_check_warning_time_seconds", 5, "HOROVOD_STALL_CHECK_TIME_SECONDS", "5"),
+        ("stall_check_shutdown_time_seconds", 9, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "9"),
+        ("log_level", "DEBUG", "HOROVOD_LOG_LEVEL", "DEBUG"),
+        ("log_without_timestamp", True, "HOROVOD_LOG_HIDE_TIME", "1"),
+        ("start_timeout", 60, "HOROVOD_START_TIMEOUT", "60"),
+        ("gloo_timeout_seconds", 60, "HOROVOD_GLOO_TIMEOUT_SECONDS", "60"),
+        ("hierarchical_allreduce", False, "HOROVOD_HIERARCHICAL_ALLREDUCE", "0"),
+    ],
+)
+def test_a_flag_becomes_horovods_variable(flag: str, value: Any, variable: str, text: str) -> None:
+    assert _local(**{flag: value}).environment[variable] == text
+    assert variable not in _local().environment
+
+
+def test_what_has_no_effect_is_said_once_with_the_reason() -> None:
+    plan = _plan(num_proc=1, autotune=True, cache_capacity=1, reset_limit=2, torus_allreduce=False)
+    assert [warning.partition(" ")[0] for warning in plan.warnings] == [
+        "--autotune",
+        "--cache-capacity",
+        "--reset-limit",
+    ]
+    assert plan.warnings[0] == f"--autotune has no effect in Lockstep: {NO_EFFECT['autotune']}"
+
+
+def test_every_tuning_flag_has_a_variable() -> None:
+    assert len({variable for variable, _ in VARIABLES.values()}) == len(VARIABLES)
+    assert all(variable.startswith("HOROVOD_") for variable, _ in VARIABLES.values())
+
+
+def test_output_goes_where_it_is_wanted() -> None:
+    plan = _plan(num_proc=2, output_filename="logs", prefix_timestamp=True)
+    assert plan.output == OutputPlan(2, timestamps=True, folder=Path("logs"))
+
+
+def test_the_users_own_buffering_is_kept() -> None:
+    plan = plan_horovod({"num_proc": 1}, COMMAND, 8, {"PYTHONUNBUFFERED": ""}, NAMES)
+    assert isinstance(plan.job, JobPlan)
+    assert "PYTHONUNBUFFERED" not in plan.job.environment
+
+
+def test_other_hosts_are_reached_by_ssh() -> None:
+    plan = _plan(num_proc=3, hosts="there:2,here:4", ssh_port=2222, network_interfaces="ib0", start_timeout=60)
+    assert isinstance(plan.job, JobPlan)
+    assert [(node.host, node.workers) for node in plan.job.nodes] == [("there", 2), ("here", 1)]
+    assert "2222" in plan.job.nodes[0].start
+    assert (plan.job.interfaces, plan.job.start_timeout) == (("ib0",), 60)
+    assert plan.warnings == ()
+    (warning,) = _plan(num_proc=1, ssh_port=2222).warnings
+    assert warning.startswith("--ssh-port has no effect")
+
+
+def test_an_elastic_job_has_bounds() -> None:
+    assert _elastic(min_np=1).initial == 1
+    job = _elastic(num_proc=2, min_np=1, max_np=4, hosts="here:8", reset_limit=3, blacklist_cooldown_range=[1.0, 5.0])
+    assert (job.minimum, job.initial, job.maximum, job.slots) == (1, 2, 4, 8)
+    assert (job.reset_limit, job.cooldown_seconds, job.timeout_seconds) == (3, (1.0, 5.0), 600)
+    job = _elastic(num_proc=2, host_discovery_script="./discover.sh", slots_per_host=2, elastic_timeout=9)
+    assert (job.minimum, job.initial, job.maximum, job.discovery_script) == (2, 2, None, "./discover.sh")
+    assert (job.slots_per_host, job.timeout_seconds) == (2, 9)
+
+
+def test_an_elastic_job_that_names_another_host_is_started_anew_as_a_whole() -> None:
+    plan = _plan(min_np=1, hosts="there:2,here:2", ssh_port=2222, blacklist_cooldown_range=[1.0, 5.0])
+    job = plan.job
+    assert isinstance(job, HostsPlan)
+    assert [(node.host, node.workers) for node in job.job.nodes] == [("there", 2), ("here", 2)]
+    assert (job.restarts.max_restarts, job.restarts.min_np, job.restarts.max_np) == (RESTARTS, 1, 4)
+    assert job.variables["PYTHONUNBUFFERED"] == job.job.environment["PYTHONUNBUFFERED"] == "1"
+    assert [warning.partition(" has")[0] for warning in plan.warnings] == ["--blacklist-cooldown-range"]
+    few = _plan(num_proc=2, max_np=3, hosts="there:2,here:2", reset_limit=5, elastic_timeout=9).job
+    assert isinstance(few, HostsPlan)
+    assert [node.workers for node in few.job.nodes] == [2, 1]
+    assert (few.restarts.max_restarts, few.restarts.min_np, few.restarts.max_np) == (5, 2, 3)
+    assert few.restarts.elastic_timeout == 9
+
+
+@pytest.mark.parametrize(("name", "kind"), [("there", HostsPlan), ("here", ElasticPlan)])
+def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) -> None:
+    flags = {"min_np": 2, "host_discovery_script": "./discover.sh", "slots_per_host": 2}
+    job = plan_horovod(flags, COMMAND, 8, {}, NAMES, [Host(name, 2)]).job
+    assert isinstance(job, kind)
+    if isinstance(job, HostsPlan):
+        assert (job.job.workers, job.restarts.max_np, job.slots_per_host) == (2, WORKERS, 2)
+        assert job.restarts.host_discovery_script == "./discover.sh"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "-np says how many"),
+        ({"num_proc": 0}, "-np is a number of workers"),
+        ({"num_proc": 3, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
+        ({"num_proc": 3, "min_np": 2, "hosts": "there:2"}, "-np 3, but the hosts have 2 slots"),
+        ({"min_np": 2, "hosts": "there:2", "reset_limit": -1}, "--reset-limit is a number of restarts"),
+        ({"num_proc": 2, "hosts": "localhost:2", "hostfile": "f"}, "--hosts and --hostfile both"),
+        ({"num_proc": 2, "hostfile": "/no/such"}, "--hostfile /no/such: No such file"),
+        ({"num_proc": 2, "mpi": True}, "--mpi: .*mpirun -np N python"),
+        ({"num_proc": 2, "jsrun": True}, "--jsrun: "),
+        ({"max_np": 2}, "--min-np says"),
+        ({"num_proc": 1, "min_np": 2}, "must not fall"),
+        ({"min_np": 2, "max_np": 1}, "must not fall"),
+        ({"num_proc": 3, "min_np": 1, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
+        ({"min_np": 1, "blacklist_cooldown_range": [5.0, 1.0]}, "--blacklist-cooldown-range"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_by_the_flags_name(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _plan(**flags)
+
+
+def test_the_environments_elastic_timeout_holds_for_the_driver_too() -> None:
+    environment = {"HOROVOD_ELASTIC_TIMEOUT": "7"}
+    for flags, seconds in (({}, 7), ({"elastic_timeout": 9}, 9)):
+        job = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
+        assert isinstance(job, ElasticPlan)
+        assert job.timeout_seconds == seconds
+
+
+def test_a_command_is_needed() -> None:
+    with pytest.raises(ConfigError, match="no command"):
+        plan_horovod({"num_proc": 2}, [], 8, {}, NAMES)

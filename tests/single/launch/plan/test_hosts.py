@@ -1,0 +1,57 @@
+"""Hosts and slots as horovodrun is told them."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.plan.hosts import (
+    Host,
+    names_of_this_machine,
+    parse_discovered,
+    parse_hostfile,
+    parse_hosts,
+    slots_here,
+)
+
+
+def test_hosts_have_slots() -> None:
+    assert parse_hosts("a:4,b:2, c") == (Host("a", 4), Host("b", 2), Host("c", 1))
+
+
+def test_a_host_file_has_comments_and_mpirun_words() -> None:
+    text = "# nodes\na slots=4\n\nb   slots = 2 max_slots=4  # two\nc\n"
+    assert parse_hostfile(text) == (Host("a", 4), Host("b", 2), Host("c", 1))
+
+
+def test_discovered_hosts_have_a_number_or_the_default() -> None:
+    assert parse_discovered("a:4\nb\n", 2) == (Host("a", 4), Host("b", 2))
+    with pytest.raises(ConfigError, match="--slots-per-host"):
+        parse_discovered("b\n", None)
+
+
+@pytest.mark.parametrize("text", ["a:x", ":2", "a:2,", "a:-1"])
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="host:slots"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["", "# only this\n", "a slots=many\n", "a slots=1 b\n"])
+def test_what_is_no_host_file_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--hostfile"):
+        parse_hostfile(text)
+
+
+def test_the_slots_of_this_machine_add_up_and_another_machine_is_refused() -> None:
+    names = names_of_this_machine()
+    assert slots_here(parse_hosts(f"localhost:2,127.0.0.1:1,{socket.gethostname()}:3"), names) == 6
+    with pytest.raises(ConfigError, match=r"node7 is not this machine"):
+        slots_here(parse_hosts("localhost:2,node7:4"), names)
+
+
+def test_a_number_of_slots_that_no_host_has_is_refused() -> None:
+    for read, text in ((parse_hosts, "a:" + "9" * 5000), (parse_hostfile, "a slots=" + "9" * 5000)):
+        with pytest.raises(ConfigError):
+            read(text)
