@@ -34,9 +34,9 @@ from message_costs import MessageCosts, calibrate
 from simulated_workers import SimulatedJob, on_one_core
 from virtual_time import Network
 
-from lockstep.hvd.agreement import ENTRY_BYTES, HEADER_BYTES
-from lockstep.hvd.control import CAPACITY_BYTES, GATHERED_WORKERS
-from lockstep.hvd.request import Request
+from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
+from lockstep.hvd.engine.control import CAPACITY_BYTES, GATHERED_WORKERS
+from lockstep.hvd.engine.request import Request
 
 sys.path.append(str(Path(__file__).parents[1]))
 from harness import append_record

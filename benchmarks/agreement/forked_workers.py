@@ -16,13 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.hvd.channel import Channel
-from lockstep.hvd.control import Control
-from lockstep.hvd.groups import gloo_group
-from lockstep.hvd.links import Links
-from lockstep.hvd.request import Request
-from lockstep.hvd.settings import Settings
-from lockstep.hvd.timeline import Timeline
+from lockstep.hvd.engine.channel import Channel
+from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.control import Control
+from lockstep.hvd.engine.process_groups import gloo_group
+from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.engine.timeline import Timeline
 from lockstep.world.store import serve_store
 
 TIMEOUT_SECONDS = 120.0

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from forked_workers import in_forks
 
-from lockstep.hvd.channel import Bell
-from lockstep.hvd.groups import gloo_group
-from lockstep.hvd.settings import NO_TIMEOUT
+from lockstep.hvd.engine.channel import Bell
+from lockstep.hvd.engine.process_groups import gloo_group
+from lockstep.hvd.engine.settings import NO_TIMEOUT
 
 SIZES = (16, 256, 2048, 16 << 10, 128 << 10, 1 << 20, 4 << 20)
 SMALL_BYTES = 16 << 10  # of a larger message the parts overlap

@@ -22,13 +22,13 @@ import torch
 from message_costs import MessageCosts
 from virtual_time import Network, Receive, Rest, Send, Simulation, Spent
 
-from lockstep.hvd import channel as channel_module
-from lockstep.hvd.channel import Channel
-from lockstep.hvd.control import Control
-from lockstep.hvd.links import Links
-from lockstep.hvd.request import Request
-from lockstep.hvd.settings import Settings
-from lockstep.hvd.timeline import Timeline
+from lockstep.hvd.engine import channel as channel_module
+from lockstep.hvd.engine.channel import Channel
+from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.control import Control
+from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.engine.timeline import Timeline
 
 END_SECONDS = 5.0  # for a thread to end
 LOOK_SECONDS = 1.0  # until a thread that keeps the turn is looked at

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep.hvd.channel import Channel
+from lockstep.hvd.engine.channel import Channel
 from lockstep.world import accelerator
 
 DEVICE = torch.device("meta")

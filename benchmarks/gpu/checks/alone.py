@@ -27,9 +27,9 @@ from lockstep.data.readers import Batch, Placement
 from lockstep.data.sets import ImageData, InputSpec, Split
 from lockstep.data.sharding import Sharding
 from lockstep.data.users import describe
-from lockstep.hvd.links import Links
-from lockstep.hvd.settings import NO_TIMEOUT
-from lockstep.hvd.transfers import DeviceTransfers
+from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.settings import NO_TIMEOUT
+from lockstep.hvd.engine.transfers import DeviceTransfers
 from lockstep.study.phases import PhaseClock
 from lockstep.train import loop
 from lockstep.train.fit import configure

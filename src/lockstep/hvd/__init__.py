@@ -5,18 +5,6 @@ Behaviour as documented at https://horovod.readthedocs.io; docs/reference/horovo
 
 # `__all__` names no modules: horovod.torch, which takes its names, has modules of its own.
 from lockstep.hvd import elastic as elastic
-from lockstep.hvd.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
-from lockstep.hvd.allreduce import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from lockstep.hvd.alltoall import alltoall, alltoall_async
 from lockstep.hvd.basics import (
     ccl_built,
     cross_rank,
@@ -40,27 +28,39 @@ from lockstep.hvd.basics import (
     start_timeline,
     stop_timeline,
 )
-from lockstep.hvd.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
 from lockstep.hvd.compression import Compression
+from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.functions import (
+from lockstep.hvd.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
+from lockstep.hvd.ops.allreduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from lockstep.hvd.ops.alltoall import alltoall, alltoall_async
+from lockstep.hvd.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from lockstep.hvd.ops.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from lockstep.hvd.join import barrier, join
-from lockstep.hvd.optimizer import DistributedOptimizer
-from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from lockstep.hvd.reducescatter import (
+from lockstep.hvd.ops.join import barrier, join
+from lockstep.hvd.ops.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from lockstep.hvd.reduction import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
-from lockstep.hvd.sparse import sparse_allreduce_async
-from lockstep.hvd.submission import poll, synchronize
+from lockstep.hvd.ops.sparse import sparse_allreduce_async
+from lockstep.hvd.ops.submission import poll, synchronize
+from lockstep.hvd.optimizer.distributed import DistributedOptimizer
+from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lockstep.hvd.sync_batch_norm import SyncBatchNorm
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT

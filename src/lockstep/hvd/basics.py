@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from lockstep.errors import WorldError
 from lockstep.hvd import process_sets as sets
-from lockstep.hvd import state
-from lockstep.hvd.context import Context
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.context import Context
+from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.ops.submission import forget_finished
 from lockstep.hvd.process_sets import ProcessSet
-from lockstep.hvd.settings import Settings
-from lockstep.hvd.submission import forget_finished
 from lockstep.world.launcher_environment import Place
 from lockstep.world.rendezvous import open_store
 
@@ -43,7 +43,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     Raises:
         ValueError: The peers cannot be reached, or an argument is wrong.
     """
-    if state.context is not None:
+    if current.context is not None:
         return
     settings = Settings.from_environment()
     if process_sets == "dynamic":
@@ -52,7 +52,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         raise ValueError(f'process_sets is a list of ProcessSet or "dynamic", not {process_sets!r}')
     wanted = [sets.checked(process_set) for process_set in process_sets or ()]
     _set_log_level()
-    while state.context is None:
+    while current.context is None:
         try:
             place, store, launched = _meet(comm, settings)
         except WorldError as error:
@@ -72,7 +72,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             if isinstance(error, (WorldError, RuntimeError)):
                 raise ValueError(f"Horovod initialization failed: {error}") from error
             raise
-        state.context = context
+        current.context = context
     atexit.register(shutdown)
     _watch_forks()
 
@@ -96,7 +96,7 @@ def _watch_forks() -> None:
 
 
 def _forget() -> None:
-    context, state.context = state.context, None
+    context, current.context = current.context, None
     if context is not None:
         atexit.unregister(shutdown)
         context.abandon()
@@ -152,7 +152,7 @@ def _set_log_level() -> None:
 
 def shutdown() -> None:
     """Disconnect; does nothing where `init` has not been called. Pending operations fail. `init` may follow."""
-    context, state.context = state.context, None
+    context, current.context = current.context, None
     if context is not None:
         atexit.unregister(shutdown)
         context.shut_down()
@@ -162,7 +162,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Whether `init` has been called, and `shutdown` has not."""
-    return state.context is not None
+    return current.context is not None
 
 
 def size() -> int:
@@ -171,17 +171,17 @@ def size() -> int:
     Raises:
         ValueError: Before `init`; so do all functions that ask for the place.
     """
-    return state.get().place.size
+    return current.get().place.size
 
 
 def rank() -> int:
     """This worker's number among all, from 0."""
-    return state.get().place.rank
+    return current.get().place.rank
 
 
 def local_size() -> int:
     """The number of workers on this host."""
-    return state.get().place.local_size
+    return current.get().place.local_size
 
 
 def local_rank() -> int:
@@ -189,24 +189,24 @@ def local_rank() -> int:
 
     In an elastic job on one machine it is the worker's slot, which may be `local_size()` or more.
     """
-    return state.get().place.local_rank
+    return current.get().place.local_rank
 
 
 def cross_size() -> int:
     """The number of hosts that have a worker of this local rank."""
-    context = state.get()
+    context = current.get()
     return context.neighbours.cross(context.place.rank)[1]
 
 
 def cross_rank() -> int:
     """This worker's number among those of its local rank, in order of rank."""
-    context = state.get()
+    context = current.get()
     return context.neighbours.cross(context.place.rank)[0]
 
 
 def is_homogeneous() -> bool:
     """Whether all hosts have the same number of workers."""
-    return state.get().neighbours.homogeneous
+    return current.get().neighbours.homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -215,7 +215,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: Not initialised, the file cannot be written, or HOROVOD_TIMELINE=DYNAMIC was not set before `init`.
     """
-    context = state.get()
+    context = current.get()
     if context.settings.timeline != "DYNAMIC":
         raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC before hvd.init() to start and stop the timeline later.")
     if context.place.rank == 0:
@@ -224,7 +224,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 def stop_timeline() -> None:
     """End the trace; does nothing where none is open."""
-    state.get().timeline.close()
+    current.get().timeline.close()
 
 
 def gloo_built() -> bool:

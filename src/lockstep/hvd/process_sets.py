@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.errors import WorldError
-from lockstep.hvd import state
-from lockstep.hvd.context import Context
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.context import Context
+from lockstep.hvd.engine.request import Request
 from lockstep.hvd.exceptions import HorovodInternalError
-from lockstep.hvd.request import Request
 
 
 class ProcessSet:
@@ -52,7 +52,7 @@ class ProcessSet:
         """
         if self.process_set_id is None or self.ranks is None:
             return None
-        own = state.get().place.rank
+        own = current.get().place.rank
         if own not in self.ranks:
             raise ValueError(f"Rank {own} is not a member of the process set {self.ranks}.")
         return self.ranks.index(own)
@@ -61,7 +61,7 @@ class ProcessSet:
         """Whether this worker is in the set; None while it is not registered."""
         if self.process_set_id is None or self.ranks is None:
             return None
-        return state.get().place.rank in self.ranks
+        return current.get().place.rank in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -148,7 +148,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`, or the set is a duplicate or invalid.
         HorovodInternalError: The workers do not add the same set.
     """
-    context = state.get()
+    context = current.get()
     if not context.settings.dynamic_process_sets:
         raise ValueError(
             "Process sets can only be added after hvd.init() with HOROVOD_DYNAMIC_PROCESS_SETS=1 or "
@@ -168,7 +168,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         ValueError: As `add_process_set`.
     """
-    context = state.get()
+    context = current.get()
     number = process_set.process_set_id
     if not number or _registered.get(number) is not process_set:
         return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from lockstep.hvd import basics
-from lockstep.hvd.allgather import allgather
-from lockstep.hvd.allreduce import allreduce, allreduce_
-from lockstep.hvd.reduction import SUM
+from lockstep.hvd.engine.reduction import SUM
+from lockstep.hvd.ops.allgather import allgather
+from lockstep.hvd.ops.allreduce import allreduce, allreduce_
 from lockstep.nn.global_batch_norm import GlobalBatchNorm, Peers
 
 Tensor = torch.Tensor

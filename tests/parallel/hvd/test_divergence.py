@@ -147,7 +147,7 @@ def test_an_error_in_one_workers_engine_ends_the_operation_on_all() -> None:
     def work(world: World) -> str:
         hvd.init()
         if hvd.rank() == 1:  # as if this worker alone had run out of memory
-            import lockstep.hvd.execution as execution
+            import lockstep.hvd.engine.execution as execution
 
             def fail(*_: Any) -> None:
                 raise MemoryError("no memory left")

@@ -13,8 +13,8 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd import state as horovod
 from lockstep.hvd.elastic.base import ObjectState
+from lockstep.hvd.engine import current as horovod
 from lockstep.world.world import World
 
 

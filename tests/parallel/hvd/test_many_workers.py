@@ -7,7 +7,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd import control
+from lockstep.hvd.engine import control
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world.world import World
 

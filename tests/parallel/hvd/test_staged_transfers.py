@@ -9,13 +9,13 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd import links, transfers
+from lockstep.hvd.engine import connections, transfers
 from lockstep.world.world import World
 
 
 def _everything(world: World, staged: bool) -> list[Any]:
     if staged:
-        links.GlooTransfers = transfers.StagedTransfers  # type: ignore[misc]
+        connections.GlooTransfers = transfers.StagedTransfers  # type: ignore[misc]
     hvd.init()
     mine = torch.arange(60_000, dtype=torch.float32).view(3, -1) * (world.rank + 1)
     small = [torch.full((n,), float(world.rank + n)) for n in (3, 500)]

@@ -14,8 +14,8 @@ from torch import nn
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd.links import Links
-from lockstep.hvd.request import Request
+from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.request import Request
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

@@ -14,7 +14,7 @@ import torch
 from worker_group import run_in_workers
 
 from lockstep import hvd
-from lockstep.hvd import submission
+from lockstep.hvd.ops import submission
 from lockstep.world.world import World
 
 OPERATIONS = 2000

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from lockstep import hvd
 from lockstep.hvd.basics import is_homogeneous
-from lockstep.hvd.context import Context
-from lockstep.hvd.settings import Settings
+from lockstep.hvd.engine.context import Context
+from lockstep.hvd.engine.settings import Settings
 from lockstep.world.launcher_environment import Place
 
 ONE, TWO = torch.ones(3), [torch.ones(3), torch.arange(4)]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.hvd.gradients import Bucket, Slot, _no_gradient
-from lockstep.hvd.request import Request, ghost
+from lockstep.hvd.engine.request import Request, ghost
+from lockstep.hvd.optimizer.gradient_reducer import Bucket, Slot, _no_gradient
 from lockstep.world import accelerator
 
 META = torch.device("meta")

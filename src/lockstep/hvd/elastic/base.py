@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from lockstep.hvd import state as horovod
 from lockstep.hvd.elastic.commits import Commits, stop
+from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 
 

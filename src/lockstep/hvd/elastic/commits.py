@@ -28,9 +28,9 @@ import torch
 from torch.serialization import default_restore_location
 
 from lockstep.errors import StoppedError
-from lockstep.hvd import state as horovod
-from lockstep.hvd.broadcast import broadcast_
-from lockstep.hvd.functions import allgather_object
+from lockstep.hvd.engine import current as horovod
+from lockstep.hvd.ops.broadcast import broadcast_
+from lockstep.hvd.ops.functions import allgather_object
 from lockstep.world.launcher_environment import Place
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from lockstep.hvd import state as horovod
 from lockstep.hvd.basics import init, is_initialized, shutdown
 from lockstep.hvd.elastic.base import State
 from lockstep.hvd.elastic.commits import open_commits
+from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from lockstep.hvd.functions import allgather_object
+from lockstep.hvd.ops.functions import allgather_object
 
 Training = TypeVar("Training", bound=Callable[..., Any])
 

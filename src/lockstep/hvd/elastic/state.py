@@ -13,7 +13,7 @@ import torch
 from lockstep.hvd.basics import rank
 from lockstep.hvd.elastic.base import ObjectState, State
 from lockstep.hvd.elastic.sampler import ElasticSampler
-from lockstep.hvd.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from lockstep.hvd.ops.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
     "ModelStateHandler",

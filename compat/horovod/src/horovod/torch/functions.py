@@ -1,6 +1,6 @@
-"""The functions of `lockstep.hvd.functions`."""
+"""The functions of `lockstep.hvd.ops.functions`."""
 
-from lockstep.hvd.functions import (
+from lockstep.hvd.ops.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,

@@ -1,5 +1,5 @@
-"""The optimizer of `lockstep.hvd.optimizer`."""
+"""The optimizer of `lockstep.hvd.optimizer.distributed`."""
 
-from lockstep.hvd.optimizer import DistributedOptimizer
+from lockstep.hvd.optimizer.distributed import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer"]

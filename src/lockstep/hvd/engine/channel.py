@@ -1,0 +1,415 @@
+"""The engine: one communication thread for each process set, fed by named requests from any thread.
+
+The workers go through rounds together. In a round each tells the others what it has pending (one small message); what
+all have pending, with one signature, is executed, in an order that all derive from the same messages; what all have
+with different signatures fails on all; the rest stays pending. When all pending requests are small all-reduces and
+the same everywhere, the messages carry the tensors too, and the round is all there is.
+
+A worker enters a round when it has something pending. It then waits in the round, without a limit and without using
+the processor, until every worker has something pending. After a round in which nothing came to agreement it waits for
+news of its own, but not for ever, since the news may be another worker's: at first half a millisecond, then doubling up
+to 50 ms, and at most as long as it has waited already.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lockstep.errors import LostPeerError, first_line, tells_of_lost_peer
+from lockstep.hvd.engine import piggyback
+from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
+from lockstep.hvd.engine.connections import Links
+from lockstep.hvd.engine.control import CAPACITY_BYTES, Control
+from lockstep.hvd.engine.execution import Execution
+from lockstep.hvd.engine.request import Request, explain_mismatch, ghost
+from lockstep.hvd.engine.settings import Settings
+from lockstep.hvd.engine.timeline import Timeline
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.world import accelerator
+from lockstep.world.peer_loss import end_process
+
+BACKOFF_SECONDS = (0.0005, 0.05)
+NEWS_SECONDS = 3.0
+SETTLE_SECONDS = 2.0  # for the device to end what does not depend on a lost worker
+JOINABLE = ("allreduce", "barrier")
+DUPLICATE_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+    "being processed.  If you want to request another tensor, use a different tensor name."
+)
+
+
+class Bell:
+    """Wakes one sleeper; rings while it is awake are kept as one."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._guard = threading.Lock()
+        self._rung = False
+
+    def ring(self) -> None:
+        with self._guard:
+            if not self._rung:
+                self._rung = True
+                self._gate.release()
+
+    def wait(self, timeout_seconds: float = -1) -> None:
+        if self._gate.acquire(timeout=timeout_seconds):
+            with self._guard:
+                self._rung = False
+
+
+class Channel:
+    """The communication of one process set on this worker.
+
+    Args:
+        ranks: The global ranks of the set, sorted.
+        control: The set's control connection, over a Gloo group of its own.
+        links: The set's data collectives.
+        settings: The same on all workers of the set.
+        timeline: Told of every round and operation.
+        failed: Called when the engine has failed by an error of this worker's own, which the others cannot see.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        control: Control,
+        links: Links,
+        settings: Settings,
+        timeline: Timeline,
+        failed: Callable[[], None],
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = control.rank
+        self.size = control.size
+        self._settings = settings
+        self._timeline = timeline
+        self._control = control
+        self._links = links
+        self._failed = failed
+        self._execution = Execution(links, control, self.ranks, settings.fusion_threshold_bytes, timeline, self._finish)
+        self._lock = threading.Lock()
+        self._bell = Bell()
+        self._pending: dict[bytes, Request] = {}  # by key, in order of submission
+        self._bytes_waiting = 0
+        self._urgent = False
+        self._asleep = False
+        self._join: tuple[Request, torch.device] | None = None
+        self._device: torch.device | None = None  # the accelerator that this worker's tensors are on
+        self._alone = threading.Lock()  # taken where there is no thread of the engine's own
+        self._last_joined = -1
+        self._joined: tuple[bool, ...] = (False,) * self.size
+        self._closing: str | None = None  # why, once no more requests are taken
+        self._has_failed = False  # what is under way may come to a wrong end
+        self._thread: threading.Thread | None = None
+        if self.size > 1:
+            self._thread = threading.Thread(target=self._work, name=f"lockstep-hvd-{ranks}", daemon=True)
+            self._thread.start()
+
+    def submit(self, request: Request) -> Request:
+        """Take a request; it finishes in the communication thread, or at once where this worker is alone.
+
+        Raises:
+            HorovodInternalError: The channel is closed, by a shutdown or by the loss of a worker.
+            ValueError: A request of the same kind and name is still pending.
+        """
+        device = request.tensors[0].device if request.tensors else None
+        with self._lock:
+            if self._closing is not None:
+                raise HorovodInternalError(self._closing)
+            if request.key in self._pending:
+                raise ValueError(DUPLICATE_NAME)
+            if device is not None and device.type != "cpu":
+                if self._device not in (None, device):
+                    raise ValueError(f"a worker's tensors on GPUs must all be on one: {self._device}, {device}")
+                self._device = device
+            self._pending[request.key] = request
+            self._bytes_waiting += request.size_bytes
+            self._urgent |= request.urgent or self._bytes_waiting >= self._settings.fusion_threshold_bytes
+            wake = self._asleep or self._urgent
+        request.channel = self
+        if self._thread is None:
+            self._run_alone(request)
+        elif wake:
+            self._bell.ring()
+        return request
+
+    def _run_alone(self, request: Request) -> None:
+        try:
+            with self._alone, torch.no_grad():
+                self._execution.run([request])
+        except BaseException as error:
+            self._finish(request, error=first_line(error))
+            raise
+
+    def hurry(self) -> None:
+        """Somebody waits: do not hold pending requests back for others to join them."""
+        with self._lock:
+            self._urgent = True
+        self._bell.ring()
+
+    def join(self, request: Request, device: torch.device) -> None:
+        """Go along with whatever the others reduce, by zeros on `device`, until all workers have joined."""
+        if self._thread is None:
+            request.finish(0)
+            return
+        with self._lock:
+            if self._closing is not None:
+                raise HorovodInternalError(self._closing)
+            if self._join is not None:
+                raise ValueError("join is still in progress on this worker")
+            self._join = request, self._device or device
+        self.hurry()
+
+    def pending_since(self, seconds: float) -> dict[str, float]:
+        """Names of the requests that have been pending for longer, and for how long in seconds."""
+        now = time.monotonic()
+        with self._lock:
+            requests = [*self._pending.values(), *([self._join[0]] if self._join else [])]
+        ages = {request.name: now - request.submitted for request in requests}
+        return {name: age for name, age in ages.items() if age >= seconds}
+
+    def close(self, reason: str, lost_peer: bool = False) -> None:
+        """Take no more requests; the thread fails pending ones with `reason` when it is through with its collective.
+
+        Args:
+            lost_peer: Whether a worker of the set is gone, so that what is under way will not come to its end.
+        """
+        with self._lock:
+            if self._closing is None:
+                self._closing = reason
+                self._has_failed |= lost_peer
+        self.hurry()
+
+    def end_device_work(self, timeout_seconds: float) -> None:
+        """After a failure: leave nothing on the accelerator that may yet write to a tensor of the script's."""
+        if self._device is not None:
+            self.close("Horovod has been shut down, because a collective failed.", lost_peer=True)
+            self.wait_for_end(timeout_seconds)
+            accelerator.synchronize(self._device)
+
+    def settle(self) -> None:
+        """Wait until the accelerator has done what it was asked for, and see whether that is what was asked for.
+
+        Raises:
+            HorovodInternalError: A collective has failed, and what came after it on the accelerator may be wrong.
+        """
+        if self._device is not None:
+            accelerator.synchronize(self._device)
+        if self._has_failed:
+            raise HorovodInternalError(self._closing or "Horovod has been shut down, because a collective failed.")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closing is not None
+
+    def wait_for_end(self, timeout_seconds: float) -> None:
+        """After `close`, give the thread time to finish its collective or to notice that a peer is gone.
+
+        Pending requests fail where it needs longer.
+        """
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_seconds)
+            self._fail_pending()
+
+    def _finish(self, request: Request, result: Any = None, error: str | None = None) -> None:
+        """Hand over an outcome, unless the request is a ghost's or has failed already."""
+        with self._lock:
+            if self._pending.get(request.key) is not request:
+                return
+            del self._pending[request.key]
+            self._bytes_waiting -= request.size_bytes
+        request.finish(result, error)
+
+    def _fail_pending(self) -> None:
+        with self._lock:
+            requests = list(self._pending.values())
+            join, self._join = self._join, None
+        for request in requests:
+            self._finish(request, error=self._closing)
+        if join is not None:
+            join[0].finish(error=self._closing)
+
+    def _work(self) -> None:
+        """The communication thread."""
+        torch.set_grad_enabled(False)
+        failure: tuple[str, bool] | None = None
+        backoff = BACKOFF_SECONDS[0]
+        try:
+            while self._closing is None:
+                if not self._pending and self._join is None:
+                    self._sleep()
+                    continue
+                if self._round():
+                    backoff = BACKOFF_SECONDS[0]
+                elif self._join is None:
+                    self._back_off(backoff)
+                    backoff = min(2 * backoff, BACKOFF_SECONDS[1])
+        except Exception as error:
+            failure = first_line(error), tells_of_lost_peer(error)  # not the error, which holds on to the connections
+        self._has_failed |= failure is not None
+        # Peers that wait for this worker in Gloo must notice, and the others hear of it, before this one waits for a
+        # device: that may wait for them.
+        del self._execution, self._control
+        self._links.disconnect()
+        if failure is not None:
+            self._explain(*failure)
+        try:
+            self._end_device_work()
+        finally:
+            self._fail_pending()
+
+    def _end_device_work(self) -> None:
+        if not self._has_failed:
+            self._fail_pending()
+            self._links.close()
+            return
+        if self._links.is_stuck(SETTLE_SECONDS) and not self._settings.elastic:
+            # An abort would let the device go on with part of a sum, which the script could save before it sees an
+            # error. An elastic job goes back to its last commit instead.
+            end_process(LostPeerError(f"{self._closing} This worker ends too, as its GPU waits for it."))
+        self._links.abort()
+
+    def _explain(self, text: str, lost_peer: bool) -> None:
+        """Find the words for what ended the thread; the lifeline knows best who was lost, a moment later."""
+        deadline = time.monotonic() + NEWS_SECONDS
+        while lost_peer and self._closing is None and time.monotonic() < deadline:
+            self._bell.wait(NEWS_SECONDS)
+        reason = "another worker was lost." if lost_peer else f"a collective failed: {text}"
+        with self._lock:
+            own = self._closing is None
+            if own:
+                self._closing = f"Horovod has been shut down, because {reason}"
+        if own and not lost_peer:
+            self._failed()
+
+    def _back_off(self, seconds: float) -> None:
+        """Wait for news of this worker's own, but not for ever, since the news may be another's."""
+        with self._lock:
+            self._asleep = not self._urgent
+            asleep = self._asleep
+        if asleep:
+            self._bell.wait(seconds)
+        with self._lock:
+            self._asleep = False
+
+    def _sleep(self) -> None:
+        """Wait for a request, and then a cycle for others that can share its round, unless somebody waits."""
+        with self._lock:
+            self._asleep = not self._pending and self._join is None and self._closing is None
+            asleep = self._asleep
+        if asleep:
+            self._bell.wait()
+        with self._lock:
+            self._asleep = False
+            linger = not self._urgent and self._closing is None
+        if linger:
+            self._bell.wait(self._settings.cycle_time_seconds)
+
+    def _round(self) -> bool:
+        """One round of agreement and execution; returns whether anything came to an end in it."""
+        with self._lock:
+            requests = list(self._pending.values())
+            self._urgent = False
+            joined = self._join is not None
+        self._timeline.cycle()
+        block = b"".join([request.entry for request in requests])
+        place = piggyback.place_of(requests, HEADER_BYTES + len(block)) if requests and not joined else None
+        head = HEADER.pack(len(block), joined, place.stop - place.start if place else 0) + block
+        fits = len(head) <= CAPACITY_BYTES
+        if fits:
+            self._control.outgoing[: len(head)] = head
+        else:
+            self._control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
+        if place:
+            piggyback.pack(requests, self._control.outgoing_tensor[place])
+        if self._control.surveys:
+            same, longest = self._control.survey(head)
+            if joined or not same:
+                whole = longest <= CAPACITY_BYTES
+                return self._settle(requests, block, self._control.exchange(longest if whole else HEADER_BYTES))
+            if place:
+                self._control.exchange(place.stop)
+        else:
+            messages = self._control.exchange()
+            if joined or not fits or not all(message[: len(head)] == head for message in messages):
+                return self._settle(requests, block, messages)
+        if place:
+            with self._timeline.activity(requests):
+                results = piggyback.unpack(requests, self._control.rows()[:, place])
+            for request, result in zip(requests, results, strict=True):
+                self._finish(request, result)
+        else:
+            self._execution.run(requests)
+        return True
+
+    def _settle(self, requests: Sequence[Request], block: bytes, messages: Sequence[memoryview]) -> bool:
+        """The rest of a round whose messages differ."""
+        heads = [HEADER.unpack_from(message) for message in messages]
+        if HEADER_BYTES + max(length for length, _, _ in heads) > len(messages[0]):
+            blocks = self._control.exchange_bytes(block)
+        else:
+            blocks = [
+                bytes(message[HEADER_BYTES : HEADER_BYTES + length])
+                for message, (length, _, _) in zip(messages, heads, strict=True)
+            ]
+        joined = tuple(bool(has_joined) for _, has_joined, _ in heads)
+        newly_joined = [rank for rank in range(self.size) if joined[rank] and not self._joined[rank]]
+        self._joined = joined
+        self._last_joined = max(newly_joined, default=self._last_joined)
+        entries = {block: entries_of(block) for block in set(blocks)}  # many workers say the same
+        verdict = agree([entries[block] for block in blocks], joined)
+        self._carry_out(verdict, {request.key: request for request in requests})
+        if all(joined):
+            self._all_joined()
+        return bool(verdict.agreed or verdict.mismatched or newly_joined)
+
+    def _carry_out(self, verdict: Verdict, requests: dict[bytes, Request]) -> None:
+        """Execute what is agreed, by zeros where this worker has joined, and fail what is not."""
+        descriptions = self._describe([*verdict.mismatched, *verdict.lacking], requests)
+        errors = {name: explain_mismatch(descriptions[name]) for name in verdict.mismatched}
+        for name in verdict.lacking:
+            kind = next(iter(descriptions[name].values()))["kind"]
+            if kind not in JOINABLE:
+                errors[name] = f"{kind.capitalize()} is not supported with Join at this time."
+        for name, error in errors.items():
+            if name in requests:
+                self._finish(requests[name], error=error)
+        agreed = []
+        for name in verdict.agreed:
+            if name in requests:
+                agreed.append(requests[name])
+            elif self._join is not None and name not in errors:
+                agreed.append(ghost(next(iter(descriptions[name].values())), self._join[1]))
+        self._execution.run([request for request in agreed if request.key not in errors])
+
+    def _describe(
+        self, names: Sequence[bytes], requests: dict[bytes, Request]
+    ) -> dict[bytes, dict[int, dict[str, Any]]]:
+        """What the workers that have these requests say of them, by name and global rank."""
+        if not names:
+            return {}
+        mine = {name.hex(): requests[name].describe() for name in names if name in requests}
+        replies = [json.loads(reply) for reply in self._control.exchange_bytes(json.dumps(mine).encode())]
+        return {
+            name: {
+                rank: reply[name.hex()] for rank, reply in zip(self.ranks, replies, strict=True) if name.hex() in reply
+            }
+            for name in names
+        }
+
+    def _all_joined(self) -> None:
+        with self._lock:
+            assert self._join is not None
+            request, self._join = self._join[0], None
+        self._joined = (False,) * self.size
+        request.finish(self.ranks[self._last_joined])

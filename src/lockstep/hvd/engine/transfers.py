@@ -1,0 +1,143 @@
+"""The data collectives beneath the engine: four operations, through Gloo or the accelerator's own library.
+
+Where that cannot connect the workers, as when several share a GPU, its tensors go through the host's memory and Gloo.
+
+All tensors are contiguous. Every worker calls the same operations in the same order; operations return when their
+result is there (Gloo) or ordered on the current stream (an accelerator's library).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp
+
+from lockstep.hvd.engine.settings import NO_TIMEOUT
+
+DATA_TAG = 2
+
+
+class Transfers:
+    """The operations of a lone worker: everything stays where it is."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
+        """Reduce each tensor over the workers, in place."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Overwrite a tensor by that of the worker with the rank `root` in this group."""
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Join the workers' tensors, of one shape [rows, ...], along the first dimension: [size * rows, ...]."""
+        self.all_to_all(output.split(len(tensor)) if len(tensor) else [output] * self.size, [tensor] * self.size)
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Send `inputs[i]` to worker i, and receive `outputs[i]` from it. Sizes may differ and be 0."""
+        outputs[self.rank].copy_(inputs[self.rank])
+
+
+class GlooTransfers(Transfers):
+    """Through a Gloo group. What Gloo refuses by dtype is sent as bytes."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._group = group
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(operation)
+        options.timeout = NO_TIMEOUT
+        works = [self._group.allreduce([tensor], options) for tensor in tensors if tensor.numel()]
+        for work in works:
+            work.wait()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        if tensor.numel():
+            options = BroadcastOptions()
+            options.rootRank = root
+            options.timeout = NO_TIMEOUT
+            self._group.broadcast([as_bytes(tensor)], options).wait()
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        # Point to point on the full mesh: each byte crosses once, also where sizes differ, which Gloo's all-gather
+        # cannot do; every worker begins with another peer, so that they do not all send to the same one.
+        works = []
+        for step in range(1, self.size):
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            if inputs[to].numel():
+                works.append(self._group.send([as_bytes(inputs[to])], to, DATA_TAG))
+            if outputs[source].numel():
+                works.append(self._group.recv([as_bytes(outputs[source])], source, DATA_TAG))
+        super().all_to_all(outputs, inputs)
+        for work in works:
+            work.wait(NO_TIMEOUT)
+
+
+class StagedTransfers(GlooTransfers):
+    """Through a Gloo group, for an accelerator's tensors: to the host, sent, and back on the current stream.
+
+    The host waits for the device.
+    """
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
+        staged = [_on_host(tensor) for tensor in tensors]
+        super().all_reduce(staged, operation)
+        for tensor, result in zip(tensors, staged, strict=True):
+            tensor.copy_(result)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        staged = _on_host(tensor)
+        super().broadcast(staged, root)
+        if self.rank != root:
+            tensor.copy_(staged)
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        received = [torch.empty(output.shape, dtype=output.dtype, device="cpu") for output in outputs]
+        super().all_to_all(received, [_on_host(tensor) for tensor in inputs])
+        for output, part in zip(outputs, received, strict=True):
+            output.copy_(part)
+
+
+class DeviceTransfers(Transfers):
+    """Through a group of the accelerator's library, on the current stream; the host does not wait."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._group = group
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], operation: ReduceOp.RedOpType) -> None:
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(operation)
+        for tensor in tensors:
+            if tensor.numel():
+                self._group.allreduce([tensor], options).wait()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        if tensor.numel():
+            options = BroadcastOptions()
+            options.rootRank = root
+            self._group.broadcast([as_bytes(tensor)], options).wait()
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        # Around a ring, where all to all would send a copy to each worker of another host.
+        if tensor.numel():
+            self._group._allgather_base(as_bytes(output), as_bytes(tensor)).wait()
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        self._group.alltoall([as_bytes(tensor) for tensor in outputs], [as_bytes(tensor) for tensor in inputs]).wait()
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy in the host's memory, which is there when this returns."""
+    return tensor.to("cpu", copy=True)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as uint8 [bytes]."""
+    # Not reshape(-1): a single element may have any stride and count as contiguous all the same.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,0 +1,254 @@
+"""All-reduce: every worker gets the sum, average, ... of all workers' tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lockstep.hvd.compression import Compression, Compressor
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM
+from lockstep.hvd.engine.request import Request
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.submission import handle_of, submit
+from lockstep.hvd.process_sets import ProcessSet, global_process_set
+
+Tensor = torch.Tensor
+
+
+def resolve_operation(op: int | None, average: bool | None) -> int:
+    """The reduction that `op`, or the older flag `average`, asks for; Average where neither says.
+
+    Raises:
+        ValueError: Both are given.
+        TypeError: `op` is no whole number.
+        HorovodInternalError: There is no such operation.
+    """
+    if average is not None:
+        warnings.warn("Parameter `average` is deprecated; use op=hvd.Average or op=hvd.Sum", DeprecationWarning, 3)
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        return AVERAGE if average else SUM
+    if op is None:
+        return AVERAGE
+    if not isinstance(op, int):
+        raise TypeError(f"op is one of hvd.Average, Sum, Adasum, Min, Max and Product, not {op!r}")
+    if not 0 <= op < len(OPERATION_NAMES):
+        raise HorovodInternalError(f"there is no reduction operation {op}")
+    return op
+
+
+def check_adasum(op: int, process_set: ProcessSet) -> None:
+    """Adasum combines pairs of pairs of all workers.
+
+    Raises:
+        NotImplementedError: `op` is Adasum and the set is not the global one, or not of 2, 4, 8, ... workers.
+    """
+    if op != ADASUM:
+        return
+    size = current.get_for_operation().place.size
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support non-global process sets.")
+    if size & (size - 1):
+        raise NotImplementedError(f"Running Adasum needs a number of workers that is a power of 2, not {size}.")
+
+
+def _submit(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    **details: Any,
+) -> Request:
+    check_adasum(op, process_set)
+    if not tensors:
+        raise ValueError("a grouped allreduce needs at least one tensor")
+    return submit(
+        "allreduce",
+        tensors,
+        name,
+        process_set,
+        operation=op,
+        prescale=scales[0],
+        postscale=scales[1],
+        **details,
+    )
+
+
+class _Allreduce(torch.autograd.Function):
+    """All-reduce of a list of tensors; the gradients are all-reduced in the same way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, grouped: bool, name: str | None, op: int, scales: Any, process_set: Any, *tensors: Any
+    ) -> Any:
+        ctx.arguments = grouped, op, scales, process_set
+        return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        grouped, op, scales, process_set = ctx.arguments
+        reduced = _reduce(gradients, grouped, None, op, scales, process_set)
+        return None, None, None, None, None, *(reduced if grouped else [reduced])
+
+
+def _reduce(
+    tensors: Sequence[Tensor],
+    grouped: bool,
+    name: str | None,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+) -> Any:
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
+        return _Allreduce.apply(grouped, name, op, scales, process_set, *tensors)
+    return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Reduce a tensor over all workers, with gradient.
+
+    Args:
+        tensor: Of the same shape and dtype on all workers: float16, bfloat16, float32, float64, int32, int64 or bool.
+        average: Deprecated; True stands for op=Average, False for op=Sum.
+        name: Under which the workers match the operation; numbered where there is none.
+        compression: How it travels, such as `Compression.fp16`.
+        op: Average (the default), Sum, Adasum, Min, Max or Product. Averages of whole numbers are cut toward zero.
+        prescale_factor: Multiplied into the tensor before the reduction.
+        postscale_factor: Multiplied into the result.
+        process_set: The workers that take part.
+
+    Returns:
+        A tensor of the same shape, dtype and device.
+
+    Raises:
+        HorovodInternalError: The workers do not agree, a worker is lost, or Horovod is not running.
+        ValueError: The dtype is not supported, the same name is pending, or this worker is not in the set.
+        TypeError, AttributeError, NotImplementedError: As docs/reference/horovod.md lists for wrong arguments.
+    """
+    op = resolve_operation(op, average)
+    compressed, ctx = compression.compress(tensor)
+    scales = prescale_factor, postscale_factor
+    return compression.decompress(_reduce([compressed], False, name, op, scales, process_set), ctx)
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin an `allreduce` without gradient; returns a handle for `poll` and `synchronize`."""
+    op = resolve_operation(op, average)
+    return handle_of(_submit([tensor], name, op, (prescale_factor, postscale_factor), process_set))
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """`allreduce` in place, without gradient; returns the tensor itself."""
+    op = resolve_operation(op, average)
+    request = _submit([tensor], name, op, (prescale_factor, postscale_factor), process_set, in_place=True, urgent=True)
+    result: Tensor = request.wait()
+    return result
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin an `allreduce_`; returns a handle. The tensor must not be touched until it is synchronised."""
+    op = resolve_operation(op, average)
+    return handle_of(_submit([tensor], name, op, (prescale_factor, postscale_factor), process_set, in_place=True))
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """`allreduce` of a list of tensors, of any dtypes, as one operation, with gradient."""
+    op = resolve_operation(op, average)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    scales = prescale_factor, postscale_factor
+    reduced = _reduce([tensor for tensor, _ in pairs], True, name, op, scales, process_set)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin a `grouped_allreduce` without gradient; the handle's result is a tuple."""
+    op = resolve_operation(op, average)
+    return handle_of(_submit(tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Tensor, ...]:
+    """`grouped_allreduce` in place, without gradient."""
+    op = resolve_operation(op, average)
+    request = _submit(
+        tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True, in_place=True, urgent=True
+    )
+    result: tuple[Tensor, ...] = request.wait()
+    return result
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begin a `grouped_allreduce_`; the handle's result is a tuple."""
+    op = resolve_operation(op, average)
+    request = _submit(tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True, in_place=True)
+    return handle_of(request)

@@ -1,0 +1,84 @@
+"""Broadcast: every worker gets one worker's tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.reduction import AVERAGE
+from lockstep.hvd.engine.request import Request
+from lockstep.hvd.ops.allreduce import allreduce
+from lockstep.hvd.ops.submission import handle_of, submit
+from lockstep.hvd.process_sets import ProcessSet, global_process_set
+
+Tensor = torch.Tensor
+
+
+def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, **details: Any) -> Request:
+    current.get_for_operation()
+    if process_set.process_set_id is not None and root_rank not in (process_set.ranks or ()):
+        raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
+    return submit("broadcast", [tensor], name, process_set, root=root_rank, **details)
+
+
+class _Broadcast(torch.autograd.Function):
+    """The gradient of the root's tensor is the average of the workers' gradients; the others' is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
+        ctx.arguments = root_rank, process_set
+        result: Tensor = _submit(tensor, root_rank, name, process_set, urgent=True).wait()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        root_rank, process_set = ctx.arguments
+        reduced = allreduce(gradients[0], op=AVERAGE, process_set=process_set)
+        own = process_set.ranks[process_set.rank()]
+        return reduced if own == root_rank else torch.zeros_like(reduced), None, None, None
+
+
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Send one worker's tensor to all, with gradient.
+
+    Args:
+        tensor: Of the same shape and dtype on all workers.
+        root_rank: The sender's global rank, also within a process set.
+
+    Returns:
+        A new tensor with the root's values.
+
+    Raises:
+        ValueError: The root is not in the set; also as `allreduce`.
+        HorovodInternalError, TypeError, AttributeError: As `allreduce`.
+    """
+    if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
+        result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+        return result
+    return _submit(tensor, root_rank, name, process_set, urgent=True).wait()  # type: ignore[no-any-return]
+
+
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begin a `broadcast` without gradient; returns a handle."""
+    return handle_of(_submit(tensor, root_rank, name, process_set))
+
+
+def broadcast_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """`broadcast` in place, without gradient; returns the tensor itself."""
+    result: Tensor = _submit(tensor, root_rank, name, process_set, in_place=True, urgent=True).wait()
+    return result
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begin a `broadcast_`; returns a handle."""
+    return handle_of(_submit(tensor, root_rank, name, process_set, in_place=True))

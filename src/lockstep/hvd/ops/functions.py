@@ -1,0 +1,176 @@
+"""Sending a model, an optimizer's state or any object from one worker to the others, or from all to all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+
+from lockstep.hvd.engine import current
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.allgather import allgather
+from lockstep.hvd.ops.broadcast import broadcast_, broadcast_async_
+from lockstep.hvd.ops.submission import synchronize
+from lockstep.hvd.process_sets import ProcessSet, global_process_set
+
+Tensor = torch.Tensor
+
+
+def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) -> None:
+    """Overwrite tensors by those of one worker, in place.
+
+    Args:
+        params: `model.state_dict()`, or a list of tensors or of (name, tensor); the same on all workers.
+        root_rank: The worker whose values are sent.
+
+    Raises:
+        ValueError: `params` is none of these.
+        AttributeError: A value is no tensor.
+        HorovodInternalError: As `broadcast`.
+    """
+    if isinstance(params, Mapping):
+        pairs: list[tuple[str | None, Any]] = sorted(params.items())
+    elif isinstance(params, list):
+        pairs = [item if isinstance(item, tuple) else (None, item) for item in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    handles = [broadcast_async_(tensor, root_rank, name) for name, tensor in pairs]
+    for handle in handles:
+        synchronize(handle)
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Stands for a tensor in an optimizer's state that travels by itself."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Give all workers the state and the hyper-parameters of one worker's optimizer.
+
+    The root's optimizer is left as it is, and no step is taken; where the root has no state, the others have none
+    afterwards.
+
+    Args:
+        optimizer: Any of torch.optim, with the same parameters on all workers.
+        root_rank: The worker whose state is sent.
+        model: Accepted for the sake of scripts; not needed.
+
+    Raises:
+        ValueError: The optimizer is LBFGS, whose state is of another form on each worker.
+        HorovodInternalError: As `broadcast`.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    is_root = current.get_for_operation().place.rank == root_rank
+    own = optimizer.state_dict()
+    outline = broadcast_object(_map(own, _outline) if is_root else None, root_rank, "optimizer_state")
+    if is_root:
+        tensors = list(_tensors(own))
+    else:
+        devices = {tensor.device.type: tensor.device for group in optimizer.param_groups for tensor in group["params"]}
+        received = _map(outline, lambda leaf: _allocate(leaf, devices))
+        tensors = list(_tensors(received))
+    for index, tensor in enumerate(tensors):
+        broadcast_(tensor, root_rank, f"optimizer_state.{index}")
+    if not is_root:
+        optimizer.load_state_dict(received)
+
+
+def _map(value: Any, change: Any) -> Any:
+    """A copy of nested dicts, lists and tuples with `change` applied to everything else."""
+    if isinstance(value, dict):
+        return {key: _map(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(item, change) for item in value)
+    return change(value)
+
+
+def _outline(leaf: Any) -> Any:
+    return _Placeholder(tuple(leaf.shape), leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else leaf
+
+
+def _allocate(leaf: Any, devices: Mapping[str, torch.device]) -> Any:
+    if not isinstance(leaf, _Placeholder):
+        return leaf
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device=devices.get(leaf.device_type, torch.device("cpu")))
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from itertools.chain.from_iterable(map(_tensors, value.values()))
+    elif isinstance(value, (list, tuple)):
+        yield from itertools.chain.from_iterable(map(_tensors, value))
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """One worker's object, on all workers: anything that cloudpickle takes, lambdas included.
+
+    Args:
+        obj: The root's counts; the others may give anything.
+        root_rank: The sender's global rank, also within a process set.
+        name: Under which the workers match the operation.
+        process_set: The workers that take part.
+
+    Raises:
+        ValueError: The root is not in the set.
+        HorovodInternalError: The object cannot be pickled (its owner gets the error itself); also as `broadcast`.
+    """
+    is_root = current.get_for_operation().place.rank == root_rank
+    payload, error = _to_tensor(obj) if is_root else (_bytes(0), None)
+    length = broadcast_(_lengths(payload, error), root_rank, name and f"{name}.length", process_set)
+    if length < 0:
+        raise error or HorovodInternalError(f"the object of rank {root_rank} cannot be pickled; see its own error")
+    content = broadcast_(
+        payload if is_root else _bytes(int(length)), root_rank, name and f"{name}.content", process_set
+    )
+    return obj if is_root else _from_tensor(content)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """All workers' objects, by rank, on all workers: anything that cloudpickle takes.
+
+    Raises:
+        HorovodInternalError: As `allgather`.
+    """
+    payload, error = _to_tensor(obj)
+    lengths = allgather(_lengths(payload, error), name and f"{name}.length").tolist()
+    if min(lengths) < 0:
+        rank = lengths.index(-1)
+        raise error or HorovodInternalError(f"the object of rank {rank} cannot be pickled; see its own error")
+    return [_from_tensor(part) for part in allgather(payload, name and f"{name}.content").split(lengths)]
+
+
+def _to_tensor(obj: Any) -> tuple[Tensor, Exception | None]:
+    """An object as uint8 [bytes], or why it cannot be pickled, which the others must hear of before it is raised."""
+    try:
+        pickled = cloudpickle.dumps(obj)
+    except Exception as error:
+        return _bytes(0), error
+    return torch.frombuffer(bytearray(pickled), dtype=torch.uint8), None
+
+
+def _bytes(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.uint8, device="cpu")
+
+
+def _lengths(payload: Tensor, error: Exception | None) -> Tensor:
+    """int64 [1]: the bytes of a payload; -1 where there was an error."""
+    return torch.tensor([-1 if error else len(payload)], device="cpu")
+
+
+def _from_tensor(payload: Tensor) -> Any:
+    return cloudpickle.loads(payload.numpy().tobytes())

@@ -1,0 +1,48 @@
+"""Join and barrier: waiting for the other workers."""
+
+from __future__ import annotations
+
+import torch
+
+from lockstep.hvd.engine import current as state
+from lockstep.hvd.engine.request import Request
+from lockstep.hvd.ops.submission import submit
+from lockstep.hvd.process_sets import ProcessSet, global_process_set
+from lockstep.world import accelerator
+
+
+def join(device: int = -1) -> int:
+    """Wait until all workers have joined; until then, go along with their all-reduces by tensors of zeros.
+
+    For workers that have run out of data. Average still divides by the number of all workers.
+
+    Args:
+        device: The number of the GPU for the zeros where the others reduce tensors on GPUs and this worker has had none
+            yet; -1 for the current one. A worker that has had some uses their device.
+
+    Returns:
+        The rank that joined last, the same on all workers.
+
+    Raises:
+        HorovodInternalError: A worker is lost, or Horovod is not running.
+    """
+    request = Request("join", "all", [])
+    context = state.get_for_operation()
+    context.channels[0].join(request, _own_device(device))
+    last: int = request.wait()
+    context.restart_counts(0)
+    return last
+
+
+def _own_device(number: int) -> torch.device:
+    current = accelerator.current()
+    return torch.device(current.type, number) if number >= 0 and current.type != "cpu" else current
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all workers of the set are here.
+
+    Raises:
+        HorovodInternalError, ValueError, TypeError: As `allreduce`.
+    """
+    submit("barrier", [], None, process_set, urgent=True).wait()

@@ -1,0 +1,135 @@
+"""From a call of the API to a request: what is wrong with the arguments is raised here, at once, on this worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.request import Request
+from lockstep.hvd.process_sets import ProcessSet
+from lockstep.world import accelerator
+
+REDUCED_TYPES = frozenset(
+    {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}
+)
+MOVED_TYPES = REDUCED_TYPES | {  # as bytes
+    *(torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+}
+
+_handles: dict[int, Request] = {}
+_handle_numbers = itertools.count()
+
+
+def submit(
+    kind: str,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    **details: Any,
+) -> Request:
+    """Check the tensors and the caller's membership, and hand the request to the process set's channel.
+
+    Args:
+        details: Further arguments of `Request`.
+
+    Raises:
+        AttributeError: `tensors` holds something else, or the name is no string.
+        ValueError: A dtype or device is not supported, a tensor cannot be written to, the same name is pending, a
+            graph is being captured, or this worker is not in the set.
+        TypeError: The set is not registered.
+        HorovodInternalError: Horovod is not running.
+    """
+    context = current.get_for_operation()
+    types = REDUCED_TYPES if kind in ("allreduce", "reducescatter") else MOVED_TYPES
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise AttributeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__!r}")
+        if tensor.dtype not in types or tensor.layout is not torch.strided or not _is_carried(tensor):
+            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+    if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
+        raise ValueError(f"the tensors of a grouped {kind} must be on one device")
+    if details.get("in_place"):
+        tensors = [_writable(tensor) for tensor in tensors]
+    else:
+        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
+    number = process_set.process_set_id
+    if number is None:
+        raise TypeError(f"{process_set} is not registered; pass it to hvd.init or hvd.add_process_set")
+    channel = context.channels.get(number)
+    if channel is None:
+        raise ValueError(f"{kind.capitalize()}: Rank {context.place.rank} is not a member of the provided process set.")
+    if name is None:
+        name = f"noname.{context.count(kind, number)}"
+    elif not isinstance(name, str):
+        raise AttributeError(f"the name of a tensor is a string, not {name!r}")
+    request = Request(kind, name, tensors, **details)
+    if tensors and not tensors[0].is_cpu:
+        request.follow_stream()
+    return channel.submit(request)
+
+
+def _is_carried(tensor: torch.Tensor) -> bool:
+    """Whether there are collectives for its device: the CPU, or an accelerator with streams."""
+    return tensor.is_cpu or accelerator.overlaps(tensor.device)
+
+
+def _writable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory, into which the communication thread may write.
+
+    Raises:
+        ValueError: The elements do not all have a place of their own, or are stored negated or
+            conjugated.
+    """
+    overlaps = not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1
+    if overlaps or tensor.is_neg() or tensor.is_conj():
+        raise ValueError("Tensor is required to be contiguous. An expanded tensor cannot be worked on in place.")
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):  # an inference tensor can be written to in inference mode alone
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def handle_of(request: Request) -> int:
+    """A number that stands for the request until it is synchronised."""
+    handle = next(_handle_numbers)
+    _handles[handle] = request
+    return handle
+
+
+def poll(handle: int) -> bool:
+    """Whether an asynchronous operation has come to its end, so that `synchronize` would not wait.
+
+    Raises:
+        ValueError: The handle is unknown or has been synchronised.
+    """
+    request = _handles.get(handle)
+    if request is None:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return request.done
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an asynchronous operation and return its result; None for a handle that has been synchronised.
+
+    Raises:
+        HorovodInternalError: The operation has failed.
+    """
+    request = _handles.pop(handle, None)
+    if request is None:
+        return None
+    if not request.finished:
+        request.channel.hurry()
+    return request.wait()
+
+
+def forget_finished() -> None:
+    """Drop what has come to a good end and was never synchronised, with its tensors."""
+    for handle in [handle for handle, request in _handles.items() if request.done and request.error is None]:
+        _handles.pop(handle, None)

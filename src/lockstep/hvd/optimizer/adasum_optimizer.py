@@ -1,0 +1,69 @@
+"""DistributedOptimizer with op=Adasum: each worker takes its own step, and the steps are combined by Adasum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from lockstep.hvd.compression import Compressor
+from lockstep.hvd.engine.reduction import ADASUM
+from lockstep.hvd.ops.allreduce import check_adasum
+from lockstep.hvd.ops.submission import submit
+from lockstep.hvd.optimizer.wrapper import Wrapper
+
+
+class AdasumOptimizer(Wrapper):
+    """Stands in front of the user's optimizer class. Its attributes are set by `DistributedOptimizer`."""
+
+    _compression: type[Compressor]
+
+    def synchronize(self) -> None:
+        """Does nothing: there is nothing to combine before the step."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Not available.
+
+        Raises:
+            AssertionError: Always.
+        """
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Gradients add up until the step in any case."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the step by this worker's gradients, then replace it by the adaptive sum of all workers' steps.
+
+        Raises:
+            NotImplementedError: The number of workers is not a power of 2.
+            HorovodInternalError: The workers do not agree, or one is lost.
+        """
+        check_adasum(ADASUM, self._process_set)
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        with torch.no_grad():
+            starts = [parameter.clone() for parameter in parameters]
+        result = self.take_step(closure)
+        with torch.no_grad():
+            changes = [parameter - start for parameter, start in zip(parameters, starts, strict=True)]
+            pairs = [self._compression.compress(change) for change in changes]
+            tensors = [tensor for tensor, _ in pairs]
+            name = f"step.{self._names.get(parameters[0], 'noname')}" if parameters else None
+            request = submit(
+                "allreduce",
+                tensors,
+                name,
+                self._process_set,
+                grouped=True,
+                in_place=True,
+                urgent=True,
+                operation=ADASUM,
+            )
+            combined = request.wait()
+            for parameter, start, change, (_, context) in zip(parameters, starts, combined, pairs, strict=True):
+                parameter.copy_(start + self._compression.decompress(change, context))
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined] # the step below runs the optimizer's hooks

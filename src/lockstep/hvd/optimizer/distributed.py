@@ -1,0 +1,170 @@
+"""DistributedOptimizer: the user's own optimizer, whose step follows the gradients of all workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+from lockstep.hvd import basics
+from lockstep.hvd.compression import Compression, Compressor
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, SUM
+from lockstep.hvd.ops.allreduce import resolve_operation
+from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
+from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, check_passes
+from lockstep.hvd.optimizer.gradient_reducer import Gradients
+from lockstep.hvd.optimizer.wrapper import Wrapper, name_parameters
+from lockstep.hvd.process_sets import ProcessSet, global_process_set
+
+Tensor = torch.Tensor
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+
+
+def DistributedOptimizer(
+    optimizer: AnyOptimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> AnyOptimizer:
+    """Make an optimizer take the same step on all workers, by the average of their gradients.
+
+    Gradients are reduced while backward goes on; `step` waits for them.
+
+    Args:
+        optimizer: Any of torch.optim or of your own. It shares its parameter groups and its state with the result.
+        named_parameters: `model.named_parameters()`; gives the operations their names.
+        compression: How gradients travel, such as `Compression.fp16`.
+        backward_passes_per_step: Backward passes whose gradients add up before they are reduced, without division.
+        op: Average, Sum, Min, Max, Product, or Adasum (of the steps instead of the gradients).
+        gradient_predivide_factor: f, for 1/f before the sum and f / size after it.
+        num_groups: Deprecated; use groups.
+        groups: A number of consecutive groups, or lists of parameters, that are reduced together.
+        sparse_as_dense: Reduce sparse gradients as dense ones.
+        process_set: The workers that share this model.
+
+    Returns:
+        An instance of a subclass of the optimizer's class.
+
+    Raises:
+        ValueError: An argument is wrong, or Horovod is not initialised; the message says which.
+        TypeError: The process set is not registered.
+    """
+    if gradient_predivide_factor != 1.0 and op != AVERAGE:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` is deprecated; use `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    check_passes(backward_passes_per_step)
+    devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters of a DistributedOptimizer must be on one device, not {sorted(map(str, devices))}"
+        )
+    if isinstance(optimizer, Wrapper):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    context = current.get()
+    names = _names(optimizer, named_parameters)
+    op = resolve_operation(op, None)
+    adasum = op == ADASUM and (context.place.size > 1 or context.settings.elastic)
+    if process_set.process_set_id is None:
+        raise TypeError(f"{process_set} is not registered; pass it to hvd.init or hvd.add_process_set")
+    if adasum and process_set is not global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets.")
+    parameters = name_parameters(optimizer.param_groups, names)
+    group_indices = _check_groups(groups, [parameter for _, parameter in parameters])
+    base: type = AdasumOptimizer if adasum else GradientOptimizer
+    kind = type(optimizer.__class__.__name__, (base, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
+    wrapper: Any = object.__new__(kind)
+    wrapper.__dict__.update(optimizer.__dict__)
+    wrapper.__dict__.pop("step", None)  # a scheduler made earlier has put the wrapped one's here
+    wrapper._names = names
+    wrapper._wrapped = optimizer
+    wrapper._process_set = process_set
+    if adasum:
+        wrapper._compression = compression
+    else:
+        reduces = (basics.size() > 1 or context.settings.elastic) and bool(process_set.included())
+        wrapper._loss_operation = SUM if op == SUM else AVERAGE
+        wrapper._gradients = None
+        if reduces:
+            wrapper._gradients = Gradients(
+                [(name, parameter) for name, parameter in parameters if parameter.requires_grad],
+                group_indices,
+                compression,
+                backward_passes_per_step,
+                op,
+                gradient_predivide_factor,
+                sparse_as_dense,
+                process_set,
+            )
+    distributed: AnyOptimizer = wrapper
+    return distributed
+
+
+def _names(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    """The name of each parameter that has been given one.
+
+    Raises:
+        ValueError: The pairs are malformed, a name occurs twice, or a parameter has none.
+    """
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
+    names = {parameter: name for name, parameter in pairs}
+    nameless = [
+        f"number {index} of group {number}, shape {list(parameter.shape)}"
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group["params"])
+        if parameter not in names
+    ]
+    if nameless and pairs:
+        raise ValueError(
+            f"named_parameters was specified, but one or more model parameters were not named: {'; '.join(nameless)}"
+        )
+    return names
+
+
+def _check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:
+    """The groups as indices of those parameters that need gradients.
+
+    Raises:
+        ValueError: `groups` is neither a positive number nor lists of tensors, or has a tensor twice.
+    """
+    places = {parameter: index for index, parameter in enumerate(p for p in parameters if p.requires_grad)}
+    if groups is None:
+        return []
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups <= 0:
+            raise ValueError("groups should be a positive integer or a list of list of tensors.")
+        count = min(groups, len(places)) or 1
+        bounds = [len(places) * number // count for number in range(count + 1)]
+        return [list(range(start, end)) for start, end in pairwise(bounds)]
+    if not isinstance(groups, list) or not all(
+        isinstance(group, list) and all(isinstance(tensor, Tensor) for tensor in group) for group in groups
+    ):
+        raise ValueError("groups should be a positive integer or a list of list of tensors.")
+    members = [tensor for group in groups for tensor in group]
+    if len(set(members)) != len(members):
+        raise ValueError("A parameter can only appear once in groups.")
+    return [indices for group in groups if (indices := [places[tensor] for tensor in group if tensor in places])]

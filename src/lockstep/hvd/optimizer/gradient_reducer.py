@@ -1,0 +1,306 @@
+"""The reduction of a model's gradients while backward still computes others.
+
+Parameters are put into buckets by their order alone, so that the same tensors are always reduced together, in whatever
+order their gradients come about. A bucket is one grouped all-reduce, in place, begun when its last gradient is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from lockstep.hvd.compression import Compression, Compressor
+from lockstep.hvd.engine import current
+from lockstep.hvd.engine.reduction import AVERAGE
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.sparse import sparse_allreduce_async
+from lockstep.hvd.ops.submission import submit
+from lockstep.hvd.process_sets import ProcessSet
+
+Tensor = torch.Tensor
+BUCKET_BYTES = 25 << 20
+
+TOO_MANY_BACKWARDS = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
+
+
+@dataclass(eq=False)
+class Slot:
+    """One parameter, and how many backward passes it still waits for."""
+
+    name: str
+    parameter: Tensor
+    bucket: Bucket
+    passes_left: int
+    sparse: bool = False  # whether its gradients have turned out to be
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters whose gradients are reduced by one operation."""
+
+    slots: list[Slot] = field(default_factory=list)
+    missing: int = 0
+
+    @property
+    def name(self) -> str:
+        first, last = self.slots[0].name, self.slots[-1].name
+        return first if len(self.slots) == 1 else f"{first} to {last} ({len(self.slots)} tensors)"
+
+
+def plan_buckets(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
+    """Put parameters, by index, into buckets of at most `limit_bytes`, from the last to the first, as backward goes.
+
+    A larger parameter has a bucket of its own.
+    """
+    buckets: list[list[int]] = []
+    total = 0
+    for index in reversed(range(len(sizes_bytes))):
+        if not buckets or total + sizes_bytes[index] > limit_bytes:
+            buckets.append([])
+            total = 0
+        buckets[-1].append(index)
+        total += sizes_bytes[index]
+    return buckets
+
+
+_reducers: weakref.WeakSet[Gradients] = weakref.WeakSet()
+
+
+class Gradients:
+    """Reduces the gradients of named parameters over a process set.
+
+    Args:
+        named_parameters: All that the optimizer has, in an order that is the same on all workers.
+        groups: Parameters to reduce together, by index; those in no group are put into buckets.
+        passes: Backward passes over which gradients add up before they are reduced.
+        predivide: The factor f of which 1/f is multiplied in before the sum and f / size after it.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, Tensor]],
+        groups: Sequence[Sequence[int]],
+        compression: type[Compressor],
+        passes: int,
+        operation: int,
+        predivide: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        context = current.get()
+        self._context = current.context
+        self._compression = compression
+        self._passes = passes
+        self._operation = operation
+        self._predivide = predivide
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._slots: dict[Tensor, Slot] = {}
+        self._buckets: list[Bucket] = []
+        self._begun: dict[Bucket, list[Callable[[], Any]]] = {}  # what is in flight, with what waits for it
+        self._has_arrivals = False
+        self._hooks: list[Any] = []
+        weakref.finalize(self, _remove, self._hooks)
+        self._replace_former([parameter for _, parameter in named_parameters])
+        # Counted from hvd.init() on, so that a worker that is new in an elastic job counts as the others do, and by
+        # process set, since the workers outside it do not count.
+        self._ordinal = context.count_optimizer(process_set.process_set_id or 0)
+        _reducers.add(self)
+        grouped = {index for group in groups for index in group}
+        rest = [index for index in range(len(named_parameters)) if index not in grouped]
+        limit = min(BUCKET_BYTES, context.settings.fusion_threshold_bytes)
+        plan = plan_buckets([named_parameters[index][1].nbytes for index in rest], limit)
+        for indices in [*groups, *([rest[index] for index in bucket] for bucket in plan)]:
+            self._add_bucket([named_parameters[index] for index in indices])
+
+    def _replace_former(self, parameters: Sequence[Tensor]) -> None:
+        """A parameter that is wrapped anew is no longer reduced by whoever did before."""
+        own = set(parameters)
+        for reducer in list(_reducers):
+            if own & reducer._slots.keys():
+                _remove(reducer._hooks)
+                _reducers.discard(reducer)
+
+    def _add_bucket(self, named_parameters: Sequence[tuple[str, Tensor]]) -> None:
+        prefix = f"optimizer{self._ordinal}." if self._ordinal else ""
+        bucket = Bucket(missing=len(named_parameters))
+        for name, parameter in named_parameters:
+            slot = Slot(prefix + name, parameter, bucket, self._passes)
+            bucket.slots.append(slot)
+            self._slots[parameter] = slot
+            if parameter.requires_grad:
+                # The hook must not keep this object alive: what hooks refer to is hidden from the garbage collector.
+                hook = partial(_arrived, weakref.ref(self), weakref.ref(slot))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._buckets.append(bucket)
+
+    def take_in(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Add those parameters that need gradients and are not known yet."""
+        for name, parameter in named_parameters:
+            if parameter.requires_grad and parameter not in self._slots:
+                self._add_bucket([(name, parameter)])
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters there are."""
+        return len(self._slots)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there have been gradients whose reduction nobody has waited for."""
+        self._renew()
+        return self._has_arrivals
+
+    def set_passes(self, passes: int) -> None:
+        """Let gradients add up over another number of backward passes."""
+        self._passes = passes
+        for slot in self._slots.values():
+            slot.passes_left = passes
+
+    def reset(self) -> None:
+        """Forget what is in flight and begin a new step."""
+        self._begun.clear()
+        self._has_arrivals = False
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.slots)
+            for slot in bucket.slots:
+                slot.passes_left = self._passes
+
+    def finish(self) -> None:
+        """Wait until all gradients are reduced; what no backward pass has begun is begun now, by zeros if need be.
+
+        Raises:
+            HorovodInternalError: The workers do not agree, or one is lost.
+        """
+        self._renew()
+        try:
+            for bucket in self._buckets:
+                if bucket not in self._begun:
+                    self._begin(bucket)
+        finally:
+            try:
+                self._wait()
+            finally:
+                self.reset()
+
+    def _wait(self) -> None:
+        """Wait for all that has begun, also after an error, lest the rest goes on into the next step's gradients."""
+        first_error = None
+        with torch.no_grad():
+            for wait in itertools.chain.from_iterable(self._begun.values()):
+                try:
+                    wait()
+                except HorovodInternalError as error:
+                    first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _renew(self) -> None:
+        """After hvd.shutdown() and hvd.init(), what was in flight before is void."""
+        if self._context is not current.context:
+            self._context = current.context
+            self.reset()
+
+    def arrived(self, slot: Slot) -> None:
+        """A gradient has been added to."""
+        if self._context is not current.context:
+            self._renew()
+        self._has_arrivals = True
+        slot.passes_left -= 1
+        if slot.passes_left > 0:
+            return
+        if slot.passes_left < 0:
+            raise AssertionError(TOO_MANY_BACKWARDS)
+        slot.bucket.missing -= 1
+        if slot.bucket.missing == 0:
+            self._begin(slot.bucket)
+
+    def _begin(self, bucket: Bucket) -> None:
+        """Submit the reduction of a bucket's gradients."""
+        waits = self._begun[bucket] = []
+        slots: list[Slot] = []
+        gradients: list[Tensor] = []
+        for slot in bucket.slots:
+            gradient = slot.parameter.grad
+            if gradient is None:
+                gradient = _no_gradient(slot)
+            if gradient.is_sparse and not self._sparse_as_dense:
+                slot.sparse = True
+                waits.append(self._begin_sparse(slot, gradient))
+            else:
+                slots.append(slot)
+                gradients.append(gradient)
+        if slots:
+            waits.append(self._begin_dense(bucket.name, slots, gradients))
+
+    def _begin_sparse(self, slot: Slot, gradient: Tensor) -> Callable[[], Any]:
+        finish = sparse_allreduce_async(gradient, slot.name, self._operation, self._process_set)
+
+        def wait() -> None:
+            slot.parameter.grad = finish()
+
+        return wait
+
+    def _begin_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
+        plain = self._compression is Compression.none and not any(gradient.is_sparse for gradient in gradients)
+        pairs = () if plain else [self._compress(gradient) for gradient in gradients]
+        average = self._operation == AVERAGE
+        request = submit(
+            "allreduce",
+            gradients if plain else [tensor for tensor, _ in pairs],
+            name,
+            self._process_set,
+            grouped=True,
+            in_place=True,
+            urgent=True,
+            operation=self._operation,
+            prescale=1 / self._predivide if average else 1.0,
+            postscale=self._predivide if average else 1.0,
+        )
+
+        def wait() -> None:
+            for slot, gradient, reduced, (_, context) in zip(slots, gradients, request.wait(), pairs, strict=True):
+                result = self._compression.decompress(reduced, context)
+                if gradient.is_sparse:
+                    slot.parameter.grad = result.to_sparse(gradient.sparse_dim())
+                elif result is not gradient:
+                    gradient.copy_(result)
+
+        return request.wait if plain else wait
+
+    def _compress(self, gradient: Tensor) -> tuple[Tensor, Any]:
+        return self._compression.compress(gradient.to_dense() if gradient.is_sparse else gradient)
+
+
+def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
+    """A gradient has been added to; called by autograd."""
+    reducer, known = gradients(), slot()
+    if reducer is not None and known is not None:
+        reducer.arrived(known)
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _no_gradient(slot: Slot) -> Tensor:
+    """Stands for the gradient of a parameter that has none: zeros, or a sparse tensor without entries."""
+    parameter = slot.parameter
+    if slot.sparse:
+        no_indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
+        no_rows = parameter.new_empty(0, *parameter.shape[1:])
+        return torch.sparse_coo_tensor(no_indices, no_rows, parameter.shape, check_invariants=False)
+    gradient = torch.zeros_like(parameter)
+    if parameter.requires_grad:
+        parameter.grad = gradient
+    return gradient

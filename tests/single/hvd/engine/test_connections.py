@@ -1,0 +1,115 @@
+"""Which workers can use NCCL."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from lockstep.hvd.engine import connections
+from lockstep.hvd.engine.connections import Links, staging_reason
+from lockstep.hvd.engine.settings import NO_TIMEOUT
+from lockstep.world import accelerator
+
+
+def _asked_by_the_last(gpus: Sequence[str]) -> str | None:
+    store = HashStore()
+    for rank, gpu in enumerate(gpus):
+        store.set(f"device/{rank}", json.dumps(gpu))
+    return staging_reason(store, len(gpus) - 1, len(gpus), gpus[-1])
+
+
+def test_workers_with_a_gpu_each_use_nccl() -> None:
+    assert _asked_by_the_last(["GPU-a", "GPU-b", "GPU-c"]) is None
+
+
+def test_workers_that_share_a_gpu_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    why = _asked_by_the_last(["GPU-a", "GPU-b", "GPU-a"])
+    assert why is not None
+    assert "ranks 0 and 2 share a GPU" in why
+
+
+def test_they_do_where_it_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert _asked_by_the_last(["GPU-a", "GPU-a"]) is None
+
+
+def test_one_worker_staging_reason_keeps_all_from_it() -> None:
+    why = _asked_by_the_last(["", "GPU-b"])
+    assert why is not None
+    assert "rank 0 has no collectives" in why
+
+
+class Group:
+    """Of the accelerator's library, and its stream: what was asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.asked.append(name)
+
+
+@pytest.mark.parametrize(
+    ("end", "asked"), [("close", ["synchronize", "shutdown"]), ("abort", ["abort", "synchronize"])]
+)
+def test_groups_are_shut_down_after_a_good_end_and_aborted_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, end: str, asked: list[str]
+) -> None:
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    one = Links(None, HashStore(), 0, 1)
+    one._group = one._stream = group = Group()
+    getattr(one, end)()
+    getattr(one, end)()
+    assert group.asked == asked
+
+
+def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "use", lambda device: None)
+    monkeypatch.setattr(connections, "ABORT_SECONDS", 0.05)
+    one = Links(None, HashStore(), 0, 1)
+    released, ended = threading.Event(), threading.Event()
+    one._group = SimpleNamespace(abort=released.wait)
+    one._stream = SimpleNamespace(synchronize=ended.set)
+    one.abort()
+    assert not ended.is_set()
+    released.set()
+    assert ended.wait(60)
+
+
+def _broken() -> bool:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(("query", "stuck"), [(lambda: True, False), (lambda: False, True), (_broken, True)])
+def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool], stuck: bool) -> None:
+    one = Links(None, HashStore(), 0, 1)
+    assert not one.is_stuck(0.0)
+    one._group, one._stream = object(), SimpleNamespace(query=query)
+    assert one.is_stuck(0.05) is stuck
+
+
+def test_all_groups_have_hvds_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(accelerator, "identity", lambda device: "GPU-a")
+    monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
+    monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
+    monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
+    monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
+    store = HashStore()
+    store.set("device/1", json.dumps("another GPU-a"))
+    one = Links(object(), store, 0, 2)
+    device = torch.device("cuda", 3)
+    assert one.transfers(device) is one.transfers(device)
+    first, (_, *arguments) = called
+    assert first == device
+    assert arguments == [0, 2, device, NO_TIMEOUT]
+    assert json.loads(store.get("device/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too
