@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data import folder
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.readers import Placement
+from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.data.sharding import Sharding
+from lockstep.data.sources import image_folder
 
 BATCH = 128
 PASSES = 5  # of 50,000 images a turn, for Lockstep
@@ -65,7 +65,7 @@ def data_loader(data: ImageData) -> Work:
 
 
 def main(source: Path) -> None:
-    data = folder.load(source, DataConfig(dataset=str(source)))
+    data = image_folder.load(source, DataConfig(dataset=str(source)))
     pin()
     contestants = {"DataLoader": data_loader(data), "Lockstep": lockstep_pipeline(data)}
     bars = {"Lockstep": Bar("at least", 20)}

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from lockstep.data.loaders import loaders
+from lockstep.data.sources.image_folder import IMAGENET_MEAN, IMAGENET_STD
 
 BATCH, PROCESSES, PASSES = 32, 2, 4
 Batches = Callable[[], Iterator[Sequence[torch.Tensor]]]

@@ -25,8 +25,8 @@ from rich.console import Console
 from torch import nn
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data import named
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.data.sources import torchvision_sets
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
@@ -46,7 +46,7 @@ def noise() -> ImageData:
 
 
 def mnist(data_dir: Path) -> ImageData:
-    data = named.load("mnist", data_dir, download=False)
+    data = torchvision_sets.load("mnist", data_dir, download=False)
     assert isinstance(data.train, MemorySplit)
     return dataclasses.replace(data, train=MemorySplit(data.train.images[:SAMPLES], data.train.labels[:SAMPLES]))
 

@@ -16,8 +16,8 @@ from gpu.cifar_fast import load
 from gpu.device import ON_GPU, size
 from gpu.jobs import changed, few, free_memory, opened, recipe, run, warm_up
 from gpu.recording import JPEG_COPY, record
-from lockstep.data import named
 from lockstep.data.sets import ImageData
+from lockstep.data.sources import torchvision_sets
 
 EPOCHS = size(32, 1)
 PUBLISHED = {"mnist": 499.8, "cifar10": 522.3}
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     is_mnist = options.name == "mnist"
-    data = named.load("mnist", options.folder, download=False) if is_mnist else load(options.folder)
+    data = torchvision_sets.load("mnist", options.folder, download=False) if is_mnist else load(options.folder)
     data = data if ON_GPU else few(data, 256)
     for way, settings in WAYS[options.name].items():
         config = changed(recipe(options.name), epochs=EPOCHS, **settings)

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from gpu.jobs import quietly
-from lockstep.data import digits
 from lockstep.data.sets import ImageData, MemorySplit
+from lockstep.data.sources import digits
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import Result

@@ -17,11 +17,11 @@ from cases import DEVIATIONS, LR, MEANS, MOMENTUM, WEIGHT_DECAY, Case, asked
 from turns import take_turns
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data import folder, named
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.readers import Placement
+from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sharding import Sharding
+from lockstep.data.sources import image_folder, torchvision_sets
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def data_of(case: Case, place: Path, workers: int) -> ImageData:
     """As many images as an epoch takes."""
     count = case.batch * case.steps * workers
     if case.images == "mnist":
-        data = named.load("mnist", place, download=False)
+        data = torchvision_sets.load("mnist", place, download=False)
     elif case.images == "cifar10":
         content = np.load(place / "cifar10.npz")
         images = torch.from_numpy(content["images"]).permute(0, 3, 1, 2).contiguous()
@@ -38,7 +38,7 @@ def data_of(case: Case, place: Path, workers: int) -> ImageData:
         spec = InputSpec(3, 32, 32, MEANS["cifar10"], DEVIATIONS["cifar10"])
         data = ImageData("cifar10", tuple("0123456789"), split, split, spec)
     else:
-        data = folder.load(place / "photographs", DataConfig(dataset=str(place / "photographs")))
+        data = image_folder.load(place / "photographs", DataConfig(dataset=str(place / "photographs")))
     return dataclasses.replace(data, train=_first(data.train, count))
 
 

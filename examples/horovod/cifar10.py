@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, Te
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from lockstep.data import digits
+from lockstep.data.sources import digits
 
 HALF = (0.5, 0.5, 0.5)
 

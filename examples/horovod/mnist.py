@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-from lockstep.data import digits
+from lockstep.data.sources import digits
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lockstep.data import digits
+from lockstep.data.sources import digits
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:

@@ -9,8 +9,8 @@ from worker_group import run_in_workers
 
 from lockstep.config.schema import AugmentConfig, TrainConfig
 from lockstep.data.loaders import reader_for
-from lockstep.data.readers import Placement
-from lockstep.data.users import describe
+from lockstep.data.pipeline.readers import Placement
+from lockstep.data.sources.user_dataset import describe
 from lockstep.train import loader_tuning
 from lockstep.train.loader_tuning import choose_processes
 from lockstep.world.world import World

@@ -11,9 +11,9 @@ from runs import NETS, all_finite, final_weights
 from torch import nn
 from worker_group import run_in_workers
 
-from lockstep.data import digits
 from lockstep.data.sets import MemorySplit
-from lockstep.data.users import describe
+from lockstep.data.sources import digits
+from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.data import pack
-from lockstep.data.encode import Encoding
+from lockstep.data.packed import writing
+from lockstep.data.packed.encode import Encoding
 
 
 def pack_folder(folder: Path, out: Path) -> Path:
     """Pack a folder as it is, with several tar files, in this process."""
-    pack.write(pack.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
+    writing.write(writing.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
     return out
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.data import digits
 from lockstep.data.sets import ImageData
+from lockstep.data.sources import digits
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import Result

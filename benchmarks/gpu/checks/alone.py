@@ -21,12 +21,13 @@ from gpu.jobs import noise, one_worker
 from gpu.nets import digits_settings, final_weights, lively_net, small_digits, step_losses, train_digits
 from lockstep import hvd
 from lockstep.config.schema import AugmentConfig
+from lockstep.data.augment.mixing import Mixing
+from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.mixing import Mixing
-from lockstep.data.readers import Batch, Placement
+from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import ImageData, InputSpec, Split
 from lockstep.data.sharding import Sharding
-from lockstep.data.users import describe
+from lockstep.data.sources.user_dataset import describe
 from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers

@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> int:
     catalog.check(config)
     from rich.console import Console
 
-    from lockstep.data.readers import Placement
+    from lockstep.data.pipeline.readers import Placement
     from lockstep.study import loading
     from lockstep.study.figures import append_study, check_record_file
     from lockstep.study.loading import Length

@@ -46,22 +46,23 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
     if config.data:
         return _load_users(config.data)
     if source == "digits":
-        from lockstep.data import digits
+        from lockstep.data.sources import digits
 
         return digits.load()
     if source == "synthetic":
-        from lockstep.data import synthetic
+        from lockstep.data.sources import synthetic
 
         return synthetic.load(config.image_size or 224)
     if source in NAMED and NAMED[source].fetched:
-        from lockstep.data import named
+        from lockstep.data.sources import torchvision_sets
 
-        return named.load(source, config.data_dir, download)
+        return torchvision_sets.load(source, config.data_dir, download)
 
-    from lockstep.data import folder, packed
+    from lockstep.data.packed import reading
+    from lockstep.data.sources import image_folder
 
     path = locate(config)
-    return packed.load(path, config) if packed.is_packed(path) else folder.load(path, config)
+    return reading.load(path, config) if reading.is_packed(path) else image_folder.load(path, config)
 
 
 def locate(config: DataConfig) -> Path:
@@ -95,7 +96,7 @@ def check(config: DataConfig) -> None:
 
 def _load_users(reference: str) -> ImageData:
     from lockstep.data.sets import ImageData
-    from lockstep.data.users import describe
+    from lockstep.data.sources.user_dataset import describe
 
     result = resolve("--data", reference)()
     if isinstance(result, ImageData):

@@ -14,13 +14,14 @@ import torch
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
-from lockstep.data.mixing import Mixing, mixes
-from lockstep.data.prefetch import prefetch
-from lockstep.data.progressive import Sizes
-from lockstep.data.readers import Batch, MemoryReader, Placement, Reader
+from lockstep.data.augment.mixing import Mixing, mixes
+from lockstep.data.augment.progressive import Sizes
+from lockstep.data.batch import Batch
+from lockstep.data.pipeline.prefetch import prefetch
+from lockstep.data.pipeline.readers import MemoryReader, Placement, Reader
 from lockstep.data.sets import EncodedSplit, InputSpec, MemorySplit, Split
 from lockstep.data.sharding import Sharding, evaluation_batches
-from lockstep.data.users import describe
+from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError
 
 
@@ -48,7 +49,7 @@ def reader_for(
     """
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed, sizes)
-    from lockstep.data.stream import FileSource, StreamReader, UserSource  # with Pillow
+    from lockstep.data.pipeline.loader_processes import FileSource, StreamReader, UserSource  # with Pillow
 
     _check_augmentation(augment)
     if isinstance(split, EncodedSplit):
@@ -56,7 +57,7 @@ def reader_for(
         options = (spec, placement, processes, skip_corrupt, augment, seed)
         if not on_device:
             return StreamReader(source, *options)
-        from lockstep.data.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
+        from lockstep.data.pipeline.device_decode import DeviceDecoder, EncodedSource  # with torchvision's decoders
 
         finish = DeviceDecoder(placement.device, spec.channels, split)
         return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)

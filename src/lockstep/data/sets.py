@@ -49,7 +49,7 @@ class ImageFile(Protocol):
     """An encoded image: a Path is one, an image of a split another. As a string it is its place, for messages."""
 
     def read_bytes(self) -> bytes | memoryview:
-        """The file as it is: JPEG, PNG, WebP or another of the forms of `lockstep.data.images`.
+        """The file as it is: JPEG, PNG, WebP or another of the forms of `lockstep.data.pipeline.image_header`.
 
         Raises:
             OSError: It cannot be read.

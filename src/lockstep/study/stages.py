@@ -16,13 +16,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data import augment
-from lockstep.data.buffers import SharedRing, share
-from lockstep.data.draws import Draws, Indices
-from lockstep.data.mixing import Mixing, mixes
-from lockstep.data.readers import Batch, Normalizer, Placement, change_at_random
+from lockstep.data.augment import geometric
+from lockstep.data.augment.draws import Draws, Indices
+from lockstep.data.augment.mixing import Mixing, mixes
+from lockstep.data.batch import Batch
+from lockstep.data.pipeline.buffers import SharedRing, share
+from lockstep.data.pipeline.loader_processes import FileSource, Raw, Request, Source, UserSource, as_it_is
+from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
-from lockstep.data.stream import FileSource, Raw, Request, Source, UserSource, as_it_is
 from lockstep.errors import CorruptImageError
 from lockstep.world import accelerator
 
@@ -170,7 +171,7 @@ class _Endless:
 
 
 def _pick_batch(setting: Setting, split: MemorySplit, samples: Indices) -> torch.Tensor:
-    return augment.gather(split.images, Draws(setting.seed, 0, samples), setting.augment)
+    return geometric.gather(split.images, Draws(setting.seed, 0, samples), setting.augment)
 
 
 def _pick(setting: Setting, split: MemorySplit) -> Work:
@@ -206,14 +207,14 @@ def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -
     def change() -> tuple[int, int]:
         if not is_users:
             changed = change_at_random(pixels, draws, config)
-            if augment.warps(config):
-                augment.warp(changed.to(setting.placement.dtype), draws, config)
+            if geometric.warps(config):
+                geometric.warp(changed.to(setting.placement.dtype), draws, config)
             if config.cutout:
-                augment.cutout_(batch.images, draws, config.cutout)
+                geometric.cutout_(batch.images, draws, config.cutout)
         mixing(batch, draws.samples, 0)
         return len(pixels), pixels.nbytes
 
-    own = [name for name in ("rand_augment", "cutout") if getattr(config, name)] + ["warp"] * augment.warps(config)
+    own = [name for name in ("rand_augment", "cutout") if getattr(config, name)] + ["warp"] * geometric.warps(config)
     names = [*([] if is_users else own), *(["mixing"] if mixes(config) else [])]
     if names:
         yield Stage("augment", ", ".join(names).replace("_", "-"), _finished(change, setting))

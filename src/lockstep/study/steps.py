@@ -18,7 +18,7 @@ from typing import Any, get_args
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
 from lockstep.study.phases import PhaseClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.data.readers import Normalizer, Placement
+from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.errors import ConfigError
 from lockstep.models import registry

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.train.metrics import Meter, Totals
 from lockstep.train.precision import Precision
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lockstep.data.readers import Normalizer, Placement
+from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.train.checkpoint import load_model

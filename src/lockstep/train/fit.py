@@ -19,7 +19,7 @@ from lockstep.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from lockstep.data.users import describe
+from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError
 from lockstep.train.loop import Result
 from lockstep.train.run import run_with

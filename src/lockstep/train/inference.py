@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data.decode import evaluation_pixels
-from lockstep.data.readers import Normalizer, Placement
+from lockstep.data.pipeline.decode import evaluation_pixels
+from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import pretrained, registry

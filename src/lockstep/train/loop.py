@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import goal

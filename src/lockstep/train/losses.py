@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.config.schema import NumericsConfig
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.nonfinite_trace import Buffers, Finding, trace
 from lockstep.train.optim import gradients_of

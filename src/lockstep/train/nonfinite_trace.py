@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.data.sets import EncodedSplit
 from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstep.data.progressive import side_at
-from lockstep.data.readers import Batch
+from lockstep.data.augment.progressive import side_at
+from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train import checkpoint
 from lockstep.train.device_clock import DeviceClock

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config.time_limit import TimeLeft
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.train.deadline import Deadline
 from lockstep.world.world import World
 

@@ -284,7 +284,7 @@ def old_checkpoint_pickle(folder: Path) -> Target:
 
 @target
 def cifar_batch(folder: Path) -> Target:
-    from lockstep.data.named import _join_batches
+    from lockstep.data.sources.torchvision_sets import _join_batches
 
     seed = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2], "filenames": ["a", "b"]}, 2)
     return Target(seed, _of_file(folder / "batch", lambda path: _join_batches([path])), (errors.DataError,))
@@ -292,9 +292,9 @@ def cifar_batch(folder: Path) -> Target:
 
 def _of_image(form: str, change: Callable[[bytes], bytes] = bytes, **options: Any) -> Make:
     def make(folder: Path) -> Target:
-        from lockstep.data.decode import decode, evaluation_pixels
-        from lockstep.data.encode import Encoding
-        from lockstep.data.images import header
+        from lockstep.data.packed.encode import Encoding
+        from lockstep.data.pipeline.decode import decode, evaluation_pixels
+        from lockstep.data.pipeline.image_header import header
         from lockstep.data.sets import FileSplit, InputSpec
 
         spec = InputSpec(3, 16, 16, (0.0,) * 3, (1.0,) * 3, 0.875)
@@ -348,7 +348,8 @@ def _pack(folder: Path) -> Path:
 
 def _of_pack(name: str) -> Make:
     def make(folder: Path) -> Target:
-        from lockstep.data import packed, verify
+        from lockstep.data.packed import reading as packed
+        from lockstep.data.sources import verify
 
         pack = _pack(folder)
         path = pack / name if "*" not in name else sorted(pack.glob(name))[0]
@@ -374,8 +375,8 @@ for _name in ("dataset.json", "train/index.npy", "train/*.tar"):
 
 @target
 def shard_record(folder: Path) -> Target:
-    from lockstep.data.encode import Encoding
-    from lockstep.data.shards import ShardRecord, ShardTask
+    from lockstep.data.packed.encode import Encoding
+    from lockstep.data.packed.shards import ShardRecord, ShardTask
 
     task = ShardTask(folder / "s.tar", (), "digest", Encoding())
     task.path.write_bytes(b"x" * 9)
@@ -407,8 +408,8 @@ def _meta() -> bytes:
 
 def _of_imagenet(which: str) -> Make:
     def make(folder: Path) -> Target:
-        from lockstep.data import prepare_imagenet
-        from lockstep.data.prepare_imagenet import look, prepare
+        from lockstep.data.sources import prepare_imagenet
+        from lockstep.data.sources.prepare_imagenet import look, prepare
 
         # It has a target of its own, as it starts a process.
         prepare_imagenet.meta_mat = SimpleNamespace(read=lambda meta: {1: "n00000001", 2: "n00000002"})
@@ -444,7 +445,7 @@ def imagenet_devkit_gzip(folder: Path) -> Target:
     path = folder / "devkit.tar"
 
     def read(data: bytes) -> object:
-        from lockstep.data.prepare_imagenet import look
+        from lockstep.data.sources.prepare_imagenet import look
 
         path.write_bytes(data)
         return look(folder / "train.tar", folder / "val.tar", path)
@@ -459,7 +460,7 @@ def meta_mat(folder: Path) -> Target:
 
     import scipy.io
 
-    from lockstep.data import meta_mat as module
+    from lockstep.data.sources import meta_mat as module
 
     def run(command: list[str], input: bytes, **options: Any) -> Any:
         out = folder / "out"

@@ -15,7 +15,7 @@ from torchvision import models
 
 from lockstep.cli import COMMANDS, main
 from lockstep.cli.data import ACTIONS
-from lockstep.data import digits
+from lockstep.data.sources import digits
 
 
 @pytest.fixture

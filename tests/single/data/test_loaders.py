@@ -13,12 +13,14 @@ from packs import pack_folder
 from torch.utils.data import Subset, TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data import catalog, digits, folder
+from lockstep.data import catalog
+from lockstep.data.augment.mixing import Mixing, mixes
+from lockstep.data.batch import Batch
 from lockstep.data.loaders import EvalLoader, TrainLoader, loaders, reader_for
-from lockstep.data.mixing import Mixing, mixes
-from lockstep.data.readers import Batch, Placement
+from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
+from lockstep.data.sources import digits, image_folder
 from lockstep.errors import ConfigError, DataError, LockstepError
 
 pytestmark = [
@@ -141,7 +143,7 @@ def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
 @pytest.mark.parametrize("processes", [0, 2])
 def test_1_2_and_3_workers_see_the_same_crops_of_files(new_folder: Callable[..., Path], processes: int) -> None:
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
-    data = folder.load(path, DataConfig(dataset=str(path), image_size=14))
+    data = image_folder.load(path, DataConfig(dataset=str(path), image_size=14))
     assert isinstance(data.train, FileSplit)
     split, augment = _First(data.train), AugmentConfig(flip=True, min_crop=0.3)
     (alone,) = _epochs(split, data.input, 1, augment=augment)
@@ -154,7 +156,7 @@ def test_1_2_and_3_workers_see_the_same_files_mixed_changed_and_growing(
     new_folder: Callable[..., Path], processes: int
 ) -> None:
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
-    data = folder.load(path, DataConfig(dataset=str(path), image_size=14))
+    data = image_folder.load(path, DataConfig(dataset=str(path), image_size=14))
     assert isinstance(data.train, FileSplit)
     split = _First(data.train)
     augment = AugmentConfig(flip=True, flip_alternate=True, rand_augment=2, mixup=0.2, cutmix=1.0)
@@ -368,7 +370,7 @@ def test_loaders_refuse_what_is_no_data_set(tmp_path: Path) -> None:
 def test_a_filler_of_a_damaged_image_does_not_stop_a_worker_without_a_share(new_folder: Callable[..., Path]) -> None:
     """With skip_corrupt, a worker that only lends a sample of weight 0 goes on, and has weight 0 all the same."""
     path = new_folder(sizes=((40, 30),), train=1, val=1)
-    data = folder.load(path, DataConfig(dataset=str(path), in_memory="never"))
+    data = image_folder.load(path, DataConfig(dataset=str(path), in_memory="never"))
     assert isinstance(data.train, FileSplit)
     data.train.paths[0].write_bytes(b"")
     reader = reader_for(data.train, _spec(14, 14, 3), Placement(CPU), AugmentConfig(), skip_corrupt=True)

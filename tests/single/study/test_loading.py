@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data import digits, folder
-from lockstep.data.readers import Placement
+from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import FileSplit
-from lockstep.data.users import describe
+from lockstep.data.sources import digits, image_folder
+from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import CorruptImageError
 from lockstep.study.figures import Figure, Turn
 from lockstep.study.loading import (
@@ -42,7 +42,7 @@ def _figure(name: str, rate: int) -> Figure:
 
 def _photographs(new_folder: Callable[..., Path], **config: bool) -> Setting:
     root = new_folder(sizes=((90, 70), (70, 90)), train=6)
-    data = folder.load(root, DataConfig(dataset=str(root), image_size=32))
+    data = image_folder.load(root, DataConfig(dataset=str(root), image_size=32))
     return Setting(data, AugmentConfig(flip=True, rand_augment=1, mixup=0.2), 4, CPU, **config)
 
 

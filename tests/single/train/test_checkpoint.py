@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.data import digits
+from lockstep.data.sources import digits
 from lockstep.errors import CheckpointError
 from lockstep.train import checkpoint, checkpoint_format
 from lockstep.train.checkpoint import CheckpointFolder

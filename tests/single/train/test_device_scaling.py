@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep.data import digits
+from lockstep.data.sources import digits
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all

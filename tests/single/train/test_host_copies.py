@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep.data import digits
+from lockstep.data.sources import digits
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data import digits
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
+from lockstep.data.sources import digits
 from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.train.ema import build_average
 from lockstep.train.fit import configure

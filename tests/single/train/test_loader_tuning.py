@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
-from lockstep.data import folder as image_folder
 from lockstep.data.loaders import reader_for
-from lockstep.data.readers import Placement, Reader
+from lockstep.data.pipeline.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit
-from lockstep.data.users import describe
+from lockstep.data.sources import image_folder as image_folder
+from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import CorruptImageError
 from lockstep.train import fit, loader_tuning
 from lockstep.train.loader_tuning import (

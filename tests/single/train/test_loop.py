@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.data.readers import Batch
+from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.finite_weights import are_finite
 from lockstep.train.nonfinite import RewindError, ScaledRewind, _whose

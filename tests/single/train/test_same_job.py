@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.data import digits
 from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
-from lockstep.data.users import describe as users_data
+from lockstep.data.sources import digits
+from lockstep.data.sources.user_dataset import describe as users_data
 from lockstep.errors import ConfigError
 from lockstep.train import same_job
 from lockstep.train.fit import configure

@@ -25,7 +25,7 @@ NVIDIAS_OWN = {
     "cli/horovod_flags.py",  # --num-nccl-streams
     "cli/horovodrun.py",  # what --check-build has always said
     "cli/old_flags.py",
-    "data/device_decode.py",  # nvJPEG
+    "data/pipeline/device_decode.py",  # nvJPEG
     "hvd/__init__.py",  # hvd.nccl_built
     "hvd/basics.py",
     "world/interfaces.py",  # NCCL_SOCKET_IFNAME

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from lockstep.cli.parse import parse
 
 if TYPE_CHECKING:
-    from lockstep.data.describe import SetFacts, SplitFacts
+    from lockstep.data.sources.describe import SetFacts, SplitFacts
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.data.describe import describe
+    from lockstep.data.sources.describe import describe
 
     facts = describe(command.path)
     table = Table("", *(split.name for split in facts.splits), show_edge=False)

@@ -46,15 +46,15 @@ class PackCommand:
 
 def main(words: Sequence[str]) -> int:
     command = parse(PackCommand, "data pack", words)
-    from lockstep.data.encode import Encoding
+    from lockstep.data.packed.encode import Encoding
 
     encoding = Encoding(command.short_side, command.format, command.quality)
     from lockstep.cli.data.progress import progress
-    from lockstep.data import pack
+    from lockstep.data.packed import writing
 
-    plan = pack.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
+    plan = writing.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
     with progress("packing", plan.samples, "images") as advance:
-        manifest = pack.write(plan, cores(command.jobs), advance)
+        manifest = writing.write(plan, cores(command.jobs), advance)
     parts = manifest.splits.values()
     for path in (path for part in parts for path in part.left_out):
         print(f"left out: {path}")

@@ -37,7 +37,7 @@ class PrepareCommand:
 def main(words: Sequence[str]) -> int:
     command = parse(PrepareCommand, "data prepare", words)
     from lockstep.cli.data.progress import progress
-    from lockstep.data import prepare_imagenet
+    from lockstep.data.sources import prepare_imagenet
 
     archives = prepare_imagenet.look(command.train, command.val, command.devkit)
     if command.md5:

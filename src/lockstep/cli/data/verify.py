@@ -30,7 +30,7 @@ class VerifyCommand:
 def main(words: Sequence[str]) -> int:
     command = parse(VerifyCommand, "data verify", words)
     from lockstep.cli.data.progress import progress
-    from lockstep.data import verify
+    from lockstep.data.sources import verify
 
     plan = verify.plan(command.path)
     with progress("verifying", plan.samples, "images") as advance:

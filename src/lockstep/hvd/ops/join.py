@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lockstep.hvd.engine import current as state
+from lockstep.hvd.engine import current
 from lockstep.hvd.engine.request import Request
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -27,7 +27,7 @@ def join(device: int = -1) -> int:
         HorovodInternalError: A worker is lost, or Horovod is not running.
     """
     request = Request("join", "all", [])
-    context = state.get_for_operation()
+    context = current.get_for_operation()
     context.channels[0].join(request, _own_device(device))
     last: int = request.wait()
     context.restart_counts(0)
@@ -35,8 +35,8 @@ def join(device: int = -1) -> int:
 
 
 def _own_device(number: int) -> torch.device:
-    current = accelerator.current()
-    return torch.device(current.type, number) if number >= 0 and current.type != "cpu" else current
+    own = accelerator.current()
+    return torch.device(own.type, number) if number >= 0 and own.type != "cpu" else own
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -1,0 +1,104 @@
+"""Making images smaller before they are packed: what is stored of an image's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from lockstep.data.pipeline.image_header import GREY_MODES, check_scans, eight_bits, open_encoded
+from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line
+
+# Pillow's names, and the extensions that WebDataset's readers know.
+FORMS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
+DEFAULT_QUALITY = 90
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What is done to images; by default nothing, and files are stored byte for byte.
+
+    Images whose short side is above `short_side` are resized to it; these are written as `form` (default jpeg), and so
+    is every image of another form if `form` is given.
+    """
+
+    short_side: int | None = None
+    form: str | None = None
+    quality: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.short_side is not None and self.short_side < 1:
+            raise ConfigError(f"--short-side is a number of pixels, 1 or more; got {self.short_side}")
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ConfigError(f"--quality is between 1 and 100; got {self.quality}")
+        if self.quality is not None and (not self.changes or self.form == "png"):
+            raise ConfigError(
+                "--quality is for images that are re-encoded with loss: add --short-side or --format jpeg"
+            )
+
+    @property
+    def changes(self) -> bool:
+        return self.short_side is not None or self.form is not None
+
+    def apply(self, content: bytes, path: Path) -> tuple[bytes, str]:
+        """What to store of the image file `path`, and with which extension.
+
+        Any EXIF rotation is not applied, as in training; transparency is dropped, grey stays grey.
+
+        Raises:
+            CorruptImageError: It had to be decoded and cannot be.
+            DataError: It cannot be stored in this form.
+        """
+        if not self.changes:
+            return content, _extension(path)
+        try:
+            check_scans(content)
+            with open_encoded(content) as image:
+                size, form = self._reduced(image.size), (image.format or "").lower()
+                if size == image.size and self.form in (None, form):
+                    return content, FORMS.get(form) or _extension(path)
+                pixels = _decode(image, size)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's decoders raise many types on damaged files
+            raise CorruptImageError(
+                f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
+                f"`lockstep data pack --skip-corrupt` leaves such files out"
+            ) from None
+        return self._store(pixels, path)
+
+    def _reduced(self, size: tuple[int, int]) -> tuple[int, int]:
+        short = min(size)
+        if self.short_side is None or short <= self.short_side:
+            return size
+        width, height = (max(1, round(side * self.short_side / short)) for side in size)
+        return width, height
+
+    def _store(self, pixels: Image.Image, path: Path) -> tuple[bytes, str]:
+        form, stored = self.form or "jpeg", BytesIO()
+        quality = {} if form == "png" else {"quality": self.quality or DEFAULT_QUALITY}
+        try:
+            pixels.save(stored, form, **quality)  # of JPEG, Pillow's chroma subsampling is 4:2:0
+        except MemoryError:
+            raise
+        except Exception as error:  # such as more pixels than the form can have
+            other = "png" if form == "jpeg" else "jpeg"
+            raise DataError(
+                f"{path} cannot be stored as {form}: {first_line(error)}; use --format {other}, or a --short-side"
+            ) from None
+        return stored.getvalue(), FORMS[form]
+
+
+def _decode(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Grey or RGB, as training sees it, in `size`."""
+    image.draft(None, (2 * size[0], 2 * size[1]))  # JPEG: decode at 1/2, 1/4 or 1/8, never below twice the size
+    pixels = eight_bits(image)
+    pixels = pixels.convert("L" if pixels.mode in GREY_MODES else "RGB")
+    return pixels if pixels.size == size else pixels.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+
+
+def _extension(path: Path) -> str:
+    extension = path.suffix[1:].lower()
+    return "jpg" if extension == "jpeg" else extension

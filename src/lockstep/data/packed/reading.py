@@ -1,0 +1,301 @@
+"""The packed form of a folder of images: WebDataset shards with an index, read by memory map at any sample.
+
+    OUT/dataset.json               classes, settings, and the shards of both splits with their sizes and SHA-256
+    OUT/train/train-000000.tar     POSIX tar: CLASS/KEY.jpg, the image's file, then CLASS/KEY.cls, its class's number
+    OUT/train/index.npy            one row a sample, in the folder's order: where its bytes lie, its label, its CRC-32
+    OUT/val/...                    the same of the validation images
+
+docs/howto/data.md is the specification. WebDataset's own: https://github.com/webdataset/webdataset (tar members are
+grouped by what stands before the first dot of their base name).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import tarfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.sets import EncodedSplit
+from lockstep.errors import DataError, first_line
+from lockstep.files.jsonl import write_json
+from lockstep.files.untrusted import open_plain, read_bytes, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstep.config.schema import DataConfig
+    from lockstep.data.sets import ImageData
+
+FORMAT, VERSION = "lockstep-packed-images", 1
+MANIFEST_FILE, UNFINISHED_FILE, INDEX_FILE = "dataset.json", "packing.json", "index.npy"
+SPLITS = ("train", "val")
+# `start`: the first byte of the image's tar header; `offset` and `length`: its content; `crc`: zlib.crc32 of that.
+ROW = np.dtype(
+    [("shard", "<u4"), ("label", "<i4"), ("start", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc", "<u4")]
+)
+BLOCK = tarfile.BLOCKSIZE
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file of a split."""
+
+    file: str
+    samples: int
+    size_bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (self.samples, self.size_bytes))
+        plain = isinstance(self.file, str) and self.file == os.path.basename(self.file) and self.file.endswith(".tar")
+        if not (whole and plain and isinstance(self.sha256, str)):
+            raise ValueError(f"{self} cannot be")
+
+    def check_size(self, folder: Path) -> None:
+        """Refuse a shard of another size: to read past the end of a mapped file would kill the process.
+
+        Raises:
+            DataError: It is missing or of another size than it was packed with.
+        """
+        path = folder / self.file
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or pack anew") from None
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path} is no plain file; copy it again, or pack anew")
+        if size != self.size_bytes:
+            raise DataError(
+                f"{path} has {size:,} bytes and was packed with {self.size_bytes:,}; copy it again, or pack anew"
+            )
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """What dataset.json says of a split."""
+
+    samples: int
+    index_sha256: str
+    shards: tuple[Shard, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """dataset.json. `settings` and `source` (a digest of the packed files' names, sizes and times) tell packs apart."""
+
+    name: str
+    classes: tuple[str, ...]
+    settings: dict[str, Any]
+    source: str
+    splits: dict[str, PackedPart]
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / MANIFEST_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read a pack's description.
+
+        Raises:
+            DataError: It is damaged, or of a newer form.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            values = read_json(path)
+            if values.pop("format") != FORMAT:
+                raise ValueError("another format")
+            version = values.pop("version")
+            if version != VERSION:
+                raise DataError(f"{folder} is of packed form {version}, this Lockstep reads {VERSION}: update Lockstep")
+            parts = {
+                split: PackedPart(
+                    part["samples"],
+                    part["index_sha256"],
+                    tuple(Shard(**shard) for shard in part["shards"]),
+                    tuple(part["left_out"]),
+                )
+                for split, part in values["splits"].items()
+            }
+            if set(parts) != set(SPLITS):
+                raise ValueError(f"its splits are {', '.join(parts)}")
+            manifest = cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
+            manifest._check_types()
+            return manifest
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is damaged ({error!r}); copy it again, or pack anew") from None
+
+    def _check_types(self) -> None:
+        texts = [self.name, self.source, *self.classes]
+        for part in self.splits.values():
+            texts += [part.index_sha256, *part.left_out]
+            if part.samples != sum(shard.samples for shard in part.shards):
+                raise ValueError("the shards' samples do not add up")
+        if not isinstance(self.settings, dict) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("a value is of another type")
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether a folder is a pack of this form, and not a tree of images, which may have its own dataset.json.
+
+    Raises:
+        DataError: It is one that is not finished, or has lost its dataset.json.
+    """
+    if _is_ours(folder / MANIFEST_FILE):
+        return True
+    if is_begun(folder):
+        raise DataError(f"{folder} is not packed to the end; run the same `lockstep data pack` again, and it goes on")
+    if (folder / SPLITS[0] / INDEX_FILE).is_file():
+        raise DataError(f"{folder} is a damaged pack, without a whole {MANIFEST_FILE}; copy it again, or pack anew")
+    return False
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether packing to a folder has begun, and not come to its end."""
+    return _is_ours(folder / UNFINISHED_FILE)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return FORMAT.encode() in read_bytes(path)
+    except (OSError, ValueError):
+        return False
+
+
+class PackedSplit(EncodedSplit):
+    """One split of a pack. Files are opened when they are read, in each process anew.
+
+    Plain memory maps: 14 µs for a cached sample of 50 KB and 115 µs from a disk, against 20 µs and 143 µs with pread
+    (which copies), and 700 to 840 µs from the disk under MADV_RANDOM, which turns readahead off.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[Shard]):
+        """`folder`: the split's own, with its index.
+
+        Raises:
+            DataError: The index or a shard is missing or not what was packed.
+        """
+        self.folder, self.shards = folder, tuple(shards)
+        self._maps: dict[int, mmap.mmap] = {}
+        _allow_open_files()
+        for shard in self.shards:
+            shard.check_size(folder)
+        self.index = self._open_index()
+
+    def _open_index(self) -> npt.NDArray[np.void]:
+        path = self.folder / INDEX_FILE
+        try:
+            open_plain(path).close()
+            index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        except Exception as error:  # NumPy raises many types on damaged headers
+            raise DataError(f"{path} cannot be read ({first_line(error)}); copy it again, or pack anew") from None
+        samples = sum(shard.samples for shard in self.shards)
+        if index.dtype != ROW or index.shape != (samples,) or (samples and index["shard"].max() >= len(self.shards)):
+            raise DataError(f"{path} is not the index of these {samples:,} samples; copy it again, or pack anew")
+        return index
+
+    @property
+    def labels(self) -> Sequence[int]:  # type: ignore[override]  # a view of the index, not an attribute
+        return cast("Sequence[int]", self.index["label"])
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "shards": self.shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.folder, self.shards, self._maps = state["folder"], state["shards"], {}
+        _allow_open_files()
+        self.index = self._open_index()
+
+    def name(self, sample: int) -> str:
+        row = self.index[sample]
+        header = bytes(self._map(row)[int(row["start"]) : int(row["offset"])])
+        return f"{self.folder / self.shards[row['shard']].file}!{member_name(header)}"
+
+    def read(self, sample: int) -> memoryview:
+        row = self.index[sample]
+        offset = int(row["offset"])
+        return memoryview(self._map(row))[offset : offset + int(row["length"])]
+
+    def _map(self, row: np.void) -> mmap.mmap:
+        number = int(row["shard"])
+        if number not in self._maps:
+            shard = self.shards[number]
+            shard.check_size(self.folder)
+            path = self.folder / shard.file
+            try:
+                with path.open("rb") as file:
+                    self._maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    raise
+                raise DataError(
+                    f"{path} cannot be opened ({error.strerror}); each of {len(self.shards):,} tar files stays open: "
+                    f"raise `ulimit -n`, or pack anew with a larger --shard-mb"
+                ) from None
+        return self._maps[number]
+
+
+@cache
+def _allow_open_files() -> None:
+    """Raise this process's soft limit of open files to the hard one, once: each map holds its file open."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # macOS takes no "unlimited" here
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def member_name(header: bytes) -> str:
+    """The name in a member's tar headers; every sample's is asked for, and tarfile takes ten times as long."""
+    if len(header) == BLOCK:  # ustar: name, ..., prefix
+        name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
+        return (prefix + b"/" * bool(prefix) + name).decode("utf-8", "replace")
+    try:
+        with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # a PAX header before it
+            member = archive.next()
+            return member.name if member else "?"
+    except Exception:  # tarfile raises many types on damaged headers
+        return "(its tar header is damaged)"
+
+
+def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
+    """The training and the validation images of a pack.
+
+    Raises:
+        DataError: An index or a shard is missing or not what was packed.
+    """
+    train, val = (PackedSplit(folder / name, manifest.splits[name].shards) for name in SPLITS)
+    for split in (train, val):
+        labels = np.asarray(split.labels)
+        if labels.size and not 0 <= labels.min() <= labels.max() < len(manifest.classes):
+            raise DataError(f"{split.folder / INDEX_FILE} has labels without a class; copy it again, or pack anew")
+    return train, val
+
+
+def load(folder: Path, config: DataConfig) -> ImageData:
+    """Read a pack as the folder that it was packed from: the same classes, samples, order and input.
+
+    Raises:
+        DataError: The pack is damaged.
+        CorruptImageError, ConfigError: As for a folder.
+    """
+    from lockstep.data.sources.image_folder import from_splits
+
+    manifest = Manifest.read(folder)
+    train, val = splits(folder, manifest)
+    return from_splits(manifest.name, manifest.classes, train, val, config)

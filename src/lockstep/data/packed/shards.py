@@ -1,0 +1,158 @@
+"""Writing one shard of a pack, which is one process's work. Without torch, so that processes start at once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import tarfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+from zlib import crc32
+
+from lockstep.data.packed.encode import Encoding
+from lockstep.data.packed.reading import BLOCK
+from lockstep.data.process_pool import Advance
+from lockstep.errors import CorruptImageError, DataError
+from lockstep.files.jsonl import write_json
+from lockstep.files.untrusted import read_json
+
+LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # a file's own faults; others pass, or are the machine's
+
+
+class Item(NamedTuple):
+    """One image to pack: its file, its members' name without an extension, and its class's number."""
+
+    path: str
+    key: str
+    label: int
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to write."""
+
+    path: Path
+    items: tuple[Item, ...]
+    source: str  # a digest of all that a change of the items would change
+    encoding: Encoding
+    skip_corrupt: bool = False
+
+    @property
+    def record_path(self) -> Path:
+        """Where the shard's rows are kept until the split's index is written."""
+        return self.path.with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What a written shard adds to the index: (label, start, offset, length, crc) of each sample."""
+
+    source: str
+    size_bytes: int
+    sha256: str
+    rows: list[list[int]]
+    left_out: list[str]
+
+    @classmethod
+    def of(cls, task: ShardTask) -> ShardRecord | None:
+        """The record of a shard that was written before; None: there is none, or of other files, or of less."""
+        try:
+            record = cls(**read_json(task.record_path))
+            same = record.source == task.source and task.path.stat().st_size == record.size_bytes
+            return record if same and (task.skip_corrupt or not record.left_out) else None
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def write_shard(task: ShardTask, advance: Advance) -> None:
+    """Write a shard under another name, sync it, and give it its name: it is whole or not there.
+
+    Raises:
+        DataError: It cannot be written, as on a full disk, or an image cannot be read for now.
+        CorruptImageError: An image is missing, or cannot be decoded, and has to be.
+    """
+    partial = task.path.with_name(task.path.name + ".part")
+    try:
+        task.path.unlink(missing_ok=True)  # of other files: it must not lie beside the record of these
+        with partial.open("wb") as file:
+            record = _write_items(file, task, advance)
+            file.flush()
+            os.fsync(file.fileno())
+        write_json(task.record_path, asdict(record))
+        os.replace(partial, task.path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = "make room there" if full else "mend that"
+        raise DataError(
+            f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again: it goes on"
+        ) from None
+    except MemoryError:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"memory ran out at {task.path}; lower -j and run the same command again: it goes on") from None
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardRecord:
+    tar = _Tar(file)
+    rows, left_out = [], []
+    for item in task.items:
+        try:
+            content, extension = task.encoding.apply(_read(item.path), Path(item.path))
+        except CorruptImageError:
+            if not task.skip_corrupt:
+                raise
+            left_out.append(item.path)
+        else:
+            start, offset = tar.add(f"{item.key}.{extension}", content)
+            tar.add(f"{item.key}.cls", b"%d" % item.label)
+            rows.append([item.label, start, offset, len(content), crc32(content)])
+        advance(1)
+    tar.end()
+    return ShardRecord(task.source, tar.size, tar.digest.hexdigest(), rows, left_out)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        if error.errno not in LEFT_OUT:
+            raise DataError(
+                f"{path} cannot be read ({error.strerror}); mend that and run the same command again: it goes on"
+            ) from None
+        raise CorruptImageError(
+            f"{path} cannot be read ({error.strerror}); mend or remove it; "
+            f"`lockstep data pack --skip-corrupt` leaves such files out"
+        ) from None
+
+
+class _Tar:
+    """A tar file (POSIX.1-2001) that depends on names and contents alone: no times, no owners."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.size, self.digest = 0, hashlib.sha256()
+
+    def add(self, name: str, content: bytes) -> tuple[int, int]:
+        """Append a file; where its headers and where its content begin."""
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        start = self.size
+        self._write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        offset = self.size
+        self._write(content)
+        self._write(bytes(-len(content) % BLOCK))
+        return start, offset
+
+    def end(self) -> None:
+        self._write(bytes(2 * BLOCK))
+        self._write(bytes(-self.size % tarfile.RECORDSIZE))
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self.digest.update(content)
+        self.size += len(content)

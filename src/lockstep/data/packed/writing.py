@@ -1,0 +1,261 @@
+"""Packing a folder of images: what goes into which shard, planned first, then written by all cores and resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.packed.encode import Encoding
+from lockstep.data.packed.reading import (
+    FORMAT,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    ROW,
+    SPLITS,
+    UNFINISHED_FILE,
+    Manifest,
+    PackedPart,
+    Shard,
+    is_begun,
+    is_packed,
+)
+from lockstep.data.packed.shards import Item, ShardRecord, ShardTask, write_shard
+from lockstep.data.process_pool import Advance, run_all
+from lockstep.data.sets import FileSplit
+from lockstep.data.sources.folder_listing import list_images, name_of, validation_folder
+from lockstep.errors import ConfigError, DataError
+from lockstep.files.folder_lock import alone
+from lockstep.files.jsonl import sync_folder, write_json
+from lockstep.files.untrusted import read_json
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """A folder's packing: the same folder and settings always make the same plan, on any machine."""
+
+    out: Path
+    name: str
+    classes: tuple[str, ...]
+    settings: dict[str, Any]
+    source: str
+    tasks: dict[str, list[ShardTask]]
+
+    @property
+    def samples(self) -> int:
+        return sum(len(task.items) for tasks in self.tasks.values() for task in tasks)
+
+
+def make_plan(
+    folder: Path, out: Path, encoding: Encoding, shard_bytes: int = 128 << 20, skip_corrupt: bool = False
+) -> PackPlan:
+    """Plan the shards of a folder; nothing is written.
+
+    Args:
+        shard_bytes: A shard ends where its source files together reach this.
+
+    Raises:
+        DataError: The folder holds no images as `lockstep train` reads them.
+        ConfigError: `out` cannot be where the pack goes.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; name one with train/ and val/ (or test/)")
+    _check_places(folder, out)
+    classes, *file_splits = list_images(folder)
+    roots = folder / "train", validation_folder(folder)
+    digest = hashlib.sha256()
+    tasks: dict[str, list[ShardTask]] = {}
+    for name, root, split in zip(SPLITS, roots, file_splits, strict=True):
+        facts = [_facts(path) for path in split.paths]
+        items = [
+            Item(str(path), key, label)
+            for path, key, label in zip(split.paths, _keys(split, root), split.labels, strict=True)
+        ]
+        tasks[name] = []
+        for number, (start, end) in enumerate(_cut([size for size, _ in facts], shard_bytes)):
+            source = _digest(items[start:end], facts[start:end])
+            digest.update(source.encode())
+            path = out / name / f"{name}-{number:06d}.tar"
+            tasks[name].append(ShardTask(path, tuple(items[start:end]), source, encoding, skip_corrupt))
+    settings = {**asdict(encoding), "shard_bytes": shard_bytes}
+    return PackPlan(out, name_of(folder), classes, settings, digest.hexdigest(), tasks)
+
+
+def _check_places(folder: Path, out: Path) -> None:
+    if is_packed(folder):
+        raise DataError(f"{folder} is packed already; name the folder of images that it came from")
+    source, target = folder.resolve(), out.resolve()
+    if target.is_relative_to(source) or source.is_relative_to(target):
+        raise ConfigError(f"OUT {out} and FOLDER {folder} lie in each other; name another OUT")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"OUT {out} is a file; name a new folder")
+    own = {f"{name}.part" for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
+    others = out.is_dir() and any(path.name not in own for path in out.iterdir())
+    if others and not is_begun(out) and not is_packed(out):
+        raise ConfigError(f"OUT {out} holds other things; name a new folder")
+
+
+def _facts(path: Path) -> tuple[int, int]:
+    """A file's size and its time of change; of a link that leads nowhere, zeros: to read it will say so."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return 0, 0
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _digest(items: Sequence[Item], facts: Sequence[tuple[int, int]]) -> str:
+    """Of all that a change of the files, or of their place in the set, would change."""
+    digest = hashlib.sha256()
+    for item, (size, changed) in zip(items, facts, strict=True):
+        line = f"{item.key}\0{os.path.basename(item.path)}\0{item.label}\0{size}\0{changed}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _keys(split: FileSplit, root: Path) -> Iterator[str]:
+    """Members' names without extension, CLASS/..., each once.
+
+    WebDataset ends a key at the first dot of its base name; so dots in it become %2E, and % itself %25. The extension
+    belongs to a file's key where another has the same name without it, or has what is left as its whole name.
+    """
+    names = [str(path) for path in split.paths]
+    stems = [os.path.splitext(name)[0] for name in names]
+    counts = Counter(stems)
+    counts.update(names)
+    begin = len(str(root)) + 1
+    for name, stem in zip(names, stems, strict=True):
+        folder, base = os.path.split(name if counts[stem] > 1 else stem)
+        yield f"{folder[begin:]}/{base.replace('%', '%25').replace('.', '%2E')}"
+
+
+def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut a list of sizes into runs (start, end), each of which ends where it reaches the limit."""
+    start = total = 0
+    for end, size in enumerate(sizes, 1):
+        total += size
+        if total >= limit or end == len(sizes):
+            yield start, end
+            start, total = end, 0
+
+
+def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
+    """Write what is not there yet, and return the pack's description.
+
+    Raises:
+        DataError: It cannot be written, an image cannot be read, or a process was killed; the same call goes on.
+        CorruptImageError: An image had to be decoded and cannot be.
+        ConfigError: The pack there was begun from other files or with other settings.
+    """
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        with alone(plan.out):
+            if (plan.out / MANIFEST_FILE).exists():
+                manifest = Manifest.read(plan.out)
+                _check_same(plan, manifest.settings, manifest.source)
+                advance(plan.samples)
+            else:
+                _begin(plan)
+                manifest = _write_all(plan, processes, advance)
+            _remove_traces(plan)
+    except OSError as error:
+        raise DataError(f"{plan.out} cannot be written ({error}); mend that and run the same command again") from None
+    return manifest
+
+
+def _begin(plan: PackPlan) -> None:
+    """Mark the pack as begun, and remove what kills and changed files have left there."""
+    path = plan.out / UNFINISHED_FILE
+    if path.exists():
+        try:
+            begun = read_json(path)
+            settings, name = begun["settings"], begun["name"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path} is damaged; remove {plan.out} and pack anew") from None
+        if name != plan.name:
+            raise ConfigError(f"{plan.out} was begun from another folder, {name}; name another OUT, or remove it")
+        _check_same(plan, settings, plan.source)  # of changed files, only their shards are written anew
+    write_json(path, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
+    planned = {path for task in _all_tasks(plan) for path in (task.path, task.record_path)}
+    for name in SPLITS:
+        (plan.out / name).mkdir(exist_ok=True)
+        for stale in set((plan.out / name).iterdir()) - planned:
+            stale.unlink()
+
+
+def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
+    flags = {"short_side": "--short-side", "form": "--format", "quality": "--quality"}
+    for name, value in plan.settings.items():
+        if settings.get(name) != value:
+            raise ConfigError(
+                f"{plan.out} was packed with {flags.get(name, '--shard-mb')} {_said(name, settings.get(name))}, "
+                f"not {_said(name, value)}; give the same flags, name another OUT, or remove it"
+            )
+    if source != plan.source:
+        raise ConfigError(
+            f"{plan.out} was packed from other files, or these have changed since; name another OUT, or remove it"
+        )
+
+
+def _said(name: str, value: Any) -> str:
+    if name == "shard_bytes" and isinstance(value, int):
+        return f"{value >> 20}"
+    return "unset" if value is None else str(value)
+
+
+def _write_all(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
+    records = {task.path: ShardRecord.of(task) for task in _all_tasks(plan)}
+    missing = [task for task in _all_tasks(plan) if records[task.path] is None]
+    advance(plan.samples - sum(len(task.items) for task in missing))
+    try:
+        for _ in run_all(write_shard, missing, processes, advance):
+            pass
+    finally:
+        for task in missing:  # of processes that were ended
+            for path in (task.path, task.record_path):
+                path.with_name(path.name + ".part").unlink(missing_ok=True)
+    records.update((task.path, ShardRecord.of(task)) for task in missing)
+    parts = {name: _write_index(plan.out / name, plan.tasks[name], records) for name in SPLITS}
+    manifest = Manifest(plan.name, plan.classes, plan.settings, plan.source, parts)
+    manifest.write(plan.out)
+    return manifest
+
+
+def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path, ShardRecord | None]) -> PackedPart:
+    """Gather the shards' rows into the split's index."""
+    rows, shards, left_out = [], [], []
+    for number, task in enumerate(tasks):
+        record = records[task.path]
+        if record is None:
+            raise DataError(f"{task.path} has vanished while it was packed; run the same command again")
+        rows += [(number, *row) for row in record.rows]
+        shards.append(Shard(task.path.name, len(record.rows), record.size_bytes, record.sha256))
+        left_out += record.left_out
+    if not rows:
+        raise DataError(f"none of the images for {folder} can be decoded, {left_out[0]} among them")
+    path = folder / INDEX_FILE
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as file:
+        np.save(file, np.array(rows, ROW))
+        file.flush()
+        os.fsync(file.fileno())
+    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    os.replace(partial, path)
+    sync_folder(folder)
+    return PackedPart(len(rows), digest, tuple(shards), tuple(left_out))
+
+
+def _all_tasks(plan: PackPlan) -> list[ShardTask]:
+    return [task for name in SPLITS for task in plan.tasks[name]]
+
+
+def _remove_traces(plan: PackPlan) -> None:
+    for task in _all_tasks(plan):
+        task.record_path.unlink(missing_ok=True)
+    (plan.out / UNFINISHED_FILE).unlink(missing_ok=True)

@@ -1,0 +1,176 @@
+"""JPEG decoding on the GPU: loader processes read files and draw crops, the device decodes (nvJPEG) and resizes.
+
+For training images alone: evaluation's crops lie between pixels, and its pixels are to be the same on all machines.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from lockstep.data.pipeline.buffers import share
+from lockstep.data.pipeline.decode import Box, Cut, Pixels, Size, decode
+from lockstep.data.pipeline.image_header import check_scans, open_encoded
+from lockstep.data.pipeline.loader_processes import FileSource, Raw, Request
+from lockstep.data.sets import EncodedSplit, ImageFile
+from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
+
+MODES = {"L": 1, "RGB": 3}  # of a JPEG file whose channels are those of its images: their number
+MOST_PIXELS = 1 << 26  # of larger images a batch could fill the device; the CPU reduces them as it decodes
+TAIL = 1024  # bytes at the end of a file in which its last marker is looked for; cameras add some
+
+
+Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from files, uint8 [bytes], to images, uint8 [C, H, W]
+
+
+def batch_decoder(device: torch.device, channels: int) -> Decode:
+    """torchcodec's decoder for a device, or torchvision's, which gives way to it from 0.29 on."""
+    try:
+        from torchcodec.decoders import decode_jpeg
+    except (ImportError, RuntimeError):  # it is not installed, or lacks a library
+        from torchvision import io
+
+        mode = io.ImageReadMode.RGB if channels == 3 else io.ImageReadMode.GRAY
+        return cast(Decode, partial(io.decode_jpeg, mode=mode, device=device))
+    return cast(Decode, partial(decode_jpeg, mode="RGB" if channels == 3 else "GRAY", device=device))
+
+
+class Wanted(NamedTuple):
+    """The part of an encoded image that is wanted: where its file begins and ends, and the crop."""
+
+    start: int
+    end: int
+    box: Box
+    flipped: bool
+
+
+class Encoded(NamedTuple):
+    """A batch of files, one after the other as uint8 [bytes]; what the device cannot decode is there as pixels."""
+
+    files: torch.Tensor
+    size: Size
+    wanted: dict[int, Wanted]  # by position in the batch
+    made: dict[int, Pixels]
+
+
+class EncodedSource:
+    """Reads the files of a batch, and decodes those that are not plain JPEG."""
+
+    def __init__(self, split: EncodedSplit, channels: int, by_cpu: FileSource):
+        self._split, self._channels, self._by_cpu = split, channels, by_cpu
+
+    def __getitems__(self, request: Request) -> Raw:
+        cuts, flipped, size = self._by_cpu.plan(request)
+        files: list[bytes | memoryview] = []
+        wanted, made, corrupt, end = {}, {}, {}, 0
+        for position, sample in enumerate(request.samples.tolist()):
+            image, cut = self._split.image(sample), cuts[position]
+            try:
+                file = self._plain_jpeg(image, cut)
+                if file is None:
+                    pixels = decode(image, self._channels, cut, size)
+                    made[position] = pixels[:, ::-1].copy() if flipped[position] else pixels
+                    continue
+            except CorruptImageError as error:
+                corrupt[position] = (str(image), str(error))
+                continue
+            encoded, box = file
+            wanted[position] = Wanted(end, end + len(encoded), box, bool(flipped[position]))
+            files.append(encoded)
+            end += len(encoded)
+        joined = torch.from_numpy(np.frombuffer(b"".join(files), np.uint8).copy())
+        return Raw(Encoded(share(joined), size, wanted, made), self._by_cpu.labels(request), corrupt)
+
+    def _plain_jpeg(self, file: ImageFile, cut: Cut) -> tuple[bytes | memoryview, Box] | None:
+        """A whole JPEG file of the right colours, and the box to cut out of it; None: it is for `decode`."""
+        try:
+            encoded = file.read_bytes()
+            check_scans(encoded)
+            with open_encoded(encoded) as image:  # which reads the header alone
+                plain = image.format == "JPEG" and MODES.get(image.mode) in (self._channels, 1)
+                plain = plain and math.prod(image.size) <= MOST_PIXELS
+                box = cut(*image.size)
+        except LockstepError:
+            raise
+        except Exception:  # `decode` will say what is wrong
+            return None
+        return (encoded, box) if plain and b"\xff\xd9" in bytes(encoded[-TAIL:]) else None
+
+
+class DeviceDecoder:
+    """Makes images of an encoded batch, on a device; what the device refuses is decoded by the CPU."""
+
+    def __init__(self, device: torch.device, channels: int, split: EncodedSplit):
+        """Raises ConfigError where the device decodes nothing."""
+        self._device, self._channels, self._split = device, channels, split
+        self._decode = batch_decoder(device, channels)
+        self._warned = False
+        blank = BytesIO()
+        Image.new("RGB", (16, 16)).save(blank, "JPEG")
+        try:
+            self._decode([torch.frombuffer(bytearray(blank.getvalue()), dtype=torch.uint8)])
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--decode gpu: JPEG cannot be decoded on {device} ({first_line(error)}); "
+                f"pip install 'lockstep-torch[gpu-decode]', or leave --decode out"
+            ) from None
+
+    def __call__(self, request: Request, raw: Raw) -> Raw:
+        batch = raw.images
+        assert isinstance(batch, Encoded)
+        width, height = batch.size
+        images = torch.zeros(len(raw.labels), self._channels, height, width, dtype=torch.uint8, device=self._device)
+        made, corrupt = dict(batch.made), dict(raw.corrupt)
+        for position, image in self._decode_all(batch).items():
+            part = batch.wanted[position]
+            if image is None:
+                try:
+                    made[position] = self._by_cpu(int(request.samples[position]), part, batch.size)
+                except CorruptImageError as error:
+                    corrupt[position] = (self._split.name(int(request.samples[position])), str(error))
+                continue
+            left, top, right, bottom = map(round, part.box)
+            cut = image[:, top:bottom, left:right].unsqueeze(0).float()
+            resized = F.interpolate(cut, (height, width), mode="bilinear", antialias=True)[0]
+            images[position] = (resized.flip(2) if part.flipped else resized).round_().clamp_(0, 255)
+        for position, pixels in made.items():
+            images[position] = torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
+        return Raw(images, raw.labels, corrupt)
+
+    def _decode_all(self, batch: Encoded) -> dict[int, torch.Tensor | None]:
+        """The images by position; None: the device refuses this one."""
+        files = {position: batch.files[part.start : part.end] for position, part in batch.wanted.items()}
+        if not files:
+            return {}
+        try:
+            return dict(zip(files, self._decode(list(files.values())), strict=True))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return {position: self._decode_one(file) for position, file in files.items()}
+
+    def _decode_one(self, file: torch.Tensor) -> torch.Tensor | None:
+        try:
+            return self._decode([file])[0]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not self._warned:
+                logging.getLogger("lockstep").warning(
+                    f"--decode gpu: the GPU refuses an image ({first_line(error)}); the CPU decodes such"
+                )
+            self._warned = True
+            return None
+
+    def _by_cpu(self, sample: int, part: Wanted, size: Size) -> Pixels:
+        pixels = decode(self._split.image(sample), self._channels, lambda width, height: part.box, size)
+        return pixels[:, ::-1].copy() if part.flipped else pixels.copy()

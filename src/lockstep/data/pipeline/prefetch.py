@@ -1,0 +1,53 @@
+"""Making the next batch while the current one is used: on the GPU's copy stream, or in a thread of the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from lockstep.data.batch import Batch
+from lockstep.world import accelerator
+
+
+def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = False) -> Iterator[Batch]:
+    """Yield the same batches, each made one ahead.
+
+    Args:
+        batches: For a GPU, it makes its tensors with non-blocking copies from pinned memory, on the current stream.
+        in_thread: On a CPU, they may be made in a thread, for they touch no global state, such as torch's generator.
+            They are where torch has one thread for the step: several wait for each other after each operation, and
+            another thread beside them on the same cores makes the step half as slow again. Else batches are made when
+            they are asked for.
+    """
+    if accelerator.overlaps(device):
+        return _by_stream(batches, device)
+    return _by_thread(batches) if in_thread and torch.get_num_threads() == 1 else batches
+
+
+def _by_thread(batches: Iterator[Batch]) -> Iterator[Batch]:
+    with ThreadPoolExecutor(1, "lockstep-prefetch") as thread:
+        coming = thread.submit(next, batches, None)
+        while (ready := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield ready
+
+
+def _by_stream(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    side = accelerator.new_stream(device)
+    used_by = accelerator.current_stream(device)
+    side.wait_stream(used_by)
+
+    def make() -> Batch | None:
+        with accelerator.on(side):
+            return next(batches, None)
+
+    coming = make()
+    while coming is not None:
+        used_by.wait_stream(side)
+        for tensor in coming:
+            if tensor is not None:
+                tensor.record_stream(used_by)  # the side stream must not reuse this memory too early
+        ready, coming = coming, make()
+        yield ready

@@ -1,0 +1,138 @@
+"""Readers: from lists of sample numbers to batches on the device, one kind for each kind of split.
+
+A reader is handed a plan, the samples of each batch to come, and yields the batches in that order. It knows nothing of
+ranks; `loaders.py` makes the plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from lockstep.config.schema import AugmentConfig
+from lockstep.data.augment import geometric
+from lockstep.data.augment.draws import Draws, Indices
+from lockstep.data.augment.progressive import Sizes, resize, side_at
+from lockstep.data.batch import Batch
+from lockstep.data.pipeline.buffers import Pool
+from lockstep.data.pipeline.sending import send
+from lockstep.data.sets import InputSpec, MemorySplit
+from lockstep.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a batch is to lie: its device, its floating dtype, and NCHW or NHWC order."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+
+
+class Reader(Protocol):
+    """`read` yields one batch for each entry of a plan; `epoch` None means evaluation, without augmentation.
+
+    `any_thread`: whether it may run beside a training step, for it touches no global state.
+    """
+
+    left_out: set[str]
+    any_thread: bool
+
+    def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]: ...
+
+    def close(self) -> None:
+        """End what the reader started."""
+
+
+class Normalizer:
+    """uint8 pixels to normalised numbers, on the device where the pixels are."""
+
+    def __init__(self, spec: InputSpec, placement: Placement):
+        self._placement = placement
+        mean, std = (torch.tensor(x, dtype=torch.float64).view(1, -1, 1, 1) for x in (spec.mean, spec.std))
+        self._scale = (1 / (255 * std)).to(placement.device, placement.dtype)
+        self._shift = (-mean / std).to(placement.device, placement.dtype)
+        self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._pool = Pool()
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 or floating (0 to 255) [N, C, H, W] to normalised numbers of the same shape."""
+        images = self._new(pixels)
+        scale, shift = self._factors_for(images)
+        return images.copy_(pixels).mul_(scale).add_(shift)
+
+    def _new(self, pixels: torch.Tensor) -> torch.Tensor:
+        (count, channels, height, width), dtype = pixels.shape, self._placement.dtype
+        if pixels.device.type != "cpu":
+            return torch.empty_like(pixels, dtype=dtype, memory_format=self._placement.memory_format)
+        if self._placement.memory_format == torch.channels_last:
+            return self._pool.take((count, height, width, channels), dtype).permute(0, 3, 1, 2)
+        return self._pool.take(pixels.shape, dtype)
+
+    def _factors_for(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and shift; for each number of an image, where a CPU would else take the channels of a pixel alone."""
+        if images.device.type != "cpu" or images.is_contiguous():
+            return self._scale, self._shift
+        factors = self._factors
+        if factors is None or factors[0].shape[1:] != images.shape[1:]:
+            blank = torch.zeros_like(images[:1])
+            self._factors = factors = (blank + self._scale, blank + self._shift)
+        return factors
+
+
+def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
+    """RandAugment, in place on uint8 [N, C, H, W], where the configuration asks for it."""
+    if not config.rand_augment:
+        return pixels
+    from lockstep.data.augment.rand_augment import rand_augment_  # with torchvision's transforms
+
+    return rand_augment_(pixels, draws, config.rand_augment, config.rand_augment_magnitude)
+
+
+class MemoryReader:
+    """Batches from images that lie in the device's memory."""
+
+    def __init__(
+        self,
+        split: MemorySplit,
+        spec: InputSpec,
+        placement: Placement,
+        config: AugmentConfig,
+        seed: int,
+        sizes: Sizes | None = None,
+    ):
+        if config.shift_padding == "reflect" and config.shift >= min(spec.height, spec.width):
+            raise ConfigError(
+                f"--shift {config.shift} with --shift-padding reflect must be below the images' side, which is "
+                f"{min(spec.height, spec.width)}"
+            )
+        self._images = split.images.to(placement.device)
+        self._labels = split.labels.to(placement.device)
+        self._normalize = Normalizer(spec, placement)
+        self._dtype = placement.dtype
+        self._config = config
+        self._seed = seed
+        self._sizes = sizes or {}
+        self.left_out: set[str] = set()
+        self.any_thread = True
+
+    def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
+        for samples in plan:
+            labels = self._labels.index_select(0, send(samples, self._labels.device))
+            draws = Draws(self._seed, epoch or 0, samples)
+            config = AugmentConfig() if epoch is None else self._config
+            yield Batch(self._images_of(draws, config, side_at(self._sizes, epoch)), labels)
+
+    def _images_of(self, draws: Draws, config: AugmentConfig, side: int | None) -> torch.Tensor:
+        pixels = resize(geometric.gather(self._images, draws, config), side)
+        pixels = change_at_random(pixels, draws, config)
+        if geometric.warps(config):
+            pixels = geometric.warp(pixels.to(self._dtype), draws, config)
+        images = self._normalize(pixels)
+        return geometric.cutout_(images, draws, config.cutout) if config.cutout else images
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,140 @@
+"""A folder of images: FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), read as by ImageFolder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lockstep.config.schema import DataConfig
+from lockstep.data.pipeline.decode import Pixels, decode, evaluation_pixels
+from lockstep.data.pipeline.image_header import Header, header
+from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.sources.folder_listing import list_images, name_of
+from lockstep.errors import ConfigError, CorruptImageError, DataError
+
+SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and kept
+MEMORY_BYTES = 4 << 30  # ... if all of them fit here
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def load(folder: Path, config: DataConfig) -> ImageData:
+    """Read a folder's tree; small images of one size are decoded into memory.
+
+    Raises:
+        DataError: The folder is not laid out as above, or holds no images.
+        CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
+        ConfigError: Flags that this folder cannot follow.
+    """
+    classes, train, val = list_images(folder)
+    return from_splits(name_of(folder), classes, train, val, config)
+
+
+def from_splits(
+    name: str, classes: tuple[str, ...], train: EncodedSplit, val: EncodedSplit, config: DataConfig
+) -> ImageData:
+    """The data set of encoded images, wherever they lie; small ones of one size are decoded into memory.
+
+    Raises:
+        CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
+        ConfigError: Flags that these images cannot follow.
+    """
+    looks = _look_at_first_of_each_class(train)
+    small = _all_small(config, looks, len(train) + len(val))
+    if config.in_memory == "always" or (config.in_memory == "auto" and small):
+        try:
+            return _hold_in_memory(name, classes, train, val, looks, config)
+        except _NotAlikeError as error:
+            if config.in_memory == "always":
+                raise ConfigError(f"--in-memory always: {error}; add --image-size N to make them equal") from None
+    side = config.image_size or 224
+    spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
+    return ImageData(name, classes, train, val, spec)
+
+
+class _NotAlikeError(Exception):
+    """An image differs from the others in size, or is coloured where they are grey."""
+
+
+def _look_at_first_of_each_class(split: EncodedSplit) -> set[Header]:
+    _, first = np.unique(np.asarray(split.labels), return_index=True)
+    return {look for sample in first.tolist() if (look := header(split, sample))}
+
+
+def _all_small(config: DataConfig, looks: set[Header], images: int) -> bool:
+    sizes = {look.size for look in looks}
+    if len(sizes) != 1 or config.image_size is not None:
+        return False
+    ((width, height),) = sizes
+    return width * height <= SMALL_PIXELS and images * width * height * 3 <= MEMORY_BYTES
+
+
+def _hold_in_memory(
+    name: str,
+    classes: tuple[str, ...],
+    train: EncodedSplit,
+    val: EncodedSplit,
+    looks: set[Header],
+    config: DataConfig,
+) -> ImageData:
+    sizes = {look.size for look in looks}
+    if config.image_size is None and len(sizes) != 1:
+        raise _NotAlikeError(f"the images in {name} differ in size, or none of those looked at can be read")
+    width, height = (config.image_size, config.image_size) if config.image_size else sizes.pop()
+    channels = 1 if looks and all(look.grey for look in looks) else 3
+    spec = InputSpec(channels, height, width, mean=(0.0,) * channels, std=(1.0,) * channels)
+    left_out: list[str] = []
+    splits = [_decode_all(split, spec, config, left_out) for split in (train, val)]
+    mean, std = _statistics(splits[0].images)
+    return ImageData(name, classes, splits[0], splits[1], replace(spec, mean=mean, std=std), left_out)
+
+
+def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_out: list[str]) -> MemorySplit:
+    images = np.empty((len(split), spec.height, spec.width, spec.channels), np.uint8)
+    labels: list[int] = []
+    for sample, label in enumerate(split.labels):
+        try:
+            images[len(labels)] = _decode(split, sample, spec, resize=config.image_size is not None)
+        except CorruptImageError:
+            if not config.skip_corrupt:
+                raise
+            left_out.append(split.name(sample))
+        else:
+            labels.append(int(label))
+    if not labels:
+        raise DataError(f"none of {len(split):,} images can be decoded, {split.name(0)} among them")
+    pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
+    return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64), split)
+
+
+def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
+    file = split.image(sample)
+    if spec.channels == 1:
+        _check_grey(split, sample)
+    if resize:
+        return evaluation_pixels(file, spec)
+    pixels = decode(file, spec.channels)
+    height, width = pixels.shape[:2]
+    if (height, width) != (spec.height, spec.width):
+        raise _NotAlikeError(f"{file} is {width} x {height}, others are {spec.width} x {spec.height}")
+    return pixels
+
+
+def _check_grey(split: EncodedSplit, sample: int) -> None:
+    look = header(split, sample)
+    if look and not look.grey:
+        raise _NotAlikeError(f"{split.name(sample)} is coloured, others are grey")
+
+
+def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, scaled to 0 to 1, exactly, from its histogram."""
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    means, deviations = [], []
+    for channel in images.unbind(1):
+        shares = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        mean = (shares * levels).sum()
+        means.append(float(mean))
+        deviations.append(max(1e-3, float((shares * (levels - mean) ** 2).sum().sqrt())))
+    return tuple(means), tuple(deviations)

@@ -1,0 +1,338 @@
+"""ImageNet's folder tree from its official archives (ILSVRC2012), resumable, without unpacking inner archives to disk.
+
+    ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar a class, of n01440764_10026.JPEG, ...
+    ILSVRC2012_img_val.tar            ILSVRC2012_val_00000001.JPEG, ...
+    ILSVRC2012_devkit_t12.tar.gz      data/meta.mat (which class has which number) and the validation images' numbers
+
+Names in archives are held against these forms: nothing else is written, and so nothing outside the target folder.
+Facts and MD5 sums: torchvision/datasets/imagenet.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from lockstep.data.sources import meta_mat
+from lockstep.errors import DataError, first_line
+from lockstep.files.folder_lock import alone
+
+OFFICIAL_MD5 = {
+    "training": "1d675b47d978889d74fa0da5fadfb00e",
+    "validation": "29b22e2961454d5413ddabcf34fc5622",
+    "devkit": "fa75699e90414af021442c21a62c3abf",
+}
+ORDER = "lockstep data prepare imagenet TRAIN.tar VAL.tar DEVKIT.tar.gz DEST"
+CLASS_TAR = re.compile(r"(n\d{8})\.tar", re.ASCII)
+TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
+VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
+DEVKIT = re.compile(r"ILSVRC2012_devkit_t12(/.*)?", re.DOTALL)
+COPY_BYTES = 1 << 20
+MOST_DEVKIT_BYTES = 64 << 20  # the official one unpacks to less than a tenth of that
+
+
+@dataclass(frozen=True)
+class Archives:
+    """The three archives, each of which is what it should be, and what there is to do."""
+
+    train: Path
+    val: Path
+    val_classes: tuple[str, ...]  # of validation image 1, 2, ...
+    classes: tuple[str, ...]
+    train_tars: dict[str, tuple[int, int]]  # class: where its tar lies in TRAIN.tar, and its bytes
+
+
+def look(train: Path, val: Path, devkit: Path) -> Archives:
+    """Look at the archives' tables of contents.
+
+    Raises:
+        DataError: One is missing, another's, cut off or damaged.
+    """
+    for path, kind in ((train, "training"), (val, "validation"), (devkit, "devkit")):
+        _check_kind(path, kind)
+    numbers, truth = _read_devkit(devkit)
+    unknown = sorted(set(truth) - numbers.keys())
+    if unknown:
+        raise DataError(f"{devkit} labels validation images with class {unknown[0]}, which its meta.mat does not have")
+    val_classes = tuple(numbers[number] for number in truth)
+    classes = tuple(sorted(numbers.values()))
+    tars = {}
+    for member in _members(train):
+        name = _matching(CLASS_TAR, member, train)[1]
+        tars[name] = member.offset_data, member.size
+    wrong = sorted(set(tars) ^ set(classes))
+    if wrong:
+        holder, other = (train, devkit) if wrong[0] in tars else (devkit, train)
+        raise DataError(
+            f"{holder} has class {wrong[0]}, {other} does not ({len(tars):,} and {len(classes):,} classes); "
+            f"fetch {train} again if it is cut off"
+        )
+    return Archives(train, val, val_classes, classes, tars)
+
+
+def md5(path: Path, kind: str) -> tuple[str, bool]:
+    """An archive's MD5 sum, and whether it is the official one's."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(COPY_BYTES):
+            digest.update(piece)
+    return digest.hexdigest(), digest.hexdigest() == OFFICIAL_MD5[kind]
+
+
+def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) -> tuple[int, int]:
+    """Write DEST/train and DEST/val; what is there already is compared by names and sizes, and kept.
+
+    Args:
+        advance: Called with bytes of the archives as they are done.
+
+    Returns:
+        How many training and validation images there are.
+
+    Raises:
+        DataError: An archive is damaged, DEST holds other things, or it cannot be written.
+    """
+    with _writing(folder):
+        _check_target(folder, archives.classes)
+        folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        count, left = 0, _size(archives.train)
+        for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # as they lie on disk
+            start, size = archives.train_tars[name]
+            count += _extract_class(archives.train, start, size, folder / "train" / name)
+            advance(size)
+            left -= size
+        advance(left)  # its headers
+        return count, _extract_validation(archives, folder / "val", advance)
+
+
+def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
+    """Write one class's images under another name, and give the folder its name when all are there."""
+    end = start + size
+    with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
+        members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
+        if not members:
+            raise DataError(f"{archive} has no images of class {target.name}; fetch it again")
+        for _ in _fill(target, inner, members):
+            pass
+    return len(members)
+
+
+def _extract_validation(archives: Archives, target: Path, advance: Callable[[int], None]) -> int:
+    path, left = archives.val, _size(archives.val)
+    with _damage_named(path, "the validation images"), tarfile.open(path, "r:") as archive:
+        images = {}
+        for member in _files(archive, path, left):
+            match = _matching(VAL_IMAGE, member, path)
+            images[int(match[1])] = match[0], member
+        if sorted(images) != list(range(1, len(archives.val_classes) + 1)):
+            raise DataError(
+                f"{path} has {len(images):,} images, the devkit labels {len(archives.val_classes):,}; fetch it again"
+            )
+        members = {f"{archives.val_classes[number - 1]}/{name}": member for number, (name, member) in images.items()}
+        for size in _fill(target, archive, members):
+            advance(size)
+            left -= size
+    advance(left)
+    return len(members)
+
+
+def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> Iterator[int]:
+    """Write what is missing of a folder's files under another name, and give it its own when all are there.
+
+    Yields the bytes of each file, as it is done. A whole folder keeps its name all along.
+    """
+    partial = target.with_name(target.name + ".part")
+    with _writing(target):
+        if target.is_dir() and partial.is_dir():
+            raise DataError(f"{target} and {partial} are both there; remove {partial}, and run the same command again")
+        found = _sizes(target if target.is_dir() else partial)
+        others = sorted({name.removesuffix(".part") for name in found} - members.keys())
+        if others:
+            raise DataError(
+                f"{target} holds {others[0]}, which is not in the archives; remove it, or name another DEST"
+            )
+        missing = [name for name, member in members.items() if found.get(name) != member.size]
+        if target.is_dir() and not missing:
+            return
+        if target.is_dir():
+            os.rename(target, partial)
+        for folder in {(partial / name).parent for name in members}:
+            folder.mkdir(parents=True, exist_ok=True)
+    for name in missing:
+        _extract(archive, members[name], partial / name)
+        yield members[name].size
+    with _writing(target):
+        os.rename(partial, target)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The bytes of all that lies in a folder and below, by names in it."""
+    return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write one file, whole or not at all."""
+    source = archive.extractfile(member)
+    assert source is not None
+    content = source.read()
+    if len(content) != member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    partial = target.with_name(target.name + ".part")
+    with _writing(target):
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file; name a new folder, or one that this command has begun")
+    for part in (folder / "train", folder / "val", folder / "val.part"):
+        found = {path.name.removesuffix(".part") for path in part.iterdir()} if part.is_dir() else set()
+        others = sorted(found - set(classes))
+        if others:
+            raise DataError(f"{part} holds {others[0]}, which is not in the archives; remove it, or name another DEST")
+
+
+def _check_kind(path: Path, kind: str) -> None:
+    """Refuse an archive that is another of the three, or none."""
+    if not path.is_file():
+        raise DataError(f"{path}, the {kind} archive, is not there; fetch it from image-net.org: {ORDER}")
+    try:
+        with tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive:
+            member = archive.next()
+    except Exception as error:  # tarfile passes on what gzip and zlib raise
+        raise DataError(
+            f"{path}, the {kind} archive, is no tar or damaged ({first_line(error)}); fetch it again"
+        ) from None
+    name = member.name if member else ""
+    forms = {"training": CLASS_TAR, "validation": VAL_IMAGE, "devkit": DEVKIT}
+    found = next((known for known, form in forms.items() if form.fullmatch(name.removeprefix("./"))), None)
+    if found != kind:
+        what = f"the {found} archive" if found else f"none of ImageNet's archives (it begins with {name!r})"
+        raise DataError(f"{path} is {what}, where the {kind} archive is expected; the order is {ORDER}")
+
+
+def _read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
+    """The classes by their numbers, and the numbers of the validation images' classes."""
+    try:
+        with tarfile.open(fileobj=BytesIO(_unpacked(path)), mode="r:") as archive:
+            meta = _content(archive, "ILSVRC2012_devkit_t12/data/meta.mat")
+            truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
+        return meta_mat.read(meta), [int(line) for line in truth.split()]
+    except DataError:
+        raise
+    except Exception as error:  # on damaged files tarfile, gzip and SciPy raise many types
+        raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    """The tar within the devkit, which need not be compressed."""
+    with gzip.open(path) if _is_gzip(path) else path.open("rb") as content:
+        tar = content.read(MOST_DEVKIT_BYTES + 1)
+    if len(tar) > MOST_DEVKIT_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_DEVKIT_BYTES:,} bytes")
+    return tar
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _content(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise KeyError(f"{name} is no file")
+    return file.read()
+
+
+def _members(path: Path) -> list[tarfile.TarInfo]:
+    with _damage_named(path, "its table of contents"), tarfile.open(path, "r:") as archive:
+        return list(_files(archive, path, _size(path)))
+
+
+def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.TarInfo]:
+    """The members of a tar that ends at byte `end` of `path`, each a plain file with a name of its own.
+
+    Raises:
+        tarfile.ReadError: There is more after the last of them than the zeros that end a tar.
+    """
+    seen = set()
+    for member in archive:
+        if not member.isreg() or member.issparse() or member.name in seen:
+            raise DataError(
+                f"{path} holds {member.name!r} as a link, a folder or twice, as ImageNet's never do; fetch it again"
+            )
+        if member.offset_data + member.size > path.stat().st_size:
+            raise tarfile.ReadError(f"it ends within {member.name}")
+        seen.add(member.name)
+        yield member
+    _check_end(path, archive.offset, end)
+
+
+def _check_end(path: Path, start: int, end: int) -> None:
+    """tarfile takes a damaged header for the end, and says nothing of what comes after it."""
+    if start >= end:
+        raise tarfile.ReadError("it has no end")
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < end:
+            piece = file.read(min(COPY_BYTES, end - start))
+            if not piece or piece.strip(b"\0"):
+                raise tarfile.ReadError(f"no tar header at byte {start:,}, where there should be one")
+            start += len(piece)
+
+
+def _size(path: Path) -> int:
+    with _damage_named(path, "its end"):
+        return path.stat().st_size
+
+
+def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.Match[str]:
+    match = form.fullmatch(member.name.removeprefix("./"))
+    if match is None:
+        raise DataError(f"{path} holds {member.name!r}, a name that ImageNet's never have; fetch it again")
+    return match
+
+
+@contextmanager
+def _inner_tar(archive: Path, start: int) -> Iterator[tarfile.TarFile]:
+    """A tar that lies inside another, read in place."""
+    with archive.open("rb") as file:
+        file.seek(start)
+        with tarfile.open(fileobj=file, mode="r:") as inner:
+            yield inner
+
+
+@contextmanager
+def _damage_named(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); mend that and run the same command again") from None
+    except Exception as error:  # tarfile raises many types on damaged headers
+        raise DataError(
+            f"{path} is cut off or damaged at {what} ({first_line(error)}); fetch it again: the same command goes on"
+        ) from None
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error}); mend that and run the same command again") from None

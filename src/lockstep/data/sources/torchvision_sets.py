@@ -1,0 +1,83 @@
+"""The small public data sets, fetched and checked by torchvision, held in memory as uint8 tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
+
+from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.data.sources.unpickle import read_arrays
+from lockstep.errors import DataError, first_line
+
+_MNIST = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
+_CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
+# Per-channel mean and standard deviation of the training images' pixels, scaled to 0 to 1.
+_STATISTICS = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+def load(name: str, root: Path, download: bool) -> ImageData:
+    """Load a set from `root`, fetching it first if it is not there and `download` allows it.
+
+    Raises:
+        DataError: It is not there and may not or cannot be fetched, or a file is damaged.
+    """
+    read = _read_mnist if name in _MNIST else _read_cifar
+    try:
+        train, val, classes = read(name, root, download)
+    except DataError:
+        raise
+    except (RuntimeError, OSError, ValueError, AssertionError) as error:  # the last two, of damaged files
+        raise DataError(
+            f"{name} is not in {root}, or damaged, and could not be made ready ({first_line(error)}); "
+            f"fetch it where there is a network with `lockstep data get {name} --data-dir {root}`, "
+            f"or name the folder that has it with --data-dir"
+        ) from error
+    channels, height, width = train.images.shape[1:]
+    mean, std = _STATISTICS[name]
+    return ImageData(name, classes, train, val, InputSpec(channels, height, width, mean, std))
+
+
+def _read_mnist(name: str, root: Path, download: bool) -> tuple[MemorySplit, MemorySplit, tuple[str, ...]]:
+    kind: Any = _MNIST[name]
+    # torchvision calls unpacking "download" too: where the archives lie ready, that needs no network.
+    raw = root / kind.__name__ / "raw"
+    archived = all(check_integrity(str(raw / archive), md5) for archive, md5 in kind.resources)
+    splits = []
+    for train in (True, False):
+        split = kind(root, train=train, download=download or archived)
+        splits.append(MemorySplit(split.data.unsqueeze(1), split.targets))
+    names = tuple(label.split(" - ")[0] if name == "mnist" else label for label in kind.classes)
+    return splits[0], splits[1], names
+
+
+def _read_cifar(name: str, root: Path, download: bool) -> tuple[MemorySplit, MemorySplit, tuple[str, ...]]:
+    kind: Any = _CIFAR[name]
+    folder = root / kind.base_folder
+    wanted = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    if not all(check_integrity(str(folder / file), md5) for file, md5 in wanted):
+        if not download:
+            raise RuntimeError("a file is missing or damaged")
+        datasets.utils.download_and_extract_archive(kind.url, root, filename=kind.filename, md5=kind.tgz_md5)
+    classes = read_arrays(folder / kind.meta["filename"])[kind.meta["key"]]
+    train, val = (_join_batches([folder / file for file, _ in part]) for part in (kind.train_list, kind.test_list))
+    return train, val, tuple(classes)
+
+
+def _join_batches(paths: list[Path]) -> MemorySplit:
+    contents = [read_arrays(path) for path in paths]
+    try:
+        pixels = np.concatenate([content["data"] for content in contents]).reshape(-1, 3, 32, 32)
+        labels = [label for content in contents for label in content.get("labels") or content["fine_labels"]]
+        return MemorySplit(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.int64))
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{paths[0].parent} does not hold CIFAR's batches ({error})") from None

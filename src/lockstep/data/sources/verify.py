@@ -1,0 +1,152 @@
+"""Verifying a data set: a pack by its checksums, a folder by decoding each image; by all cores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.packed.reading import INDEX_FILE, ROW, SPLITS, Manifest, PackedPart, Shard, is_packed, member_name
+from lockstep.data.process_pool import Advance, run_all
+from lockstep.data.sources.folder_listing import list_images
+from lockstep.errors import DataError
+from lockstep.files.untrusted import open_plain
+
+FILES_A_TASK = 256
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What to look at, in pieces that processes take one by one."""
+
+    samples: int
+    tasks: Sequence[ShardTask | FilesTask]
+    bad: list[str]  # what is known to be wrong before a sample is read
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard of the split in `folder`, and its samples' rows of the index: none where that is damaged."""
+
+    folder: Path
+    shard: Shard
+    rows: npt.NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class FilesTask:
+    """Some files of a folder."""
+
+    paths: tuple[Path, ...]
+
+
+def plan(path: Path) -> Verification:
+    """What there is to verify.
+
+    Raises:
+        DataError: `path` is neither a pack nor a folder of images, or the pack's dataset.json is damaged.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder; name a folder with train/ and val/, or a pack")
+    if is_packed(path):
+        return _plan_pack(path, Manifest.read(path))
+    _, train, val = list_images(path)
+    paths = [*train.paths, *val.paths]
+    pieces = [tuple(paths[start : start + FILES_A_TASK]) for start in range(0, len(paths), FILES_A_TASK)]
+    return Verification(len(paths), [FilesTask(piece) for piece in pieces], [])
+
+
+def _plan_pack(path: Path, manifest: Manifest) -> Verification:
+    tasks: list[ShardTask | FilesTask] = []
+    bad, samples = [], 0
+    for name in SPLITS:
+        folder, part = path / name, manifest.splits[name]
+        samples += part.samples
+        index, faults = _read_index(folder, part)
+        bad += faults
+        first = 0
+        for shard in part.shards:
+            tasks.append(ShardTask(folder, shard, index[first : first + shard.samples]))
+            first += shard.samples
+    return Verification(samples, tasks, bad)
+
+
+def _read_index(folder: Path, part: PackedPart) -> tuple[npt.NDArray[np.void], list[str]]:
+    """A split's index, empty where it is damaged, and what is wrong with it."""
+    path = folder / INDEX_FILE
+    try:
+        with open_plain(path) as file:
+            content = file.read()
+        index = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # mapped: it claims no more than there is
+    except OSError as error:
+        return np.empty(0, ROW), [f"{path} cannot be read ({error.strerror})"]
+    except Exception:  # NumPy raises many types on damaged headers
+        content, index = b"", None
+    same = hashlib.sha256(content).hexdigest() == part.index_sha256
+    if not same or index is None or index.dtype != ROW or index.shape != (part.samples,):
+        return np.empty(0, ROW), [f"{path} is not the index that was packed"]
+    return index, []
+
+
+def run(verification: Verification, processes: int, advance: Advance) -> list[str]:
+    """Verify, and return what is damaged, a line each.
+
+    Raises:
+        DataError: A process was killed.
+    """
+    found = run_all(verify_task, verification.tasks, processes, advance)
+    return verification.bad + sorted(line for lines in found for line in lines)
+
+
+def verify_task(task: ShardTask | FilesTask, advance: Advance) -> list[str]:
+    """What is damaged in one piece."""
+    return _verify_shard(task, advance) if isinstance(task, ShardTask) else _verify_files(task, advance)
+
+
+def _verify_shard(task: ShardTask, advance: Advance) -> list[str]:
+    path, done = task.folder / task.shard.file, 0
+    bad, digest, position = [], hashlib.sha256(), 0
+    try:
+        task.shard.check_size(task.folder)
+        with path.open("rb") as file:  # read, not mapped: a failing disk is an error then, and not a signal
+            for _, _, start, offset, length, crc in task.rows.tolist():
+                if not position <= start <= offset <= offset + length <= task.shard.size_bytes:
+                    raise DataError(f"{path} is not what its index describes")
+                before, content = file.read(offset - position), file.read(length)
+                digest.update(before)
+                digest.update(content)
+                if crc32(content) != crc:
+                    bad.append(f"{path}!{member_name(before[start - position :])} differs from what was packed")
+                position = offset + length
+                done += 1
+                advance(1)
+            while piece := file.read(PIECE_BYTES):
+                digest.update(piece)
+        if not bad and digest.hexdigest() != task.shard.sha256:
+            where = ", outside the images" if len(task.rows) else ""
+            bad.append(f"{path} differs from what was packed{where}")
+    except DataError as error:
+        bad.append(str(error))
+    except OSError as error:
+        bad.append(f"{path} cannot be read ({error.strerror})")
+    advance(task.shard.samples - done)
+    return bad
+
+
+def _verify_files(task: FilesTask, advance: Advance) -> list[str]:
+    from lockstep.data.pipeline.decode import decode_bytes
+
+    bad = []
+    for path in task.paths:
+        try:
+            decode_bytes(path.read_bytes(), 3)
+        except Exception as error:  # Pillow's decoders raise many types on damaged files
+            bad.append(f"{path} cannot be decoded ({type(error).__name__}: {error})")
+        advance(1)
+    return bad

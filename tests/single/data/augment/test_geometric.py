@@ -1,0 +1,166 @@
+"""Augmentation of whole batches, against plain padding, cropping, flipping and torchvision's affine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.nn.functional as F
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import affine
+
+from lockstep.config.schema import AugmentConfig
+from lockstep.data.augment import geometric
+from lockstep.data.augment.draws import Draws
+
+SHAPES = [(1, 5, 7), (3, 6, 9), (3, 8, 8)]
+
+
+@dataclass(frozen=True)
+class Constant(Draws):
+    """Draws that are all `value`, so that a test knows the angle and the scale."""
+
+    value: float = 0.0
+
+    def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
+        return np.full(len(self.samples), self.value)
+
+
+def _noise(count: int, *shape: int) -> torch.Tensor:
+    return torch.randint(1, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def _draws(count: int, epoch: int = 0) -> Draws:
+    return Draws(seed=1, epoch=epoch, samples=np.arange(count, dtype=np.int64))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("padding", ["zero", "reflect"])
+@pytest.mark.parametrize(("shift", "flip"), [(0, False), (0, True), (2, False), (2, True)])
+def test_gather_is_padding_then_cropping_and_flipping_with_equal_chances(
+    shape: tuple[int, int, int], padding: Any, shift: int, flip: bool
+) -> None:
+    images = _noise(1500, *shape)
+    mode = "constant" if padding == "zero" else "reflect"
+    padded = F.pad(images.float(), (shift,) * 4, mode=mode).to(torch.uint8)
+    height, width = shape[1:]
+    crops = [
+        padded[:, :, top : top + height, left : left + width]
+        for top, left in product(range(2 * shift + 1), range(2 * shift + 1))
+    ]
+    possible = crops + [torch.flip(crop, (3,)) for crop in crops] if flip else crops
+    picked = geometric.gather(images, _draws(1500), AugmentConfig(shift=shift, shift_padding=padding, flip=flip))
+    matches = torch.stack([(picked == crop).flatten(1).all(1) for crop in possible])
+    assert picked.dtype == torch.uint8
+    assert matches.sum(0).tolist() == [1] * 1500  # each result is one of the possible ones
+    expected = 1500 / len(possible)
+    chi_square = ((matches.sum(1) - expected) ** 2 / expected).sum().item()
+    degrees = len(possible) - 1
+    assert chi_square <= degrees + 4 * (2 * degrees) ** 0.5
+
+
+def test_gather_picks_the_samples_in_the_order_asked_for() -> None:
+    images = _noise(9, 3, 4, 4)
+    samples = np.array([8, 0, 0, 3])
+    assert torch.equal(geometric.gather(images, Draws(0, 0, samples), AugmentConfig()), images[[8, 0, 0, 3]])
+    config = AugmentConfig(shift=1, flip=True)
+    one_by_one = [geometric.gather(images, Draws(0, 0, samples[k : k + 1]), config) for k in range(4)]
+    assert torch.equal(geometric.gather(images, Draws(0, 0, samples), config), torch.cat(one_by_one))
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12), (3, 8, 8)])
+def test_warp_by_nothing_is_the_identity(shape: tuple[int, int, int]) -> None:
+    images = _noise(4, *shape).double()
+    assert torch.allclose(geometric.warp(images, _draws(4), AugmentConfig()), images, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 31), (3, 16, 12)])
+@pytest.mark.parametrize(("value", "sign"), [(0.0, -1), (1.0, 1)])
+def test_warp_is_torchvisions_affine_also_on_images_that_are_not_square(
+    shape: tuple[int, int, int], value: float, sign: int
+) -> None:
+    images = _noise(2, *shape).double()
+    draws = Constant(0, 0, np.arange(2), value)
+    turned = geometric.warp(images, draws, AugmentConfig(rotate=35.0, zoom=0.25))
+    slanted = geometric.warp(images, draws, AugmentConfig(shear=20.0))
+    # Which way a positive angle goes is up to the draw.
+    mode = InterpolationMode.BILINEAR
+    assert torch.allclose(turned, affine(images, -35.0 * sign, [0, 0], 1 + 0.25 * sign, [0.0], mode), atol=1e-2, rtol=0)
+    assert torch.allclose(slanted, affine(images, 0.0, [0, 0], 1.0, [20.0 * sign, 0.0], mode), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize(("height", "width"), [(41, 31), (24, 60)])
+def test_warp_turns_slants_and_scales_about_the_centre(height: int, width: int) -> None:
+    """On images that hold each pixel's own place, the warped pixels tell where they come from."""
+    y, x = np.mgrid[0:height, 0:width] - np.array([(height - 1) / 2, (width - 1) / 2])[:, None, None]
+    places = torch.from_numpy(np.stack([x, y]))[None] + 1000
+    warped = geometric.warp(
+        places, Constant(0, 0, np.arange(1), 1.0), AugmentConfig(rotate=30.0, zoom=0.25, shear=15.0)
+    )
+    near = np.hypot(x, y) < min(height, width) / 4  # far from the zeros outside
+    sources = (warped[0].numpy() - 1000)[:, near]
+    matrix = sources @ np.linalg.pinv(np.stack([x, y])[:, near])
+    assert np.allclose(matrix @ np.stack([x, y])[:, near], sources, atol=1e-9)  # nothing is moved
+    turn, rest = np.linalg.qr(matrix)
+    assert np.allclose(np.abs(turn), [[3**0.5 / 2, 0.5], [0.5, 3**0.5 / 2]])
+    assert np.allclose(np.abs(rest), np.array([[1, np.tan(np.radians(15))], [0, 1]]) / 1.25)
+
+
+@pytest.mark.parametrize("config", [AugmentConfig(rotate=20.0), AugmentConfig(zoom=0.3), AugmentConfig(shear=9.0)])
+def test_warp_treats_each_image_in_its_own_way(config: AugmentConfig) -> None:
+    images = _noise(1, 1, 9, 9).double().expand(50, 1, 9, 9)
+    assert len(torch.unique(geometric.warp(images, _draws(50), config), dim=0)) == 50
+    assert geometric.warps(config)
+    assert not geometric.warps(AugmentConfig(shift=2, flip=True, cutout=2))
+
+
+@pytest.mark.parametrize(("side", "height", "width"), [(3, 8, 8), (4, 8, 11), (5, 7, 12), (9, 6, 6)])
+def test_cutout_blanks_a_square_clipped_at_the_edges(side: int, height: int, width: int) -> None:
+    images = torch.ones(3000, 2, height, width)
+    result = geometric.cutout_(images, _draws(3000), side)
+    assert result.data_ptr() == images.data_ptr()
+    assert set(images.unique().tolist()) <= {0.0, 1.0}
+    blank = images == 0
+    assert torch.equal(blank[:, 0], blank[:, 1])
+    rows, columns = blank[:, 0].any(2), blank[:, 0].any(1)
+    assert torch.equal(blank[:, 0], rows[:, :, None] & columns[:, None, :])
+    for lines, length in ((rows, height), (columns, width)):
+        spans = {tuple(line.nonzero().flatten().tolist()) for line in lines}
+        assert all(span == tuple(range(span[0], span[-1] + 1)) for span in spans)
+        inner = {span for span in spans if span[0] > 0 and span[-1] < length - 1}
+        assert {len(span) for span in inner} <= {side}
+        assert all(min(side // 2, length) <= len(span) <= side for span in spans)
+        if side < length:
+            assert len(spans) == length
+            assert inner
+    if side < min(height, width):
+        assert len(blank[:, 0].unique(dim=0)) == height * width  # a square for every centre
+
+
+def test_cutout_leaves_what_is_outside_as_it_was() -> None:
+    images = torch.randn(50, 3, 10, 12, generator=torch.Generator().manual_seed(0))
+    before = images.clone()
+    geometric.cutout_(images, _draws(50), 4)
+    assert torch.equal(images, before * (images != 0))
+    assert (images == 0).any((1, 2, 3)).all()
+
+
+def test_alternate_flips_decide_once_and_then_show_the_other_side_in_each_epoch() -> None:
+    images, config = _noise(1000, 1, 4, 5), AugmentConfig(flip=True, flip_alternate=True)
+    flipped = []
+    for epoch in range(4):
+        gathered = geometric.gather(images, _draws(1000, epoch), config)
+        as_it_was = (gathered == images).flatten(1).all(1)
+        assert torch.equal(gathered[~as_it_was], images[~as_it_was].flip(3))
+        flipped.append(~as_it_was)
+    assert flipped[0].float().mean() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(flipped[0], ~flipped[1])
+    assert torch.equal(flipped[0], flipped[2])
+    assert torch.equal(flipped[1], flipped[3])
+    drawn = geometric.gather(images, _draws(1000), AugmentConfig(flip=True))
+    assert torch.equal(drawn, geometric.gather(images, _draws(1000), config))

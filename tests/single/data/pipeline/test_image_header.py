@@ -1,0 +1,40 @@
+"""Headers, and pixels of 8 bits: training and packing see the same."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data.packed.encode import Encoding
+from lockstep.data.pipeline.decode import decode
+from lockstep.data.pipeline.image_header import header
+from lockstep.data.sets import FileSplit
+from lockstep.errors import CorruptImageError
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "expected"),
+    [("L", 9, 9), ("LA", (9, 1), 9), ("I;16", 40000, 156), ("I;16B", 40000, 156), ("I", 40000, 156), ("1", 1, 255)],
+)
+def test_grey_of_every_depth_is_the_same_in_training_and_in_a_pack(
+    tmp_path: Path, mode: str, value: int, expected: int
+) -> None:
+    path = tmp_path / "x.tiff"
+    Image.new(mode, (40, 40), value).save(path)
+    for channels in (1, 3):
+        assert np.all(decode(path, channels) == expected)
+    stored, _ = Encoding(short_side=20, form="png").apply(path.read_bytes(), path)
+    assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
+    look = header(FileSplit([path], [0]), 0)
+    assert look is not None
+    assert (look.form, look.size, look.grey) == ("TIFF", (40, 40), True)
+
+
+def test_floating_pixels_are_refused_in_training_too(tmp_path: Path) -> None:
+    Image.new("F", (40, 40), 0.5).save(tmp_path / "x.tiff")
+    with pytest.raises(CorruptImageError, match="floating pixels"):
+        decode(tmp_path / "x.tiff", 3)

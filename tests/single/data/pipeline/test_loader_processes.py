@@ -1,0 +1,320 @@
+"""Batches made while training runs, in this process and in loader processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.config.schema import AugmentConfig, DataConfig
+from lockstep.data.batch import Batch
+from lockstep.data.loaders import reader_for
+from lockstep.data.pipeline.decode import evaluation_pixels
+from lockstep.data.pipeline.loader_processes import StreamReader
+from lockstep.data.pipeline.readers import Placement
+from lockstep.data.sets import FileSplit, InputSpec, UserSplit
+from lockstep.data.sharding import Indices
+from lockstep.data.sources import image_folder
+from lockstep.errors import CorruptImageError, DataError
+
+# What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
+
+SPEC = InputSpec(3, 12, 16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), crop_ratio=0.875)
+PLAN = [np.array(samples) for samples in ([3, 0, 7], [1, 2], [9, 9, 4], [5], [8, 6])]
+BOTH = pytest.mark.parametrize("processes", [0, 2])
+
+
+@pytest.fixture
+def split(new_folder: Callable[..., Path]) -> FileSplit:
+    """Ten photographs of three sizes."""
+    path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=5, val=1)
+    data = image_folder.load(path, DataConfig(dataset=str(path), in_memory="never"))
+    assert isinstance(data.train, FileSplit)
+    return data.train
+
+
+def _reader(split: FileSplit | UserSplit, processes: int = 0, flip: bool = True, skip_corrupt: bool = False) -> Any:
+    options: dict[str, Any] = {"seed": 1, "processes": processes, "skip_corrupt": skip_corrupt}
+    return reader_for(split, SPEC, Placement(torch.device("cpu")), AugmentConfig(flip=flip), **options)
+
+
+def _read(reader: StreamReader, epoch: int | None, plan: list[Indices] = PLAN) -> list[Batch]:
+    return list(reader.read(plan, epoch))
+
+
+def _same(ours: list[Batch], theirs: list[Batch]) -> bool:
+    return len(ours) == len(theirs) and all(
+        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _spoil(path: Path) -> str:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    return str(path)
+
+
+@BOTH
+def test_evaluation_sees_the_centre_of_each_image_normalised(split: FileSplit, processes: int) -> None:
+    batches = _read(_reader(split, processes), epoch=None)
+    mean, std = np.array(SPEC.mean), np.array(SPEC.std)
+    for samples, batch in zip(PLAN, batches, strict=True):
+        assert batch.weights is None
+        assert batch.labels.tolist() == [split.labels[sample] for sample in samples]
+        for sample, image in zip(samples, batch.images, strict=True):
+            pixels = evaluation_pixels(split.paths[sample], SPEC)
+            expected = torch.from_numpy((pixels / 255 - mean) / std).permute(2, 0, 1)
+            assert torch.allclose(image.double(), expected, atol=1e-5)
+
+
+def test_loader_processes_make_the_same_batches(split: FileSplit) -> None:
+    alone, helped = _reader(split), _reader(split, processes=2)
+    for epoch in (None, 0, 7, None, 7):
+        assert _same(_read(helped, epoch), _read(alone, epoch))
+    helped.close()
+
+
+def test_a_training_image_is_augmented_by_its_epoch_and_its_number_alone(split: FileSplit) -> None:
+    reader = _reader(split)
+    one_plan, other_plan = [np.array([4, 1])], [np.array([0, 1]), np.array([2, 4, 4])]
+    (first,), (second, third) = _read(reader, 3, one_plan), _read(reader, 3, other_plan)
+    assert torch.equal(first.images[0], third.images[1])
+    assert torch.equal(first.images[1], second.images[1])
+    seen = torch.stack([_read(reader, epoch, one_plan)[0].images[0] for epoch in range(8)])
+    assert len(seen.unique(dim=0)) == 8
+
+
+def test_flip_mirrors_every_second_image(split: FileSplit) -> None:
+    """With the same crops, an image is either the same with and without --flip, or mirrored."""
+    plan = [np.arange(10)] * 8
+    straight, flipped = (_reader(split, flip=flip) for flip in (False, True))
+    mirrored = 0
+    for epoch in range(8):
+        before, after = (_read(reader, epoch, plan[:1])[0].images for reader in (straight, flipped))
+        same = (after == before).flatten(1).all(1)
+        reverse = (after == before.flip(3)).flatten(1).all(1)
+        assert (same ^ reverse).all()
+        mirrored += int(reverse.sum())
+    assert 25 < mirrored < 55  # of 80
+
+
+def test_alternate_flips_show_a_files_other_side_in_the_next_epoch(split: FileSplit) -> None:
+    """The crops change from epoch to epoch, so each epoch is compared with its own without flips."""
+    straight = _reader(split, flip=False)
+    config = AugmentConfig(flip=True, flip_alternate=True)
+    flipped = reader_for(split, SPEC, Placement(torch.device("cpu")), config, seed=1)
+    mirrored = []
+    for epoch in range(3):
+        before, after = (_read(reader, epoch, [np.arange(10)])[0].images for reader in (straight, flipped))
+        mirrored.append((after == before.flip(3)).flatten(1).all(1))
+        assert (mirrored[-1] ^ (after == before).flatten(1).all(1)).all()
+    assert torch.equal(mirrored[0], ~mirrored[1])
+    assert torch.equal(mirrored[0], mirrored[2])
+    assert 0 < mirrored[0].sum() < 10
+    assert torch.equal(_read(straight, None)[0].images, _read(flipped, None)[0].images)
+
+
+@pytest.mark.parametrize("abandon", [1, 3])
+def test_a_pass_left_halfway_does_not_disturb_the_next(split: FileSplit, abandon: int) -> None:
+    reader = _reader(split, processes=2)
+    unfinished = reader.read(PLAN, 5)
+    for _ in range(abandon):
+        next(unfinished)
+    assert _same(_read(reader, 6, PLAN[2:]), _read(_reader(split), 6, PLAN[2:]))
+    reader.close()
+
+
+@BOTH
+def test_a_damaged_image_stops_with_its_name(split: FileSplit, processes: int) -> None:
+    spoiled = _spoil(split.paths[4])
+    reader = _reader(split, processes)
+    for epoch in (0, None):
+        with pytest.raises(CorruptImageError, match=f"^{spoiled} cannot be decoded") as caught:
+            _read(reader, epoch)
+        assert "\n" not in str(caught.value)  # one line, not the loader process's traceback
+    reader.close()
+
+
+@BOTH
+def test_skip_corrupt_gives_damaged_images_no_weight_and_lists_them(split: FileSplit, processes: int) -> None:
+    whole = {epoch: _read(_reader(split), epoch) for epoch in (0, None)}
+    spoiled = {_spoil(split.paths[4]), _spoil(split.paths[1])}
+    split.paths[5].unlink()
+    reader = _reader(split, processes, skip_corrupt=True)
+    for epoch in (0, None):
+        batches = _read(reader, epoch)
+        weights = [None if batch.weights is None else batch.weights.tolist() for batch in batches]
+        assert weights == [None, [0, 1], [1, 1, 0], [0], None]
+        for batch, before in zip(batches, whole[epoch], strict=True):
+            good = slice(None) if batch.weights is None else batch.weights > 0
+            assert torch.equal(batch.images[good], before.images[good])
+            assert torch.equal(batch.labels, before.labels)
+            assert torch.isfinite(batch.images).all()
+    assert reader.left_out == spoiled | {str(split.paths[5])}
+    reader.close()
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+@BOTH
+@pytest.mark.parametrize("left", ["after a pass", "within a pass", "after an error"])
+def test_close_ends_the_loader_processes(split: FileSplit, processes: int, left: str) -> None:
+    before = _children()
+    items = [(torch.zeros(3, 12, 16), 0)] * 9 + ["no item"]
+    reader = _reader(UserSplit(items) if left == "after an error" else split, processes)
+    batches = reader.read(PLAN, 0)
+    error = None
+    next(batches)
+    if left == "after a pass":
+        list(batches)
+    if left == "after an error":
+        with pytest.raises(DataError) as error:
+            list(batches)
+    assert len(_children() - before) == processes
+    reader.close()
+    assert _children() <= before
+    reader.close()  # twice does no harm
+    del batches, error  # which outlived the processes
+
+
+@BOTH
+def test_users_images_are_scaled_if_they_are_bytes_and_else_taken_as_they_are(processes: int) -> None:
+    pixels = torch.randint(0, 256, (10, 3, 12, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    numbers = torch.randn(10, 3, 12, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spec = InputSpec(3, 12, 16, (0.0,) * 3, (1.0,) * 3)
+    for images, expected in ((pixels, pixels.double() / 255), (numbers, numbers)):
+        split = UserSplit([(image, number % 3) for number, image in enumerate(images)])
+        reader = reader_for(
+            split, spec, Placement(torch.device("cpu"), torch.float64), AugmentConfig(flip=True), processes=processes
+        )
+        for epoch in (0, None):
+            for samples, batch in zip(PLAN, reader.read(PLAN, epoch), strict=True):
+                assert batch.images.dtype == torch.float64
+                assert torch.allclose(batch.images, expected[samples], atol=1e-12)
+                assert batch.labels.tolist() == (samples % 3).tolist()
+        reader.close()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (torch.zeros(3, 12, 17), 0),
+        (torch.zeros(3, 12, 16), "cat"),
+        (torch.zeros(3, 12, 16),),
+        (np.zeros((3, 12, 16)), 0),
+    ],
+    ids=["another size", "a word as label", "no label", "an array"],
+)
+def test_users_items_that_make_no_batch_are_named(processes: int, odd: Any) -> None:
+    items: list[Any] = [(torch.zeros(3, 12, 16), 0)] * 10
+    items[4] = odd
+    reader = _reader(UserSplit(items), processes)
+    with pytest.raises(DataError, match=r"items \[9, 9, 4\].*label"):
+        _read(reader, 0)
+    reader.close()
+
+
+@BOTH
+def test_an_older_pass_cannot_go_on_beside_a_new_one(split: FileSplit, processes: int) -> None:
+    reader = _reader(split, processes)
+    older = reader.read(PLAN, 0)
+    next(older)
+    newer = reader.read(PLAN, 1)
+    first = next(newer)
+    with pytest.raises(DataError, match="a new pass over these images has begun"):
+        next(older)
+    expected = _read(_reader(split), 1)
+    assert _same([first, *newer], expected)
+    reader.close()
+
+
+class _Broken:
+    """A set of the user's own whose item 4 calls `act`."""
+
+    def __init__(self, act: Callable[[], object]):
+        self._act = act
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 4:
+            self._act()
+        return torch.zeros(3, 12, 16), 0
+
+
+def _fail() -> None:
+    raise RuntimeError("no such transform")
+
+
+def _reset(*_: object) -> None:
+    raise ConnectionResetError("Connection reset by peer")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("act", "kind", "text"),
+    [(_fail, RuntimeError, "no such transform"), (_reset, ConnectionResetError, "Connection reset by peer")],
+    ids=["an error", "a lost connection"],
+)
+def test_an_error_in_the_users_own_set_says_what_the_user_raised(
+    processes: int, act: Callable[[], object], kind: type[Exception], text: str
+) -> None:
+    reader = _reader(UserSplit(_Broken(act)), processes)
+    with pytest.raises(kind, match=text):
+        _read(reader, 0)
+    reader.close()
+
+
+@pytest.mark.parametrize("act", [lambda: os._exit(1), lambda: os.kill(os.getpid(), SIGKILL)], ids=["exit", "kill"])
+def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], object]) -> None:
+    """As when the kernel ends it for want of memory."""
+    reader = _reader(UserSplit(_Broken(act)), processes=2)
+    with pytest.raises(DataError, match=r"a loader process has ended.*--workers"):
+        _read(reader, 0)
+    reader.close()
+
+
+def _end_early(*_: object) -> None:
+    raise EOFError("no more")
+
+
+def _lose_the_thread(*_: object) -> None:
+    raise RuntimeError("Pin memory thread exited unexpectedly")  # torch's words, on a GPU
+
+
+@pytest.mark.parametrize("end", [_reset, _end_early, _lose_the_thread])
+def test_a_loader_process_that_ends_while_it_hands_a_tensor_over_is_that_error_too(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[..., None]
+) -> None:
+    reader = _reader(UserSplit(_Broken(int)), processes=1)
+    monkeypatch.setattr("torch.multiprocessing.reductions.rebuild_storage_fd", end)
+    with pytest.raises(DataError, match=r"a loader process has ended \(.+\).*--workers"):
+        _read(reader, 0)
+    reader.close()
+
+
+def test_photographs_in_any_mode_become_three_channels(tmp_path: Path) -> None:
+    paths = []
+    for mode in ("L", "RGBA", "P", "CMYK"):
+        paths.append(tmp_path / f"{mode}.tif")
+        Image.new("L", (30, 20), 90).convert(mode).save(paths[-1])
+    (batch,) = _read(_reader(FileSplit(paths, [0, 1, 2, 3])), None, [np.arange(4)])
+    assert batch.images.shape == (4, 3, 12, 16)
+    expected = (torch.full((3,), 90 / 255) - torch.tensor(SPEC.mean)) / torch.tensor(SPEC.std)
+    assert torch.allclose(batch.images.mean((2, 3)), expected.expand(4, 3), atol=0.05)

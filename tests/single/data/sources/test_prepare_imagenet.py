@@ -1,0 +1,363 @@
+"""ImageNet from archives of the official form, made small: three classes whose numbers are not in the names' order."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cold_starts import allowed
+from PIL import Image
+
+from lockstep.cli import main
+from lockstep.config.schema import DataConfig
+from lockstep.data import catalog
+from lockstep.data.sources import meta_mat
+from lockstep.data.sources.prepare_imagenet import look, md5, prepare
+from lockstep.errors import ConfigError, DataError
+from lockstep.files.folder_lock import alone
+
+scipy_io = pytest.importorskip("scipy.io")
+
+CLASSES = {1: "n03000000", 2: "n01000000", 3: "n02000000"}
+PARENT = (4, "n09000000")  # a synset above, which has no images
+TRUTH = [2, 3, 1, 1, 2]
+Archives = tuple[Path, Path, Path]
+
+
+def _jpeg(value: int) -> bytes:
+    stored = io.BytesIO()
+    Image.new("RGB", (20, 20), (value, 0, 0)).save(stored, "JPEG")
+    return stored.getvalue()
+
+
+def _tar(members: dict[str, bytes]) -> bytes:
+    stored = io.BytesIO()
+    with tarfile.open(fileobj=stored, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stored.getvalue()
+
+
+def _train_members() -> dict[str, bytes]:
+    return {
+        f"{name}.tar": _tar({f"{name}_{image}.JPEG": _jpeg(10 * number + image) for image in (3, 10, 7)})
+        for number, name in CLASSES.items()
+    }
+
+
+def _val_members() -> dict[str, bytes]:
+    return {f"ILSVRC2012_val_{number:08d}.JPEG": _jpeg(100 + number) for number in range(1, len(TRUTH) + 1)}
+
+
+@cache
+def _meta() -> bytes:
+    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
+    rows = [(number, name, "a thing", 0) for number, name in CLASSES.items()] + [(*PARENT, "things", 3)]
+    stored = io.BytesIO()
+    scipy_io.savemat(stored, {"synsets": np.array(rows, fields).reshape(-1, 1)})
+    return stored.getvalue()
+
+
+def _write_devkit(path: Path, truth: list[int], meta: bytes | None = None) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in (
+            ("data/meta.mat", _meta() if meta is None else meta),
+            ("data/ILSVRC2012_validation_ground_truth.txt", "".join(f"{n}\n" for n in truth).encode()),
+        ):
+            info = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+@cache
+def _read_once(meta: bytes) -> dict[int, str]:
+    with allowed():
+        return _read(meta)
+
+
+_read = meta_mat.read
+
+
+@pytest.fixture(autouse=True)
+def _one_start_of_scipy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the same meta.mat once, except in tests of the process that reads it."""
+    if not request.node.get_closest_marker("cold"):
+        monkeypatch.setattr(meta_mat, "read", _read_once)
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Archives:
+    train, val, devkit = (tmp_path / name for name in ("train.tar", "val.tar", "devkit.tar.gz"))
+    train.write_bytes(_tar(_train_members()))
+    val.write_bytes(_tar(_val_members()))
+    _write_devkit(devkit, TRUTH)
+    return train, val, devkit
+
+
+def _prepare(archives: Archives, folder: Path) -> tuple[int, int]:
+    return prepare(look(*archives), folder, lambda count: None)
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.cold
+def test_the_tree_has_every_image_in_its_class(archives: Archives, tmp_path: Path) -> None:
+    assert _prepare(archives, tmp_path / "dest") == (9, 5)
+    expected = {
+        f"train/{name}/{name}_{image}.JPEG": _jpeg(10 * number + image)
+        for number, name in CLASSES.items()
+        for image in (3, 10, 7)
+    }
+    for (file, content), number in zip(_val_members().items(), TRUTH, strict=True):
+        expected[f"val/{CLASSES[number]}/{file}"] = content
+    assert _tree(tmp_path / "dest") == expected
+    data = catalog.load(DataConfig(dataset=str(tmp_path / "dest")))
+    assert data.classes == tuple(sorted(CLASSES.values()))
+    assert (len(data.train), len(data.val)) == (9, 5)
+
+
+def test_it_goes_on_after_a_cut_and_mends_what_is_missing_or_short(archives: Archives, tmp_path: Path) -> None:
+    train, dest = archives[0], tmp_path / "dest"
+    whole = train.read_bytes()
+    ready = look(*archives)
+    train.write_bytes(whole[: ready.train_tars["n02000000"][0] + 700])  # cut in its third class's first image
+    with pytest.raises(DataError, match=f"{train}.*fetch it again"):
+        prepare(ready, dest, lambda count: None)
+    assert (dest / "train" / "n03000000").is_dir()
+    assert not (dest / "train" / "n02000000").exists()
+    train.write_bytes(whole)
+    kept = dest / "train" / "n03000000" / "n03000000_10.JPEG"
+    changed = kept.stat().st_mtime_ns
+    (dest / "train" / "n03000000" / "n03000000_3.JPEG").write_bytes(b"short")
+    assert _prepare(archives, dest) == (9, 5)
+    assert kept.stat().st_mtime_ns == changed
+    _prepare(archives, tmp_path / "other")
+    assert _tree(dest) == _tree(tmp_path / "other")
+    (dest / "val" / CLASSES[2] / "ILSVRC2012_val_00000001.JPEG").unlink()
+    _prepare(archives, dest)
+    assert _tree(dest) == _tree(tmp_path / "other")
+
+
+def _order(*places: int) -> Callable[[Archives], Archives]:
+    return lambda archives: (archives[places[0]], archives[places[1]], archives[places[2]])
+
+
+def _cut(which: int, share: float) -> Callable[[Archives], Archives]:
+    def act(archives: Archives) -> Archives:
+        content = archives[which].read_bytes()
+        archives[which].write_bytes(content[: int(share * len(content))])
+        return archives
+
+    return act
+
+
+def _missing(archives: Archives) -> Archives:
+    archives[1].unlink()
+    return archives
+
+
+def _other_labels(*truth: int) -> Callable[[Archives], Archives]:
+    def act(archives: Archives) -> Archives:
+        _write_devkit(archives[2], list(truth))
+        return archives
+
+    return act
+
+
+def _without_a_class(archives: Archives) -> Archives:
+    members = _train_members()
+    members.popitem()
+    archives[0].write_bytes(_tar(members))
+    return archives
+
+
+def _text(archives: Archives) -> Archives:
+    archives[0].write_text("not an archive")
+    return archives
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_order(1, 0, 2), r"val\.tar is the validation archive, where the training.*TRAIN.tar VAL.tar"),
+        (_order(0, 2, 1), r"devkit\.tar\.gz is the devkit archive"),
+        (_missing, r"val\.tar, the validation archive, is not there"),
+        (_text, r"train\.tar, the training archive, is no tar"),
+        (_cut(0, 0.5), r"train\.tar.*fetch"),
+        (_cut(1, 0.5), r"val\.tar.*fetch it again"),
+        (_cut(2, 0.5), r"devkit.*fetch it again"),
+        (_without_a_class, "n02000000"),
+        (_other_labels(1, 2, 3), "has 5 images, the devkit labels 3"),
+        (_other_labels(1, 2, 3, 4, 1), "class 4, which its meta.mat does not have"),
+    ],
+)
+def test_wrong_archives_are_named_with_the_fix(
+    archives: Archives, tmp_path: Path, spoil: Callable[[Archives], Archives], words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        _prepare(spoil(archives), tmp_path / "dest")
+
+
+def _link(name: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    return info
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../escaped.JPEG", "{outside}/escaped.JPEG", "n03000000_1/../../../../escaped.JPEG", "link"]
+)
+@pytest.mark.parametrize("where", ["training", "class", "validation"])
+def test_members_that_would_leave_the_folder_are_refused(
+    archives: Archives, tmp_path: Path, name: str, where: str
+) -> None:
+    """DEST lies so deep that each name, taken at its word, ends below tmp_path, where it would be seen."""
+    dest = tmp_path / "a" / "b" / "dest"
+    hostile = _link("n03000000_1.JPEG") if name == "link" else tarfile.TarInfo(name.format(outside=tmp_path))
+    members = _train_members()
+    if where == "class":
+        with tarfile.open(fileobj=(bad := io.BytesIO()), mode="w") as archive:
+            archive.addfile(hostile)
+        members["n03000000.tar"] = bad.getvalue()
+        archives[0].write_bytes(_tar(members))
+    else:
+        with tarfile.open(archives[0 if where == "training" else 1], "a") as archive:
+            archive.addfile(hostile)
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=hostile.name.replace(".", r"\.")):
+        _prepare(archives, dest)
+    new = {path for path in tmp_path.rglob("*") if dest not in (path, *path.parents)} - before
+    assert new <= {tmp_path / "a", tmp_path / "a" / "b"}
+    assert not any(path.is_symlink() for path in dest.rglob("*"))
+
+
+@pytest.mark.parametrize("spoil", [lambda header: b"\0" * 512, lambda header: header[:150] + b"\1" + header[151:]])
+@pytest.mark.parametrize("where", ["class", "training", "validation"])
+def test_a_damaged_header_between_images_is_named_not_taken_for_the_end(
+    archives: Archives, tmp_path: Path, where: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    ready = look(*archives)
+    path = archives[1 if where == "validation" else 0]
+    content = bytearray(path.read_bytes())
+    begin = ready.train_tars["n03000000"][0] if where == "class" else 0
+    with tarfile.open(fileobj=io.BytesIO(content[begin:])) as archive:
+        start = begin + archive.getmembers()[1].offset
+    content[start : start + 512] = spoil(bytes(content[start : start + 512]))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path} is cut off or damaged.*no tar header at byte {start:,}"):
+        _prepare(archives, tmp_path / "dest")
+
+
+def test_a_whole_folder_keeps_its_names_when_the_command_is_given_again(
+    archives: Archives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "dest"
+    _prepare(archives, dest)
+    monkeypatch.setattr("os.rename", lambda *names: pytest.fail(f"renamed {names}"))
+    assert _prepare(archives, dest) == (9, 5)
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_foreign_files_are_refused_before_anything_is_renamed(archives: Archives, tmp_path: Path, part: str) -> None:
+    dest = tmp_path / "dest"
+    _prepare(archives, dest)
+    (dest / part / "n01000000" / "mine.JPEG").touch()
+    before = sorted(dest.rglob("*"))
+    with pytest.raises(DataError, match=r"mine\.JPEG, which is not in the archives"):
+        _prepare(archives, dest)
+    assert sorted(dest.rglob("*")) == before
+
+
+def test_a_class_that_is_there_twice_names_what_to_remove(archives: Archives, tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    _prepare(archives, dest)
+    (dest / "train" / "n01000000.part").mkdir()
+    with pytest.raises(DataError, match=r"are both there; remove .*n01000000\.part"):
+        _prepare(archives, dest)
+
+
+def test_two_commands_do_not_write_one_folder(archives: Archives, tmp_path: Path) -> None:
+    (tmp_path / "dest").mkdir()
+    with alone(tmp_path / "dest"), pytest.raises(ConfigError, match="another `lockstep data` is writing"):
+        _prepare(archives, tmp_path / "dest")
+    assert _prepare(archives, tmp_path / "dest") == (9, 5)
+
+
+def test_progress_ends_at_the_archives_sizes(archives: Archives, tmp_path: Path) -> None:
+    for _ in ("first", "again"):
+        done: list[int] = []
+        prepare(look(*archives), tmp_path / "dest", done.append)
+        assert sum(done) == archives[0].stat().st_size + archives[1].stat().st_size
+
+
+def test_reading_and_writing_are_told_apart(archives: Archives, tmp_path: Path) -> None:
+    ready = look(*archives)
+    (tmp_path / "dest").mkdir()
+    (tmp_path / "dest" / "train").touch()
+    with pytest.raises(DataError, match=r"train/n.* cannot be written"):
+        prepare(ready, tmp_path / "dest", lambda count: None)
+    archives[0].unlink()
+    with pytest.raises(DataError, match=r"train\.tar cannot be read"):
+        prepare(ready, tmp_path / "other", lambda count: None)
+
+
+@pytest.mark.cold
+def test_a_meta_mat_that_scipy_chokes_on_is_one_message(archives: Archives) -> None:
+    _write_devkit(archives[2], TRUTH, meta=b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400))
+    with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
+        look(*archives)
+
+
+@pytest.mark.cold
+def test_a_module_in_the_current_folder_is_not_imported_to_read_meta_mat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert meta_mat.read(_meta())
+
+
+@pytest.mark.cold
+def test_a_devkit_that_unpacks_without_end_or_crashes_scipy_is_one_message(
+    archives: Archives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives[2].write_bytes(gzip.compress(_tar({"ILSVRC2012_devkit_t12/readme": bytes(65 << 20)}), 1))
+    with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
+        look(*archives)
+    _write_devkit(archives[2], TRUTH)
+    monkeypatch.setattr(meta_mat, "__name__", "faulthandler")  # any module that says nothing: as if it had crashed
+    with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
+        look(*archives)
+
+
+def test_a_folder_with_other_things_is_left_alone(archives: Archives, tmp_path: Path) -> None:
+    other = tmp_path / "dest" / "train" / "cats"
+    other.mkdir(parents=True)
+    with pytest.raises(DataError, match="cats, which is not in the archives"):
+        _prepare(archives, tmp_path / "dest")
+    assert list((tmp_path / "dest").rglob("*")) == [tmp_path / "dest" / "train", other]
+
+
+def test_md5_says_whether_an_archive_is_the_official_one(archives: Archives) -> None:
+    digest, official = md5(archives[0], "training")
+    assert len(digest) == 32
+    assert not official
+
+
+def test_another_md5_sum_stops_the_command(
+    archives: Archives, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*map(str, archives), str(tmp_path / "dest")]
+    assert main(["data", "prepare", "imagenet", *words, "--md5"]) == 4
+    assert "not the official training archive" in capsys.readouterr().err
+    assert not (tmp_path / "dest").exists()
