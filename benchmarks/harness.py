@@ -28,7 +28,7 @@ import torch
 from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
-from lockstep.train.environment import describe_publicly
+from lockstep.train.monitoring.environment import describe_publicly
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 

@@ -27,7 +27,7 @@ from harness import Bar, Unit, Work, argument, compare, pin, rounds
 from readings import compare_readings
 from startup import FIRST_STEP, of_run, timed
 
-from lockstep.train import checkpoint, checkpoint_format
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 
 TRAIN = ["-m", "lockstep", "train", "digits", "-a", "resnet18", "-b", "8", "--optimizer", "sgd", "--device", "cpu"]
 READS = 3  # a turn
@@ -53,7 +53,7 @@ def starts(run: Path, rounds: int) -> None:
 
 def reads(run: Path, folder: Path) -> None:
     """Contest of what is read: both give the same tensors."""
-    path = checkpoint.newest(run / "checkpoints")
+    path = checkpoint_folder.newest(run / "checkpoints")
     assert path is not None
     saved = checkpoint_format.load(path)
     pickled = folder / "checkpoint.pt"

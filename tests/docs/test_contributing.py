@@ -15,7 +15,7 @@ from commands import own_environment, run
 from layers import LAYERS, TOGETHER
 from pages import ROOT, blocks
 
-from lockstep.train.checkpoint_format import read_tensors
+from lockstep.train.checkpoints.checkpoint_format import read_tensors
 
 PAGE = ROOT / "CONTRIBUTING.md"
 

@@ -8,8 +8,8 @@ import pytest
 from disturbed_run import STEPS, newest_step, recorded_steps, train
 
 from lockstep.errors import CheckpointError
-from lockstep.train import checkpoint
-from lockstep.train.checkpoint import load_model
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.checkpoints.checkpoint_folder import load_model
 
 
 def _damage(path: Path) -> None:
@@ -24,7 +24,7 @@ def test_the_one_before_is_used_and_that_is_said(
 ) -> None:
     run = tmp_path / "run"
     train(run, {}, max_steps=45)
-    *_, before, last = checkpoint.complete(run / "checkpoints")
+    *_, before, last = checkpoint_folder.complete(run / "checkpoints")
     _damage(last / "optimizer.safetensors")
     with pytest.raises(CheckpointError, match=f"{last / 'optimizer.safetensors'} is damaged"):
         train(run, {}, resume=str(last))  # named, so nothing else will do
@@ -42,7 +42,7 @@ def test_the_one_before_is_used_and_that_is_said(
 def test_where_all_are_damaged_all_are_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, {}, max_steps=10)
-    paths = checkpoint.complete(run / "checkpoints")
+    paths = checkpoint_folder.complete(run / "checkpoints")
     for path in paths:
         _damage(path / "state.json")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound") as error:

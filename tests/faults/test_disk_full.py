@@ -17,14 +17,15 @@ from disturbed_run import STEPS, newest_step, recorded_steps, train
 from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError
-from lockstep.train import checkpoint, stopping
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.stopping import requests
 from lockstep.world.world import World
 
 
 def _fill(disk: SmallDisk, run: Path, step: int) -> None:
     """Fill the disk when the checkpoint of a step is written."""
     deadline = time.monotonic() + 30
-    while checkpoint.newest(run / "checkpoints") != run / "checkpoints" / f"step-{step:08d}":
+    while checkpoint_folder.newest(run / "checkpoints") != run / "checkpoints" / f"step-{step:08d}":
         assert time.monotonic() < deadline
         time.sleep(0.002)
     _wait_for_writer()  # which removes what it replaces
@@ -112,7 +113,7 @@ def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> No
 def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(
     small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "APART_SECONDS", 0.0)  # the workers agree in every step, however short
+    monkeypatch.setattr(requests, "APART_SECONDS", 0.0)  # the workers agree in every step, however short
     run = small_disk.path / "run"
     errors = run_in_workers(2, _stop_on_a_full_disk, small_disk, run)
     assert errors[0] == errors[1]

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.train import checkpoint, checkpoint_format
-from lockstep.train.checkpoint import CheckpointFolder
-from lockstep.train.snapshot import Snapshot
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
+from lockstep.train.checkpoints.snapshot import Snapshot
 
 NUMBERS = 400_000  # of 4 bytes, and as many of momentum: 3.2 MB
 KEEP, BEST_EVERY = 2, 3
@@ -89,13 +89,13 @@ def test_a_sound_checkpoint_as_new_as_was_told_is_there_after_every_kill(tmp_pat
     for _ in range(kills):
         told = _live(folder, step, best, chance.uniform(0, LONGEST_LIFE_SECONDS))
         unfinished += any(folder.glob(".partial-step-*"))
-        found, damaged = checkpoint.newest_sound(folder)
+        found, damaged = checkpoint_folder.newest_sound(folder)
         assert found is not None
         assert not damaged
-        assert found == checkpoint.newest(folder)
+        assert found == checkpoint_folder.newest(folder)
         snapshot = _check(found)
         assert snapshot.step >= told
-        assert len(checkpoint.complete(folder)) <= KEEP + 2  # the best, and an old one about to be removed
+        assert len(checkpoint_folder.complete(folder)) <= KEEP + 2  # the best, and an old one about to be removed
         if (folder / "best").is_symlink():
             best_step = _check(folder / "best").step
             assert best_step % BEST_EVERY == 0

@@ -11,8 +11,8 @@ from lockstep.config.schema import AugmentConfig, TrainConfig
 from lockstep.data.loaders import reader_for
 from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sources.user_dataset import describe
-from lockstep.train import loader_tuning
-from lockstep.train.loader_tuning import choose_processes
+from lockstep.train.monitoring import loader_tuning
+from lockstep.train.monitoring.loader_tuning import choose_processes
 from lockstep.world.world import World
 
 

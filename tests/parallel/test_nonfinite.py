@@ -19,7 +19,7 @@ from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import setup
 from lockstep.train.fit import configure
-from lockstep.train.nonfinite import DeferredWatch
+from lockstep.train.guards.nonfinite import DeferredWatch
 from lockstep.train.run import run_with
 from lockstep.world.world import World
 

@@ -13,7 +13,7 @@ from lockstep.data.packed.reading import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.launch.plan.allocation import find_allocation
-from lockstep.train.checkpoint_format import describe_file
+from lockstep.train.checkpoints.checkpoint_format import describe_file
 from lockstep.watch.tail import Tail
 
 

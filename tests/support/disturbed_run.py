@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
-from lockstep.train import checkpoint, checkpoint_format
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import Place
@@ -51,7 +51,7 @@ def recorded_steps(path: Path) -> list[int]:
 
 
 def newest_step(path: Path) -> int:
-    found, problems = checkpoint.newest_sound(path / "checkpoints")
+    found, problems = checkpoint_folder.newest_sound(path / "checkpoints")
     assert found is not None
     assert not problems
     return checkpoint_format.load(found).step

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from lockstep.files.jsonl import read_records
 from lockstep.launch.node.snapshot_memory import PREFIX
-from lockstep.train import checkpoint
+from lockstep.train.checkpoints import checkpoint_folder
 
 SNAPSHOT_STEPS = 5
 START_SECONDS = 120.0  # on a machine that does other things too
@@ -128,7 +128,7 @@ def differences(calm: Path, struck: Path) -> list[str]:
     """What of two runs should be the same, and is not."""
     found = []
     for name in ("model.safetensors", "optimizer.safetensors", "average.safetensors"):
-        files = [checkpoint.newest(run / "checkpoints") / name for run in (calm, struck)]
+        files = [checkpoint_folder.newest(run / "checkpoints") / name for run in (calm, struck)]
         if files[0].exists() != files[1].exists() or (files[0].exists() and not same_tensors(*files)):
             found.append(f"{name} is not the same")
     for kind in ("step", "epoch"):

@@ -35,8 +35,8 @@ def main(words: Sequence[str]) -> int:
     if not command.sources:
         raise ConfigError("name what to report, such as `lockstep report runs study -o report`")
     from lockstep.report.build import build
-    from lockstep.report.files import write
-    from lockstep.report.sources import gather
+    from lockstep.report.draw.files import write
+    from lockstep.report.read.sources import gather
 
     document = build(gather(command.sources), command.title)
     for warning in document.warnings:

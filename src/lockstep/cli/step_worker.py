@@ -58,7 +58,7 @@ def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
 def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:
     from lockstep.study import step_jobs
     from lockstep.study.steps import measure_steps
-    from lockstep.train.environment import describe_publicly
+    from lockstep.train.monitoring.environment import describe_publicly
     from lockstep.train.setup import build_job, build_model, load_data
 
     with tempfile.TemporaryDirectory() as scratch:

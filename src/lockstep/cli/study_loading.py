@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> int:
     from lockstep.study.figures import append_study, check_record_file
     from lockstep.study.loading import Length
     from lockstep.study.stages import Setting
-    from lockstep.train.loader_tuning import candidates
+    from lockstep.train.monitoring.loader_tuning import candidates
     from lockstep.world.launcher_environment import Place
     from lockstep.world.world import connect, usable_cores
 

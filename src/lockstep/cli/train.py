@@ -109,8 +109,8 @@ def _train(config: TrainConfig, world: World) -> None:
 
 def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:
     """Evaluate what --resume or --pretrained names; `named` is the network, if the user has named it."""
+    from lockstep.train.checkpoints.legacy_format import is_old
     from lockstep.train.inference import evaluate_checkpoint, evaluate_pretrained, summarize
-    from lockstep.train.old_checkpoint import is_old
 
     if config.run.resume is None:
         figures = evaluate_pretrained(config, world)

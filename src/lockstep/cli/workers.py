@@ -150,7 +150,7 @@ def _work(
 
 def _stopped(place: Place, stop: str) -> int:
     """The end of a worker that was asked to stop, as all are; what asks once more shall not change its exit code."""
-    from lockstep.train.stopping import ignore_signals
+    from lockstep.train.stopping.requests import ignore_signals
 
     ignore_signals()
     if error_file := _error_file():

@@ -6,6 +6,7 @@ import time
 
 from lockstep import __version__
 from lockstep.report.document import Document, Section
+from lockstep.report.read.sources import Material
 from lockstep.report.sections import (
     batch,
     collectives,
@@ -22,7 +23,6 @@ from lockstep.report.sections import (
     time_split,
     workers,
 )
-from lockstep.report.sources import Material
 
 
 def build(material: Material, title: str) -> Document:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.report.document import Line
-from lockstep.report.run import Run
-from lockstep.report.run_curve import THINNED, Curve, drawn, places, points_a_line, time_unit
+from lockstep.report.read.curve import THINNED, Curve, drawn, places, points_a_line, time_unit
+from lockstep.report.read.run import Run
 
 Look = Literal["solid", "dashed", "dotted", "points"]
 

@@ -13,8 +13,8 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
-from lockstep.train.environment import describe_publicly
-from lockstep.train.io_counters import CountersMissingError, IoCounters
+from lockstep.train.monitoring.environment import describe_publicly
+from lockstep.train.monitoring.io_counters import CountersMissingError, IoCounters
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 

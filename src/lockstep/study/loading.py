@@ -21,7 +21,7 @@ from lockstep.data.sets import MemorySplit
 from lockstep.models import registry
 from lockstep.study.figures import Figure, ReadCounter, Turn, repeat
 from lockstep.study.stages import Setting, orders, stages_of
-from lockstep.train.loader_tuning import count_processes, show_rate, smallest_of_best
+from lockstep.train.monitoring.loader_tuning import count_processes, show_rate, smallest_of_best
 from lockstep.train.precision import build_precision
 from lockstep.world import accelerator
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep.train.device_clock import DeviceClock
-from lockstep.train.step_clock import Phase, StepClock
+from lockstep.train.monitoring.device_clock import DeviceClock
+from lockstep.train.monitoring.step_clock import Phase, StepClock
 from lockstep.world import accelerator
 
 

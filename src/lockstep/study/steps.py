@@ -24,10 +24,10 @@ from lockstep.study.figures import Spread, spread
 from lockstep.study.phases import PhaseClock
 from lockstep.study.points import Length
 from lockstep.train.loop import take_step
+from lockstep.train.monitoring.step_clock import Phase
+from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
-from lockstep.train.schedule import Schedule
 from lockstep.train.setup import Job
-from lockstep.train.step_clock import Phase
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy
 from lockstep.world import accelerator

@@ -23,11 +23,11 @@ from torch import nn
 from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
-from lockstep.train.checkpoint import load_model
-from lockstep.train.checkpoint_format import METADATA_KEY, PARTIAL
-from lockstep.train.checkpoint_format import export as export_weights
+from lockstep.train.checkpoints.checkpoint_folder import load_model
+from lockstep.train.checkpoints.checkpoint_format import METADATA_KEY, PARTIAL
+from lockstep.train.checkpoints.checkpoint_format import export as export_weights
+from lockstep.train.checkpoints.snapshot import Tensors
 from lockstep.train.inference import agree_on_arch, load_network
-from lockstep.train.snapshot import Tensors
 
 Format = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}

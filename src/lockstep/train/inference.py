@@ -17,12 +17,12 @@ from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import pretrained, registry
-from lockstep.train.about import About
-from lockstep.train.batching import plan_batches
-from lockstep.train.checkpoint import load_model
+from lockstep.train.checkpoints.checkpoint_folder import load_model
+from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
+from lockstep.train.checkpoints.metadata import About
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
-from lockstep.train.old_checkpoint import is_old, load_weights, read
+from lockstep.train.optim.batch_plan import plan_batches
 from lockstep.train.precision import build_precision
 from lockstep.train.reporting import list_left_out
 from lockstep.train.setup import build_val_loader, load_data, place_model

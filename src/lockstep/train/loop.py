@@ -18,12 +18,13 @@ import torch
 from lockstep.data.batch import Batch
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
-from lockstep.train import goal
+from lockstep.train import target_accuracy
+from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.evaluation import evaluate
+from lockstep.train.guards.nonfinite import RewindError
 from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
-from lockstep.train.nonfinite import RewindError
-from lockstep.train.optim import clip_gradients, set_rate
+from lockstep.train.optim.build import clip_gradients, set_rate
 from lockstep.train.reporting import (
     Interval,
     report_evaluation,
@@ -35,7 +36,6 @@ from lockstep.train.reporting import (
 from lockstep.train.rewind import rewind
 from lockstep.train.saving import finish_saving, save
 from lockstep.train.setup import Job
-from lockstep.train.snapshots import snapshot_interval
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def train(job: Job) -> Result:
     figures: dict[str, Any] = {}
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
-    while progress.step < job.last_step and not goal.is_reached(job):
+    while progress.step < job.last_step and not target_accuracy.is_reached(job):
         try:
             train_epoch(job)
             figures = _end_epoch(job)
@@ -242,7 +242,7 @@ def _end_epoch(job: Job) -> dict[str, Any]:
             progress.best_top1, progress.best_step = figures["top1"], progress.step
         save(job, is_best)
         if reached and is_best:  # and not in an evaluation before
-            goal.report_reached(job)
+            target_accuracy.report_reached(job)
     return figures
 
 

@@ -12,10 +12,10 @@ import torch
 from lockstep.data.augment.progressive import side_at
 from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
-from lockstep.train import checkpoint
-from lockstep.train.device_clock import DeviceClock
-from lockstep.train.finite_weights import are_finite
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.metrics import Totals
+from lockstep.train.monitoring.device_clock import DeviceClock
 from lockstep.train.run_folder import logger
 
 if TYPE_CHECKING:
@@ -204,5 +204,5 @@ def list_left_out(paths: Sequence[str]) -> list[str]:
 
 def advice(job: Job) -> str:
     """What to do when training has gone out of bounds."""
-    good = checkpoint.newest(job.folder.checkpoints) or "none yet"
+    good = checkpoint_folder.newest(job.folder.checkpoints) or "none yet"
     return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"

@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, NonFiniteLossError
-from lockstep.train import checkpoint
-from lockstep.train.nonfinite import RewindError
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
+from lockstep.train.checkpoints.resume import Start, restore
+from lockstep.train.guards.nonfinite import RewindError
 from lockstep.train.reporting import say
-from lockstep.train.resume import Start, restore
 from lockstep.train.setup import Job
-from lockstep.train.snapshots import NONE, bring_newest
 
 
 def newest_good(job: Job) -> Path | None:
@@ -23,10 +23,10 @@ def newest_good(job: Job) -> Path | None:
     for folder in (job.checkpoints, job.snapshots):
         with suppress(CheckpointError):  # then the one before is the newest
             folder.wait()
-    found = checkpoint.newest(job.folder.checkpoints) if job.world.is_main else None
+    found = checkpoint_folder.newest(job.folder.checkpoints) if job.world.is_main else None
     path = job.world.from_main(str(found) if found else None)
     good, memory = Path(path) if path else None, job.world.place.snapshots
-    snapshot = bring_newest(memory, job.world, checkpoint.step_of(good) if good else NONE) if memory else None
+    snapshot = bring_newest(memory, job.world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
     return snapshot or good
 
 
@@ -50,7 +50,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
-    checkpoint.go_back(job.checkpoints, progress, job.world)
+    checkpoint_folder.go_back(job.checkpoints, progress, job.world)
     job.snapshots.forget_after(progress.step, NONE)
     job.progress.become(progress)
     job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)

@@ -15,14 +15,14 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
-from lockstep.train import goal
-from lockstep.train.io_sampling import IoSampler, start_counting
+from lockstep.train import target_accuracy
+from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.loop import Result, train
+from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
+from lockstep.train.optim.schedule import peak_rate
 from lockstep.train.reporting import list_left_out, say
 from lockstep.train.run_folder import logger, start_log
-from lockstep.train.same_job import check_same_job
 from lockstep.train.saving import finish_saving
-from lockstep.train.schedule import peak_rate
 from lockstep.train.setup import Job, build_job, build_model, load_data
 from lockstep.world import batch_time_left
 from lockstep.world.world import World
@@ -160,6 +160,6 @@ def _conclude(job: Job, result: Result) -> list[str]:
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
         f"{result.seconds:.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
-        *goal.describe(job),
+        *target_accuracy.describe(job),
         *list_left_out(left_out),
     ]

@@ -17,8 +17,8 @@ from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import write_json
 from lockstep.files.resilient_file import PatientFile
-from lockstep.train import checkpoint
-from lockstep.train.environment import describe_environment
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.monitoring.environment import describe_environment
 from lockstep.world.world import World
 
 LOGGERS = ("lockstep", "py.warnings")
@@ -73,7 +73,7 @@ def newest_run_path(config: TrainConfig) -> Path | None:
     """The newest run of the same data set and architecture that has a checkpoint."""
     name = re.compile(re.escape(slug(config)) + r"\d{8}-\d{6}(-\d+)?")
     runs = [path for path in RUNS.glob("*") if name.fullmatch(path.name)]
-    found = [newest for path in runs if (newest := checkpoint.newest(path / "checkpoints"))]
+    found = [newest for path in runs if (newest := checkpoint_folder.newest(path / "checkpoints"))]
     latest = max(found, key=lambda path: path.stat().st_mtime, default=None)
     return latest.parent.parent if latest else None
 
@@ -107,7 +107,7 @@ def run_of(path: Path) -> Path:
     Raises:
         CheckpointError: There is no checkpoint.
     """
-    return checkpoint.run_folder_of(checkpoint.locate(path))
+    return checkpoint_folder.run_folder_of(checkpoint_folder.locate(path))
 
 
 def start_log(path: Path, rank: int) -> logging.Handler:

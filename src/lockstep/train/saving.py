@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from lockstep.errors import CheckpointError
-from lockstep.train.finite_weights import are_finite
+from lockstep.train.checkpoints.snapshot import Snapshot
+from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.setup import Job
-from lockstep.train.snapshot import Snapshot
 
 
 def take_snapshot(job: Job) -> Snapshot:

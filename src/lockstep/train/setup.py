@@ -24,29 +24,29 @@ from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
-from lockstep.train.batching import Batching, plan_batches
 from lockstep.train.calibration import calibrate
-from lockstep.train.checkpoint import Checkpoints, go_back
-from lockstep.train.data_wait import DataWait, describe_loading
-from lockstep.train.ema import NoAverage, build_average
-from lockstep.train.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.checkpoints.checkpoint_folder import Checkpoints, go_back
+from lockstep.train.checkpoints.legacy_format import is_old
+from lockstep.train.checkpoints.legacy_resume import begin_at, take_over
+from lockstep.train.checkpoints.memory_snapshots import open_snapshots
+from lockstep.train.checkpoints.resume import Start, find_start, identify, open_folder, restore
+from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.guards.job_consistency import check_same_job
+from lockstep.train.guards.nonfinite import Guard, build_guard
+from lockstep.train.guards.replica_check import ReplicaCheck, build_replica_check
 from lockstep.train.losses import Criterion
 from lockstep.train.metrics import Meter
-from lockstep.train.nonfinite import Guard, build_guard
-from lockstep.train.old_checkpoint import is_old
-from lockstep.train.old_resume import begin_at, take_over
-from lockstep.train.optim import build_optimizer
+from lockstep.train.monitoring.data_wait import DataWait, describe_loading
+from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.monitoring.step_clock import StepClock
+from lockstep.train.optim.batch_plan import Batching, plan_batches
+from lockstep.train.optim.build import build_optimizer
+from lockstep.train.optim.ema import NoAverage, build_average
+from lockstep.train.optim.schedule import Schedule, build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
-from lockstep.train.replicas import ReplicaCheck, build_replica_check
-from lockstep.train.resume import Start, find_start, identify, open_folder, restore
 from lockstep.train.run_folder import RunFolder
-from lockstep.train.same_job import check_same_job
-from lockstep.train.schedule import Schedule, build_schedule, peak_rate
-from lockstep.train.snapshot import HostCopies
-from lockstep.train.snapshots import open_snapshots
-from lockstep.train.step_clock import StepClock
-from lockstep.train.stopping import Stopping, build_stopping
+from lockstep.train.stopping.requests import Stopping, build_stopping
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import Tracker, build_trackers
 from lockstep.world import accelerator

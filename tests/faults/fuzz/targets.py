@@ -166,9 +166,9 @@ ABOUT = {
 
 
 def _checkpoint(folder: Path) -> Path:
-    from lockstep.train.checkpoint import CheckpointFolder
+    from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
+    from lockstep.train.checkpoints.snapshot import Snapshot
     from lockstep.train.progress import Progress
-    from lockstep.train.snapshot import Snapshot
 
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
@@ -185,10 +185,10 @@ def _checkpoint(folder: Path) -> Path:
 
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
-    from lockstep.train import checkpoint_format
-    from lockstep.train.ema import NoAverage
+    from lockstep.train.checkpoints import checkpoint_format
+    from lockstep.train.checkpoints.resume import Start, restore
+    from lockstep.train.optim.ema import NoAverage
     from lockstep.train.precision.base import Precision
-    from lockstep.train.resume import Start, restore
     from lockstep.train.strategies.base import Strategy
 
     def read(data: bytes) -> object:
@@ -222,7 +222,7 @@ for _name in ("state.json", "manifest.json", "model.safetensors", "optimizer.saf
 @target
 def exported_file(folder: Path) -> Target:
     from lockstep.models import registry
-    from lockstep.train import checkpoint_format
+    from lockstep.train.checkpoints import checkpoint_format
     from lockstep.train.inference import load_network
 
     registry.torchvision_names()  # names that are unknown have it imported
@@ -250,7 +250,7 @@ def exported_about(folder: Path) -> Target:
 
 def _old(folder: Path, zipped: bool) -> Target:
     from lockstep.models import pretrained, registry
-    from lockstep.train import old_checkpoint
+    from lockstep.train.checkpoints import legacy_format
 
     net = registry.build("digits-net", 10, 1, 8)
     path = folder / "old.pth"
@@ -263,7 +263,7 @@ def _old(folder: Path, zipped: bool) -> Target:
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
 
     def read(path: Path) -> None:
-        old_checkpoint.load_weights(old_checkpoint.read(path), net, "digits-net")
+        legacy_format.load_weights(legacy_format.read(path), net, "digits-net")
         pretrained.read_tensors(path)
 
     return Target(path.read_bytes(), _of_file(path, read), (errors.CheckpointError,))
@@ -641,9 +641,9 @@ def io_records(folder: Path) -> Target:
 
 def _report(*paths: Path) -> None:
     """Make a report's pages, and see that nothing in them became markup."""
-    from lockstep.report import markdown, page
     from lockstep.report.build import build
-    from lockstep.report.sources import gather
+    from lockstep.report.draw import markdown, page
+    from lockstep.report.read.sources import gather
 
     document = build(gather(paths), "Training results")
     markdown.render(document)

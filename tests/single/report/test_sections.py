@@ -26,7 +26,7 @@ from report_material import (
 
 from lockstep.report.build import build
 from lockstep.report.document import Bars, Chart, Document, Interval, Intervals, Line, Table
-from lockstep.report.sources import gather
+from lockstep.report.read.sources import gather
 
 HUGE = 10**400  # no float
 

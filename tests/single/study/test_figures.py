@@ -13,7 +13,7 @@ import torch
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.study.figures import Figure, ReadCounter, Turn, append_study, check_record_file, repeat
-from lockstep.train import io_counters
+from lockstep.train.monitoring import io_counters
 
 
 def test_rates_are_medians_with_quartiles_of_the_repeats() -> None:

@@ -16,7 +16,7 @@ from lockstep.errors import NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train.fit import configure
-from lockstep.train.optim import takes_found_inf
+from lockstep.train.optim.build import takes_found_inf
 from lockstep.train.precision import scaling
 from lockstep.train.precision.scaling import DeviceLossScaler, LossScaler, ScaledPrecision
 from lockstep.train.run import run_with

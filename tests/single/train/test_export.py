@@ -18,9 +18,10 @@ from lockstep.cli import main
 from lockstep.data.sets import InputSpec
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.models import registry
-from lockstep.train import checkpoint_format, export
-from lockstep.train.checkpoint import CheckpointFolder
-from lockstep.train.snapshot import Snapshot
+from lockstep.train import export
+from lockstep.train.checkpoints import checkpoint_format
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
+from lockstep.train.checkpoints.snapshot import Snapshot
 
 SPEC = InputSpec(1, 8, 8, (0.3,), (0.4,))
 ABOUT = {"arch": "digits-net", "classes": [str(n) for n in range(10)], "input": asdict(SPEC), "data": "digits"}

@@ -15,9 +15,9 @@ from torch import nn
 
 from lockstep.data.sources import digits
 from lockstep.seeding import seed_all
+from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.train.snapshot import HostCopies
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World

@@ -23,12 +23,12 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.batch import Batch
 from lockstep.data.sources import digits
 from lockstep.nn.global_batch_norm import GlobalBatchNorm
-from lockstep.train.ema import build_average
 from lockstep.train.fit import configure
+from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.loop import take_step
 from lockstep.train.metrics import Meter
-from lockstep.train.nonfinite import build_guard
-from lockstep.train.optim import build_optimizer
+from lockstep.train.optim.build import build_optimizer
+from lockstep.train.optim.ema import build_average
 from lockstep.train.precision import build_precision
 from lockstep.train.setup import Job, build_job
 from lockstep.world import accelerator

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lockstep.config.schema import NumericsConfig
-from lockstep.train.ema import build_average
+from lockstep.train.optim.ema import build_average
 from lockstep.train.precision import Precision, build_precision, scaling
 from lockstep.train.precision.scaling import LossScaler
 

@@ -33,7 +33,7 @@ NVIDIAS_OWN = {
     "launch/plan/horovodrun_plan.py",
     "launch/node/host_workers.py",
     "launch/plan/job_plan.py",
-    "train/data_wait.py",  # --decode gpu, again nvJPEG
+    "train/monitoring/data_wait.py",  # --decode gpu, again nvJPEG
     "train/setup.py",
 }
 

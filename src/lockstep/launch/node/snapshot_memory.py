@@ -1,7 +1,7 @@
 """A host's memory of a job's state: a folder of a memory file system that outlives the workers and their restarts.
 
 The node process makes it and removes it at the job's end, its guard does when that process was killed, and a later
-job's node process when both were. What workers keep there is theirs (`lockstep.train.snapshots`).
+job's node process when both were. What workers keep there is theirs (`lockstep.train.checkpoints.memory_snapshots`).
 """
 
 from __future__ import annotations

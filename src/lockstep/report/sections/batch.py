@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lockstep.report.document import Chart, Line, Mark, Section
-from lockstep.report.fields import Record, number, spread, text, whole
-from lockstep.report.names import by_label
-from lockstep.report.sources import Material
+from lockstep.report.read.fields import Record, number, spread, text, whole
+from lockstep.report.read.run_labels import by_label
+from lockstep.report.read.sources import Material
 from lockstep.scaling_model import machine_of
 
 ONE_JOB = ("job", "workers", "nodes", "memory_limit")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep.report.document import Cell, Interval, Intervals, Section, Table
-from lockstep.report.fields import Record, mapping, numbers, text
-from lockstep.report.sources import Material
-from lockstep.report.studies import COMPARISON
+from lockstep.report.read.fields import Record, mapping, numbers, text
+from lockstep.report.read.sources import Material
+from lockstep.report.read.studies import COMPARISON
 
 _COLUMNS = (
     ("benchmark", ""),

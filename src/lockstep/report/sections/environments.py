@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.report.document import Cell, Section, Table
-from lockstep.report.fields import mapping, number, text
-from lockstep.report.sources import Material
+from lockstep.report.read.fields import mapping, number, text
+from lockstep.report.read.sources import Material
 
 Facts = Mapping[str, Any]
 _PACKAGES = {"lockstep-torch": "Lockstep", "torch": "PyTorch", "torchvision": "torchvision", "numpy": "NumPy"}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from lockstep.report.document import Cell, Chart, Line, Section, Table
-from lockstep.report.fields import Record, number, text, whole
-from lockstep.report.sources import Material
-from lockstep.report.studies import LARGE_BATCH
+from lockstep.report.read.fields import Record, number, text, whole
+from lockstep.report.read.sources import Material
+from lockstep.report.read.studies import LARGE_BATCH
 
 MOST_DIGITS = 15  # of a batch; more is a damaged record
 _COLUMNS = (

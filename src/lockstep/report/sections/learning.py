@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.report.document import Chart, Scale, Section
-from lockstep.report.run import Run
+from lockstep.report.read.run import Run
+from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import EPOCHS, RunCurve, lines, note, of_runs, time_axis
-from lockstep.report.sources import Material
 
 TIME_NOTE = "Time is that of training alone, over all sessions; of TensorBoard files it is the time on the clock."
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lockstep.report.document import Chart, Line, Section
-from lockstep.report.run import Run
-from lockstep.report.run_curve import Curve, drawn, places, points_a_line
+from lockstep.report.read.curve import Curve, drawn, places, points_a_line
+from lockstep.report.read.run import Run
+from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import STEPS
-from lockstep.report.sources import Material
 
 
 def build(material: Material) -> Section | None:

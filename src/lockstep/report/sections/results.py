@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 
 from lockstep.report.document import Cell, Section, Table
-from lockstep.report.names import describe_workers
-from lockstep.report.run import Run
-from lockstep.report.run_curve import Curve
-from lockstep.report.sources import Material
+from lockstep.report.read.curve import Curve
+from lockstep.report.read.run import Run
+from lockstep.report.read.run_labels import describe_workers
+from lockstep.report.read.sources import Material
 
 _COLUMNS = (
     ("run", ""),

@@ -8,8 +8,8 @@ from statistics import median
 
 from lockstep.errors import DataError
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table
+from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
-from lockstep.report.sources import Material
 from lockstep.scaling_model import LEVEL, Model, Point, Series, fit, series_of
 
 MODEL_REACH = 2  # the model is drawn up to so many times the largest measured count

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lockstep.files.io_records import job_io
 from lockstep.report.document import Chart, Section
-from lockstep.report.run_curve import Curve, time_unit
+from lockstep.report.read.curve import Curve, time_unit
+from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import Axis, Look, RunCurve, lines, note
-from lockstep.report.sources import Material
 
 Rows = Sequence[Mapping[str, float]]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lockstep.report.document import Chart, Section
+from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import lines, note, of_runs, time_axis
-from lockstep.report.sources import Material
 
 
 def build(material: Material) -> Section | None:

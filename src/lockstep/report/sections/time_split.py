@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table
-from lockstep.report.sources import Material
+from lockstep.report.read.sources import Material
 from lockstep.scaling_model import Point, Series, series_of
 
 _PARTS = {

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from lockstep.report.document import Chart, Line, Section
-from lockstep.report.names import numbered
-from lockstep.report.run import Run
+from lockstep.report.read.run import Run
+from lockstep.report.read.run_labels import numbered
+from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
-from lockstep.report.sources import Material
 
 ByWorkers = Mapping[int, Sequence[Run]]
 _BATCH_KEYS = ("batch_size", "global_batch_size", "accumulate")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lockstep.train.optim import step_unless, take_back, takes_found_inf
+from lockstep.train.optim.build import step_unless, take_back, takes_found_inf
 from lockstep.train.precision.base import Precision
 from lockstep.world import accelerator
 

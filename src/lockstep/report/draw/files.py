@@ -1,0 +1,37 @@
+"""The report's files: RESULTS.md, index.html and the figures, each whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lockstep.report.document import Document
+from lockstep.report.draw import images, markdown, page
+
+RESULTS, PAGE = "RESULTS.md", "index.html"
+
+
+def write(document: Document, folder: Path) -> list[Path]:
+    """Write the report into a folder, which is made if need be.
+
+    Returns:
+        The files, RESULTS.md and the page first.
+
+    Raises:
+        OSError: The folder or a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = images.write(document, folder / markdown.FIGURES)
+    # Last, so that they never speak of figures that are not there.
+    _write(folder / RESULTS, markdown.render(document))
+    _write(folder / PAGE, page.render(document))
+    return [folder / RESULTS, folder / PAGE, *figures]
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+"""Reading run folders (docs/reference/run-folder.md), also of runs that still go on and of runs that were cut short."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.files.jsonl import read_records
+from lockstep.files.untrusted import read_json, read_yaml
+from lockstep.report.read.curve import Curve
+from lockstep.report.read.fields import number, text, whole
+from lockstep.report.read.run import Run, Split
+
+METRICS = "metrics.jsonl"
+EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")
+STEP_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "lr", "loss_scale", "skipped_steps")
+_CHANGING = ("loss_scale", "skipped_steps")  # their changes matter, averages would hide them
+
+
+def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
+    """Read a run's records, configuration and environment; what is missing is said and left out.
+
+    Args:
+        metrics: The run's metrics.jsonl.
+        warn: Told what was passed over.
+
+    Returns:
+        None if there is no record of a run.
+    """
+    reader = _Reader()
+    damaged: list[int] = []
+    try:
+        for record in read_records(metrics, damaged.append):
+            reader.take(record)
+    except OSError as error:
+        warn(f"{metrics} cannot be read: {error.strerror or error}")
+        return None
+    if damaged:
+        warn(describe_damage(metrics, damaged))
+    if reader.incomplete:
+        warn(f"{metrics}: {reader.incomplete} records lack step or time_seconds and were passed over")
+    if not reader.known:
+        warn(f"{metrics} has no records of a run yet; passed over")
+        return None
+    folder = metrics.parent
+    return reader.run(folder, _environment(folder, warn), _config(folder, warn))
+
+
+def describe_damage(path: Path, lines: list[int]) -> str:
+    """What to say of lines that are no whole records."""
+    many = len(lines) > 1
+    count = f"{len(lines)} lines that are no whole records were" if many else "a line that is no whole record was"
+    where = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
+    return f"{path}: {count} passed over (line {where})"
+
+
+class _Reader:
+    """Gathers records into columns; one pass, so that long runs are read at once."""
+
+    def __init__(self) -> None:
+        self.known = self.incomplete = 0
+        self._sessions: list[Mapping[str, Any]] = []
+        self._steps_per_epoch: float | None = None
+        self._epochs: dict[Split, _Columns] = {"train": _Columns(EPOCH_FIGURES), "val": _Columns(EPOCH_FIGURES)}
+        self._steps = _Columns(STEP_FIGURES)
+        self._planned: int | None = None
+        self._last_kind: str | None = None
+        self._reached_goal = False
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        kind = text(record, "kind")
+        if kind not in ("run", "step", "epoch", "desired", "stop"):
+            return
+        self.known += 1
+        self._last_kind = kind
+        if kind == "run":
+            self._sessions.append(record)
+            self._steps_per_epoch = number(record, "steps_per_epoch")
+        elif kind == "desired":
+            self._reached_goal = True
+        elif kind != "stop":
+            self._take_figures(kind, record)
+
+    def _take_figures(self, kind: str, record: Mapping[str, Any]) -> None:
+        step, seconds = number(record, "step"), number(record, "time_seconds")
+        epoch = number(record, "epoch")
+        if step is None or seconds is None:
+            self.incomplete += 1
+        elif kind == "step":
+            self._steps.add(step, self._epochs_at(step, epoch), seconds, record)
+        else:
+            self._planned = whole(record, "epochs") or self._planned
+            split: Split = "val" if record.get("split") == "val" else "train"
+            place = epoch if epoch is not None else self._epochs_at(step, epoch)
+            self._epochs[split].add(step, place, seconds, record)
+
+    def _epochs_at(self, step: float, epoch: float | None) -> float:
+        """Epochs done after a step, fractions included, as far as that is known."""
+        if self._steps_per_epoch:
+            return step / self._steps_per_epoch
+        return math.nan if epoch is None else epoch
+
+    def run(self, folder: Path, environment: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
+        by_split = {split: columns.curves() for split, columns in self._epochs.items()}
+        steps = self._steps.curves()
+        return Run(
+            path=folder,
+            name=folder.resolve().name,
+            start=self._sessions[-1] if self._sessions else {},
+            workers=[count for session in self._sessions if (count := whole(session, "workers"))],
+            epochs={(figure, split): curve for split, found in by_split.items() for figure, curve in found.items()},
+            steps={key: curve.changes() if key in _CHANGING else curve.thinned() for key, curve in steps.items()},
+            planned_epochs=self._planned or whole(config, "epochs"),
+            stopped=self._last_kind == "stop",
+            reached_goal=self._reached_goal,
+            environment=environment,
+            config=config,
+        )
+
+
+class _Columns:
+    """Steps, epochs, seconds and figures of records of one kind, as packed numbers; NaN where there is none."""
+
+    def __init__(self, figures: Sequence[str]) -> None:
+        self._places = (array("d"), array("d"), array("d"))
+        self._figures = {figure: array("d") for figure in figures}
+
+    def add(self, step: float, epochs: float, seconds: float, record: Mapping[str, Any]) -> None:
+        for column, place in zip(self._places, (step, epochs, seconds), strict=True):
+            column.append(place)
+        for figure, column in self._figures.items():
+            value = number(record, figure)
+            column.append(math.nan if value is None else value)
+
+    def curves(self) -> dict[str, Curve]:
+        """The figures that any record has."""
+        found = ((figure, column) for figure, column in self._figures.items() if any(map(math.isfinite, column)))
+        return {figure: Curve(*self._places, column) for figure, column in found}
+
+
+def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
+    path = folder / "environment.json"
+    try:
+        facts = read_json(path)
+    except FileNotFoundError:
+        warn(f"{folder} has no environment.json: machine and versions of this run are unknown")
+        return {}
+    except (OSError, ValueError) as error:
+        warn(f"{path} cannot be read: {_reason(error)}")
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _config(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
+    path = folder / "config.yaml"
+    try:
+        config = _with_text_keys(read_yaml(path))
+    except FileNotFoundError:
+        warn(f"{folder} has no config.yaml: precision, seed and other settings of this run are unknown")
+        return {}
+    except (OSError, ValueError) as error:
+        warn(f"{path} cannot be read: {_reason(error)}")
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _with_text_keys(value: Any) -> Any:
+    """YAML with the keys that a configuration can have; of others, such as numbers, what people read."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next(iter(str(error).splitlines()), type(error).__name__)

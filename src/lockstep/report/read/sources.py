@@ -1,0 +1,145 @@
+"""What a report is made of: finding runs and studies in the paths that a user names.
+
+Nothing that is missing or damaged is fatal; all of it is said. Only if nothing at all can be read is that an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import ConfigError
+from lockstep.files.jsonl import read_records
+from lockstep.report.read.run import Run
+from lockstep.report.read.run_folders import METRICS, read_run
+from lockstep.report.read.run_labels import distinct_names
+from lockstep.report.read.studies import read_study
+from lockstep.report.read.tensorboard import EVENTS, event_files, read_tensorboard
+
+DEEPEST = 4  # folders below the one that the user names
+PASSED = ("checkpoints", "logs", "io")  # parts of a run folder without figures
+RUN_KINDS = ("run", "step", "epoch")
+
+
+@dataclass(frozen=True)
+class Material:
+    """What was read.
+
+    Args:
+        runs: With distinct names, in the order of the paths.
+        studies: The records of all studies, in the order of the paths and of the files.
+        warnings: What was missing, damaged or passed over, one line each.
+    """
+
+    runs: Sequence[Run] = ()
+    studies: Sequence[Mapping[str, Any]] = ()
+    warnings: Sequence[str] = ()
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        """The studies' records of one kind."""
+        return [record for record in self.studies if record["kind"] == kind]
+
+
+def gather(paths: Iterable[Path]) -> Material:
+    """Read runs and studies from run folders, TensorBoard folders, .jsonl files, and folders of such.
+
+    Raises:
+        ConfigError: Nothing at all could be read; the message says why of each path.
+    """
+    finder = _Finder()
+    for path in paths:
+        finder.look_at(path)
+    if not finder.runs and not finder.studies:
+        raise ConfigError("there is nothing to report: " + "; ".join(finder.warnings))
+    names = distinct_names(finder.runs)
+    runs = [replace(run, name=name) for run, name in zip(finder.runs, names, strict=True)]
+    return Material(runs, finder.studies, finder.warnings)
+
+
+class _Finder:
+    """Walks through paths, each only once, and reads what it finds."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.studies: list[Mapping[str, Any]] = []
+        self.warnings: list[str] = []
+        self._seen: set[Path] = set()
+
+    def look_at(self, path: Path) -> None:
+        try:
+            if path.is_dir():
+                if not self._look_into(path, 0):
+                    self._warn(f"{path} has no {METRICS}, no TensorBoard events and no .jsonl files; passed over")
+            elif path.exists():
+                self._read_file(path)
+            else:
+                self._warn(f"{path} does not exist")
+        except OSError as error:
+            self._warn(f"{path} cannot be read: {error.strerror or error}")
+
+    def _look_into(self, folder: Path, depth: int) -> bool:
+        """Whether there was anything of ours in a folder or below it."""
+        if (folder / METRICS).is_file():
+            self._read(folder / METRICS, self._read_run_folder)
+            return True
+        if event_files(folder):
+            self._read(folder, self._read_events)
+            return True
+        found = False
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir() and depth < DEEPEST and entry.name not in PASSED and not entry.name.startswith("."):
+                found = self._look_below(entry, depth + 1) or found
+            elif entry.suffix == ".jsonl" and entry.is_file():
+                self._read_file(entry)
+                found = True
+        return found
+
+    def _look_below(self, folder: Path, depth: int) -> bool:
+        try:
+            return self._look_into(folder, depth)
+        except OSError as error:
+            self._warn(f"{folder} cannot be read: {error.strerror or error}")
+            return True
+
+    def _read_file(self, path: Path) -> None:
+        try:
+            self._read_as_what_it_is(path)
+        except OSError as error:
+            self._warn(f"{path} cannot be read: {error.strerror or error}")
+
+    def _read_as_what_it_is(self, path: Path) -> None:
+        if EVENTS in path.name:
+            self._read(path, self._read_events)
+        elif path.name == METRICS or _kind_of_first(path) in RUN_KINDS:
+            self._read(path, self._read_run_folder)
+        else:
+            self._read(path, lambda path: self.studies.extend(read_study(path, self._warn)))
+
+    def _read(self, path: Path, read: Callable[[Path], None]) -> None:
+        if path.resolve() not in self._seen:
+            self._seen.add(path.resolve())
+            read(path)
+
+    def _read_run_folder(self, metrics: Path) -> None:
+        run = read_run(metrics, self._warn)
+        events = metrics.parent / "tensorboard"
+        if run is None and events.is_dir() and event_files(events):
+            run = read_tensorboard(events, self._warn)
+        self._add(run)
+
+    def _read_events(self, path: Path) -> None:
+        self._add(read_tensorboard(path, self._warn))
+
+    def _add(self, run: Run | None) -> None:
+        if run is not None:
+            self.runs.append(run)
+
+    def _warn(self, line: str) -> None:
+        self.warnings.append(line)
+
+
+def _kind_of_first(path: Path) -> str | None:
+    kind = next(iter(read_records(path)), {}).get("kind")
+    return kind if isinstance(kind, str) else None

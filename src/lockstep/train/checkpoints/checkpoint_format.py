@@ -1,0 +1,241 @@
+"""One checkpoint on disk: written, checked and read, without executing pickles.
+
+The folder `step-00000120/` holds
+
+- `model.safetensors`: the weights, with architecture, class names and input in its metadata;
+- `average.safetensors`: the moving average of the weights, where one is kept;
+- `strategy.safetensors`: what gradient compression keeps from step to step, of all workers, where it keeps anything;
+- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME;
+- `state.json`: everything that is no tensor (progress, loss scale, the optimizer's other values, what the job was);
+- `manifest.json`: size and SHA-256 of each of these.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from lockstep.errors import CheckpointError
+from lockstep.files.untrusted import open_plain, parse_json, read_json
+from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
+
+FORMAT = 1
+PARTIAL = ".partial-"
+METADATA_KEY = "lockstep"
+MODEL_FILE = "model.safetensors"
+AVERAGE_FILE = "average.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STRATEGY_FILE = "strategy.safetensors"
+OPTIONAL = (AVERAGE_FILE, STRATEGY_FILE)
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+
+
+def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
+    """Write a checkpoint's files into an empty folder; `durable`: and have them on the disk when this returns.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    scalars, tensors = _split_optimizer(snapshot.optimizer)
+    _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
+    _save_tensors(tensors, folder / OPTIMIZER_FILE)
+    for name, extra in ((AVERAGE_FILE, snapshot.average), (STRATEGY_FILE, snapshot.strategy)):
+        if extra:
+            _save_tensors(extra, folder / name)
+    state = {
+        "format": FORMAT,
+        "step": snapshot.step,
+        "progress": snapshot.progress,
+        "job": snapshot.job,
+        "about": snapshot.about,
+        "precision": snapshot.precision,
+        "optimizer": scalars,
+    }
+    (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST_FILE).write_text(json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8")
+    if durable:
+        for path in folder.iterdir():
+            sync(path)
+        sync(folder)
+
+
+def verify(path: Path) -> None:
+    """Compare a checkpoint's files with its manifest.
+
+    Raises:
+        CheckpointError: A file is missing or damaged; the message names it.
+    """
+    files = _read_manifest(path)["files"]
+    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL):
+        expected = files.get(name)
+        if expected is None and name in OPTIONAL:
+            continue
+        if expected is None or describe_file(path / name) != expected:
+            raise CheckpointError(
+                f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
+                f"{path.parent}"
+            )
+
+
+def load(path: Path, verified: bool = False) -> Snapshot:
+    """Read a checkpoint and check it against its manifest; `verified`: this was done just now.
+
+    Raises:
+        CheckpointError: A file is missing or damaged; the message names it.
+    """
+    if not verified:
+        verify(path)
+    files = _read_manifest(path)["files"]
+    state = _read_json(path / STATE_FILE)
+    try:
+        average, strategy = (read_tensors(path / name) if name in files else {} for name in OPTIONAL)
+        return Snapshot(
+            step=_count(state["step"]),
+            model=read_tensors(path / MODEL_FILE),
+            optimizer=_join_optimizer(state["optimizer"], read_tensors(path / OPTIMIZER_FILE)),
+            progress=_mapping(state["progress"]),
+            about=_mapping(state["about"]),
+            job=_mapping(state["job"]),
+            average=average,
+            strategy=strategy,
+            precision=_mapping(state.get("precision", {})),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
+
+
+def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
+    """Write weights, with what is needed to use them, as one safetensors file, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_name(PARTIAL + path.name)
+    try:
+        _save_tensors(weights, partial, {METADATA_KEY: json.dumps(about)})
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """The weights in a file that `export` wrote, or in a checkpoint's, and what they belong to.
+
+    Raises:
+        CheckpointError: It cannot be read, or does not say what it holds.
+    """
+    weights = read_tensors(path)
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get(METADATA_KEY)
+    if text is None:
+        raise CheckpointError(f"{path} does not say which model it holds; give a file that Lockstep exported")
+    try:
+        return weights, dict(_mapping(parse_json(text)))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
+
+
+def read_tensors(path: Path) -> Tensors:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+
+
+def describe_file(path: Path) -> dict[str, Any] | None:
+    """A file's size and SHA-256; None where it cannot be read."""
+    try:
+        with open_plain(path) as file:
+            return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    except (OSError, ValueError):
+        return None
+
+
+def sync(path: Path) -> None:
+    """Have the kernel put a file, or a folder's list of names, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that syncs no folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:  # it tells the number of an error of the system in words alone
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number.group(1)) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
+
+
+def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
+    """An optimizer's state_dict as JSON and tensors."""
+    tensors: Tensors = {}
+    values: dict[str, dict[str, Any]] = {}
+    for parameter, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{parameter}.{name}"] = value.detach().cpu().contiguous()
+            else:
+                values.setdefault(str(parameter), {})[name] = value
+    return {"groups": state["param_groups"], "values": values}, tensors
+
+
+def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for parameter, entries in scalars["values"].items():
+        state.setdefault(int(parameter), {}).update(_mapping(entries))
+    for key, tensor in tensors.items():
+        parameter, _, name = key.partition(".")
+        state.setdefault(int(parameter), {})[name] = tensor
+    groups = scalars["groups"]
+    if not (isinstance(groups, list) and all(isinstance(_mapping(group).get("params"), list) for group in groups)):
+        raise TypeError("the optimizer's groups list no parameters")
+    return {"state": state, "param_groups": groups}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a {type(value).__name__} where there should be a mapping")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{str(value)[:40]} is no number of steps")
+    return value
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = _read_json(path / MANIFEST_FILE)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
+    if not isinstance(manifest.get("files"), dict):
+        raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it names no files")
+    return manifest
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value

@@ -1,0 +1,128 @@
+"""Snapshots in memory: a job's state after one of its last steps, kept by every host for workers that are started anew.
+
+The folder is in memory and outlives the workers (`lockstep.launch.node.snapshot_memory`); one worker a host writes to
+it, in the form of a checkpoint. A host that is lost takes its own copy with it, and one that joins gets another's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.config.schema import TrainConfig
+from lockstep.errors import CheckpointError
+from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoints.checkpoint_format import PARTIAL
+from lockstep.train.strategies import Strategy
+from lockstep.world.world import World
+
+CHUNK_BYTES = 64 << 20
+NONE = -1
+
+
+class SnapshotFolder(CheckpointFolder):
+    """The newest snapshot, in memory; the one before makes way when it is whole."""
+
+    noun = "snapshot"
+
+    def __init__(self, folder: Path):
+        super().__init__(folder, keep=1, durable=False)
+
+    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Tell once that there is no room: there will be none at the next step either."""
+        told: list[str] = []
+
+        def tell_once(line: str) -> None:
+            if not told:
+                told.append(line)
+                tell(f"{line}; a restart would go on from a checkpoint")
+
+        super().report_to(tell_once, writing)
+
+
+def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:
+    """Where this worker keeps snapshots, if it is the one on its host that does; later ones than `step` are dropped."""
+    writes = world.is_main if strategy.gathers_state else world.place.local_rank == 0
+    if world.place.snapshots is None or not writes or config.run.snapshot_steps == 0:
+        return Checkpoints()
+    folder = SnapshotFolder(world.place.snapshots)
+    folder.forget_after(step, NONE)
+    return folder
+
+
+def snapshot_interval(config: TrainConfig, world: World) -> int:
+    """Steps between two snapshots; 0 where none are kept."""
+    if world.place.snapshots is None:
+        return 0
+    return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
+
+
+def bring_newest(folder: Path, world: World, after: int) -> Path | None:
+    """The newest sound snapshot that any host keeps, if it is of a later step than `after`: on every host now.
+
+    None, too, where a host has no room for it.
+    """
+    newest = _newest_sound(folder) if world.place.local_rank == 0 else None
+    step = checkpoint_folder.step_of(newest) if newest else NONE
+    told = world.gather([world.place.local_rank, step])
+    steps = [step if local_rank == 0 else NONE for local_rank, step in told]
+    latest = max(steps)
+    if latest <= after:
+        return None
+    holder = steps.index(latest)
+    name: str = world.gather(newest.name if newest else "")[holder]
+    takes = world.place.local_rank == 0 and step != latest
+    if any(world.gather(takes)) and not _copy(folder / name, holder, world, takes):
+        return None
+    return folder / name
+
+
+def _newest_sound(folder: Path) -> Path | None:
+    try:
+        return checkpoint_folder.newest_sound(folder)[0]
+    except CheckpointError:  # all of it is damaged; another host, or a checkpoint, may do
+        return None
+
+
+def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
+    """Give the holder's snapshot to the workers that take it; whether all have it whole, the same on all."""
+    files = {path.name: path.stat().st_size for path in snapshot.iterdir()} if world.rank == holder else {}
+    files = world.gather(files)[holder]
+    partial = snapshot.with_name(PARTIAL + snapshot.name)
+    if not all(world.gather(not takes or _make_room(partial, sum(files.values())))):
+        return False
+    problem = ""
+    for name, size in sorted(files.items()):
+        with ExitStack() as stack:
+            source = stack.enter_context((snapshot / name).open("rb")) if world.rank == holder else None
+            target = stack.enter_context((partial / name).open("wb")) if takes else None
+            for start in range(0, size, CHUNK_BYTES):
+                chunk = np.empty(min(CHUNK_BYTES, size - start), dtype=np.uint8)
+                if source:
+                    source.readinto(chunk)
+                world.broadcast_(chunk, holder)
+                if target and not problem:
+                    try:
+                        target.write(chunk.data)
+                        target.flush()
+                    except OSError as error:  # the others go on sending
+                        problem = str(error)
+    if takes and not problem:
+        shutil.rmtree(snapshot, ignore_errors=True)
+        partial.rename(snapshot)
+    return not any(world.gather(problem))
+
+
+def _make_room(partial: Path, size_bytes: int) -> bool:
+    """Whether there is an empty folder now, on a file system with so much room."""
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        return shutil.disk_usage(partial).free > size_bytes
+    except OSError:
+        return False

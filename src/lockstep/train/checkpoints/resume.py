@@ -1,0 +1,184 @@
+"""Going on from a run's checkpoint: which one, whether it is of the same job, and its state into the run's parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lockstep.config.run_names import new_run_path
+from lockstep.config.schema import TrainConfig
+from lockstep.data.sets import ImageData
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoints.legacy_format import is_old
+from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
+from lockstep.train.optim.batch_plan import Batching
+from lockstep.train.optim.build import load_keeping_flags
+from lockstep.train.optim.ema import NoAverage
+from lockstep.train.precision import Precision
+from lockstep.train.progress import Progress
+from lockstep.train.run_folder import RunFolder, newest_run_path
+from lockstep.train.strategies import Strategy
+from lockstep.world.world import World
+
+
+def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[str, Any]:
+    """What a run and its continuation must share, each under the flag that sets it."""
+    return {
+        "DATASET": data.name,
+        "number of training samples": len(data.train),
+        "--arch": config.model.arch,
+        "--optimizer": config.optim.optimizer,
+        "--ema-decay": config.model.ema_decay,
+        "--seed": config.seed,
+        "--global-batch-size": batching.global_batch,
+        "--drop-last": config.data.drop_last,
+    }
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with.
+
+    Args:
+        state: A checkpoint or a snapshot, the same path on every worker; None: it begins anew.
+        again: This job's workers have been started before, and this is their own state.
+        verified: On this worker the files were compared with their checksums just now.
+        notes: What to say of it.
+        is_snapshot: It is in memory, and no part of a run folder.
+        checkpoint: The one that a snapshot follows.
+    """
+
+    state: Path | None = None
+    again: bool = False
+    verified: bool = False
+    notes: tuple[str, ...] = ()
+    is_snapshot: bool = False
+    checkpoint_folder: Path | None = None
+
+    @property
+    def run(self) -> Path | None:
+        """The run folder that the state belongs to; None: a new one."""
+        path = self.checkpoint if self.is_snapshot else self.state
+        return checkpoint_folder.run_folder_of(path) if path and checkpoint_folder.names_one(path) else None
+
+
+def find_start(config: TrainConfig, world: World) -> Start:
+    """What to go on from, the same on every worker.
+
+    Where a run was named, or none, that is the newest checkpoint that is sound. Workers that are started anew go on
+    from their own run's newest state, be it a checkpoint or a snapshot in memory, and as configured if there is none.
+
+    Raises:
+        CheckpointError: There is none, the one that was named is damaged, or all are.
+    """
+    memory = world.place.snapshots
+    if memory is not None and config.run.run_dir is None:
+        raise ConfigError(
+            "workers that are started anew (--max-restarts) find their run by its folder: add --run-dir DIR"
+        )
+    found: Path | None = None
+    again, notes = False, list[str]()
+    if world.is_main and world.place.restart:
+        found, notes = _find_own(config)
+        again = found is not None
+    if world.is_main and found is None and config.run.resume:
+        found, notes = _find(config)
+    path, again = world.from_main([str(found) if found else None, again])
+    state = Path(path) if path else None
+    start = Start(state, again, verified=world.is_main, notes=tuple(notes))
+    if memory is None or not world.place.restart:
+        return start
+    snapshot = bring_newest(memory, world, after=checkpoint_folder.step_of(state) if state and again else NONE)
+    if snapshot is None:
+        return start
+    return replace(start, state=snapshot, again=True, verified=False, is_snapshot=True, checkpoint=state)
+
+
+def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that this job has written itself, before its workers were started anew."""
+    if config.run.run_dir is None:
+        return None, []
+    try:
+        return _newest_sound(config.run.run_dir / "checkpoints")
+    except CheckpointError as error:  # a snapshot may do
+        return None, [str(error)]
+
+
+def _find(config: TrainConfig) -> tuple[Path | None, list[str]]:
+    named = Path(str(config.run.resume))
+    if config.run.resume == "auto":
+        run = config.run.run_dir or newest_run_path(config)
+        return _newest_sound(run / "checkpoints") if run else (None, [])
+    if is_old(named):
+        return named, []
+    if checkpoint_folder.names_one(named):
+        checkpoint_format.verify(named)
+        return named, []
+    return _newest_sound(checkpoint_folder.locate(named).parent)
+
+
+def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint there that is sound, and what to say of newer ones."""
+    found, problems = checkpoint_folder.newest_sound(folder)
+    return found, [f"{problem}; going on from {found}" for problem in problems]
+
+
+def open_folder(config: TrainConfig, world: World, start: Start) -> tuple[RunFolder, Checkpoints]:
+    """The run's folder, created by rank 0, which alone writes checkpoints.
+
+    Raises:
+        ConfigError: The folder holds another run's checkpoints.
+    """
+    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, start)))))
+    if not world.is_main:
+        return folder, Checkpoints()
+    if start.state is None and checkpoint_folder.newest(folder.checkpoints):
+        way_out = "add --resume auto to go on with it, or choose another folder"
+        if config.run.start_epoch is not None:
+            way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
+        raise ConfigError(f"--run-dir {folder.path} holds the checkpoints of an earlier run; {way_out}")
+    folder.create(config, world)
+    return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
+
+
+def _choose_run_path(config: TrainConfig, start: Start) -> Path:
+    return config.run.run_dir or start.run or new_run_path(config)
+
+
+def restore(
+    start: Start,
+    identity: dict[str, Any],
+    weights: nn.Module,
+    average: NoAverage,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    precision: Precision,
+) -> Progress:
+    """Put the state that a run begins with into its parts, and return how far it had come."""
+    path = start.state
+    assert path
+    snapshot = checkpoint_format.load(path, start.verified)
+    different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
+    wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
+    if wrong:
+        raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")
+    try:
+        weights.load_state_dict(snapshot.model)
+        precision.refresh()
+        average.load_state_dict(snapshot.average)
+        load_keeping_flags(optimizer, snapshot.optimizer)
+        strategy.load_state_dict(snapshot.strategy)
+        if snapshot.precision.get("name") == precision.name:
+            precision.load_state_dict(snapshot.precision)
+            strategy.rescale(precision.loss_scale / snapshot.precision.get("scale", precision.loss_scale))
+        else:
+            strategy.forget_gradients()
+        return Progress.from_mapping(snapshot.progress)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise CheckpointError(f"{path} does not fit this model: {error}") from None

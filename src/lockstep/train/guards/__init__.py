@@ -1,0 +1,6 @@
+"""What stops a run that has gone wrong.
+
+`job_consistency` compares the workers' jobs before the first step, `replica_check` their weights while they train;
+`nonfinite` finds gradients that are infinite or NaN before the update (`nonfinite_trace` finds their layer), and
+`finite_weights` asks before weights are saved.
+"""

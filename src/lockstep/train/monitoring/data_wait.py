@@ -1,0 +1,161 @@
+"""What to do about a worker that waits for data: one concrete line, chosen by how its images reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from lockstep.config.schema import AugmentConfig, TrainConfig
+from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, MemorySplit
+from lockstep.train.monitoring.loader_tuning import LoaderProcesses, cores_of_worker, count_processes
+from lockstep.world.world import World
+
+MUCH = 0.1  # the share of an epoch's time from which on a remedy is named
+NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "panfs", "wekafs", "afs"})
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How training images reach a worker.
+
+    `kind` is where they are: in memory, in a file each, in a packed set, or the user's own data set. `cores` are this
+    worker's, `network` is the type of a network file system that holds the files, `decoded_bytes` what all images would
+    take in memory, and `room_bytes` what each worker may use of it.
+    """
+
+    kind: Literal["memory", "files", "packed", "user"]
+    processes: LoaderProcesses
+    cores: int
+    device: str
+    side: int
+    augment: AugmentConfig
+    decode: Literal["cpu", "gpu"] = "cpu"
+    network: str = ""
+    decoded_bytes: int = 0
+    room_bytes: int = 0
+
+
+def describe_loading(config: TrainConfig, world: World, data: ImageData, processes: LoaderProcesses) -> Loading:
+    """The facts that the advice goes by."""
+    split, spec = data.train, data.input
+    kind: Literal["memory", "files", "packed", "user"] = "user"
+    if isinstance(split, MemorySplit):
+        kind = "memory"
+    elif isinstance(split, EncodedSplit):
+        kind = "files" if isinstance(split, FileSplit) else "packed"
+    return Loading(
+        kind=kind,
+        processes=processes,
+        cores=cores_of_worker(world),
+        device=world.device.type,
+        side=min(spec.height, spec.width),
+        augment=config.augment,
+        decode=config.data.decode,
+        network=network_of(Path(split.name(0))) if isinstance(split, FileSplit) else "",
+        decoded_bytes=(len(data.train) + len(data.val)) * spec.channels * spec.height * spec.width,
+        room_bytes=psutil.virtual_memory().available // (2 * world.place.local_size),
+    )
+
+
+def network_of(path: Path) -> str:
+    """The type of the network file system that a path lies on; "" if it lies on none."""
+    whole = path.resolve()
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if whole.is_relative_to(mount.mountpoint)]
+    if not mounts:
+        return ""
+    # Of mounts in one place the last is on top, as NFS is on the automounter's.
+    kind = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype
+    return kind if kind in NETWORK or kind.startswith("fuse.") else ""
+
+
+def advise(loading: Loading) -> str:
+    """The remedy that fits, in one line."""
+    processes, cores = loading.processes, loading.cores
+    if loading.kind == "memory":
+        return _advise_on_memory(loading)
+    if processes.number < cores and not processes.is_measured:
+        hint = "" if processes.reason else "; -j auto measures what helps"
+        return f"raise -j from {processes.number} to {cores}, the cores of this worker{hint}"
+    if loading.kind == "user":
+        return (
+            f"your data set's items take longer than a step, with {count_processes(processes.number)}: make them "
+            f"cheaper, or store what is the same in every epoch; more cores for each worker help, too"
+        )
+    if loading.network:
+        return (
+            f"the images lie on {loading.network}, where each file costs a round trip to its server: pack the set into "
+            f"large files with `lockstep data pack`, or copy it to a disk of this node"
+        )
+    if 0 < processes.number < cores and loading.kind == "files":
+        return (
+            f"more than {count_processes(processes.number)} were no faster when measured, so storage is the limit: "
+            f"pack the set into large files with `lockstep data pack`, or copy it to a faster disk"
+        )
+    return _advise_on_cores(loading)
+
+
+def _advise_on_memory(loading: Loading) -> str:
+    augment = loading.augment
+    flags = ("rotate", "zoom", "shear", "rand_augment")
+    heavy = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags if getattr(augment, flag))
+    if heavy:
+        return f"the images are in memory, and augmenting them takes this time: use less of {heavy}"
+    return (
+        "the images are in memory, and the model computes so little that picking and normalising them shows: a larger "
+        "-b makes fewer batches"
+    )
+
+
+def _advise_on_cores(loading: Loading) -> str:
+    """The cores decode all the time: less to decode for each image, or more cores."""
+    if loading.decode == "gpu":
+        return (
+            "reading files and decoding them on the GPU take this time: make the files smaller with "
+            "`lockstep data pack`, or leave --decode gpu out"
+        )
+    where = "which the model computes on as well" if loading.device == "cpu" else "all busy with decoding"
+    ways = []
+    if loading.decoded_bytes <= loading.room_bytes:
+        size = f"{loading.decoded_bytes / 1e9:.1f} GB"
+        ways.append(f"--in-memory always --image-size {loading.side} decodes once ({size}, without random crops)")
+    ways.append(f"a smaller --image-size than {loading.side}")
+    if loading.kind == "files":
+        ways.append("smaller files, as `lockstep data pack` can make them")
+    if loading.device == "cuda":
+        ways.append("--decode gpu, if they are JPEG")
+    ways.append("more cores for each worker")
+    return f"the cores are the limit ({_cores(loading.cores)} a worker, {where}): {'; '.join(ways)}"
+
+
+def _cores(number: int) -> str:
+    return "1 core" if number == 1 else f"{number} cores"
+
+
+class DataWait:
+    """Says what to do where much time goes into waiting for data, and each advice once."""
+
+    def __init__(self, loading: Loading):
+        self._loading = loading
+        self._has_started, self._start_seconds = False, 0.0
+        self._said = ""
+
+    def first_batch(self, seconds: float) -> None:
+        """An epoch's first batch has taken so long; the session's first one waits for the processes to start."""
+        if not self._has_started:
+            self._has_started, self._start_seconds = True, seconds
+
+    def lines(self, wait_seconds: float, epoch_seconds: float) -> list[str]:
+        """What to tell people after an epoch of `epoch_seconds`, of which `wait_seconds` went into waiting."""
+        start, self._start_seconds = self._start_seconds, 0.0
+        if wait_seconds <= MUCH * epoch_seconds:
+            return []
+        if wait_seconds - start <= MUCH * (epoch_seconds - start):
+            return [f"waiting for data took {wait_seconds:.1f} s, {start:.1f} s of it for the session's first batch"]
+        advice = advise(self._loading)
+        if advice == self._said:
+            return []
+        self._said = advice
+        return [f"waiting for data took {100 * wait_seconds / epoch_seconds:.0f} % of the epoch: {advice}"]

@@ -1,0 +1,124 @@
+"""The optimizer of a configuration, its rate, and the clipping of what it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from lockstep.config.schema import OptimConfig
+from lockstep.train.optim.lamb import LAMB
+from lockstep.train.optim.lars import LARS
+from lockstep.train.optim.layerwise import LayerwiseOptimizer
+from lockstep.train.strategies import Strategy
+from lockstep.world import accelerator
+
+FUSED = (optim.SGD, optim.Adam, optim.AdamW)
+"""The kinds that torch computes in one kernel for many tensors, which can skip a step by a flag on the device."""
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -> Optimizer:
+    """An optimizer over the parameters that want gradients, in two groups where norms and biases are spared."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # Norms' weights and all biases are vectors; what a layer multiplies with has two dimensions or more.
+    spared = [parameter for parameter in parameters if parameter.ndim < 2 and not config.decay_all]
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2 or config.decay_all]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    kind, settings = _kind(config)
+    if kind in FUSED and all(p.is_floating_point() and accelerator.overlaps(p.device) for p in parameters):
+        settings["fused"] = True
+    return strategy.build_optimizer(kind, [group for group in groups if group["params"]], settings)
+
+
+def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class of an optimizer, and its settings."""
+    betas = (config.momentum, 0.999)
+    kinds: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+        "sgd": (optim.SGD, {"momentum": config.momentum, "nesterov": config.nesterov and config.momentum > 0}),
+        "adam": (optim.Adam, {"betas": betas}),
+        "adamw": (optim.AdamW, {"betas": betas}),
+        "lars": (LARS, {"momentum": config.momentum}),
+        "lamb": (LAMB, {"betas": betas}),
+    }
+    kind, settings = kinds[config.optimizer]
+    return kind, {"lr": config.lr, **settings}
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give every parameter group the learning rate of the coming step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay."""
+    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    # First in what is loaded: whether the optimizer is fused decides where Adam's count of steps is put.
+    groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)
+
+
+def takes_found_inf(optimizer: Optimizer) -> bool:
+    """Whether `step_unless` can have the optimizer skip a step without the host."""
+    steps = _stepping(optimizer)
+    return isinstance(steps, LayerwiseOptimizer) or bool(getattr(steps, "_step_supports_amp_scaling", False))
+
+
+def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
+    """Take the optimizer's step, which changes nothing if `found_inf` is 1: float32, a scalar on the device."""
+    steps: Any = _stepping(optimizer)
+    if isinstance(steps, optim.SGD):
+        _start_momentum(steps)
+    steps.grad_scale, steps.found_inf = None, found_inf  # as torch's GradScaler hands them over
+    try:
+        optimizer.step()
+    finally:
+        del steps.grad_scale, steps.found_inf
+
+
+def take_back(optimizer: Optimizer) -> None:
+    """The last `step_unless` changed nothing: correct what the host has counted."""
+    steps = _stepping(optimizer)
+    if isinstance(steps, LayerwiseOptimizer):
+        steps.take_back()
+
+
+def _stepping(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, or the one that a ZeroRedundancyOptimizer steps with."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner
+
+
+def _start_momentum(optimizer: optim.SGD) -> None:
+    """Make the buffers that a first step makes, which leaves them unwritten if it is skipped (torch 2.15)."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The gradients of the optimizer's parameters, as far as they have one."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def clip_gradients(optimizer: Optimizer, largest_norm: float, norm: torch.Tensor | None = None) -> None:
+    """Scale the gradient of all the optimizer's parameters together down to a norm, which is summed in float32.
+
+    Args:
+        norm: The gradient's, where it is known.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if norm is None:
+        norm = nn.utils.get_total_norm(
+            [p.grad.float() if p.grad.dtype == torch.float16 else p.grad for p in parameters]
+        )
+    nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import documents
+
+from lockstep.report.document import Chart, Document, Line, Section, Table
+from lockstep.report.draw import page
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes, and the page's title."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.title = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] == [("title", {})]:
+            self.title += data.strip()
+
+    def named(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def _data(html: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in re.findall('<script type="application/json">(.*?)</script>', html)]
+
+
+def test_the_page_asks_for_nothing() -> None:
+    html = page.render(documents.of(documents.scaling(), documents.split(), documents.results()))
+    tags = Tags(html)
+
+    assert not [attributes for _, attributes in tags.tags if "src" in attributes or "style" in attributes]
+    assert all((attributes["href"] or "").startswith("#") for _, attributes in tags.tags if "href" in attributes)
+    assert not tags.named("link")
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket", html)
+
+
+def test_the_policy_allows_the_page_s_own_scripts_and_styles_and_nothing_else() -> None:
+    html = page.render(documents.of(documents.scaling()))
+    (policy,) = [about["content"] for about in Tags(html).named("meta") if "http-equiv" in about]
+    own = re.findall(r"<script>(.*?)</script>|<style>(.*?)</style>", html, flags=re.DOTALL)
+
+    assert (policy or "").startswith("default-src 'none'; ")
+    assert "unsafe" not in (policy or "")
+    for script, style in own:
+        digest = base64.b64encode(hashlib.sha256((script or style).encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in (policy or "")
+    assert (policy or "").count("sha256-") == len(own)
+
+
+def test_text_of_records_is_never_markup() -> None:
+    hostile, harmless = (Tags(page.render(document)) for document in (documents.hostile(), documents.hostile("word")))
+
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in harmless.tags]
+    assert hostile.title == documents.HOSTILE
+
+
+def test_the_page_has_language_title_and_headings_in_order() -> None:
+    document = Document("Study", [Section("One", parts=[documents.results()]), Section("Two")], made="today")
+    tags = Tags(page.render(document))
+
+    assert tags.named("html") == [{"lang": "en"}]
+    assert tags.title == "Study"
+    assert [tag for tag, _ in tags.tags if re.fullmatch("h[1-6]", tag)] == ["h1", "h2", "h2", "h3", "h2"]
+    assert {"#content", "#section-1", "#section-2"} == {about["href"] for about in tags.named("a")}
+    ids = [about["id"] for _, about in tags.tags if "id" in about]
+    assert len(ids) == len(set(ids))
+
+
+def test_warnings_stand_before_the_content() -> None:
+    html = page.render(Document("Study", [Section("One")], warnings=["run a: a line is half-written"]))
+
+    assert html.index("half-written") < html.index("section-1")
+    assert "Warnings" not in page.render(Document("Study", [Section("One")]))
+
+
+def test_lines_with_the_same_x_share_it() -> None:
+    (data,) = _data(page.render(documents.of(documents.many(runs=50, epochs=20))))
+
+    assert len(data["x"]) == 1
+    assert [line["x"] for line in data["lines"]] == [0] * 50
+
+
+def test_data_is_rounded_and_says_where_there_is_none() -> None:
+    line = Line("a", [2.0, 1.0, float("nan")], [0.123456789, None, 3.0], color=3)
+    (data,) = _data(page.render(documents.of(Chart("c", "", "epoch", "loss", [line]))))
+
+    assert data["x"] == [[1, 2]]  # in order, as the scripts look values up
+    assert data["lines"] == [
+        {"name": "a", "look": "solid", "color": "line-3", "marker": 3, "x": 0, "y": [None, 0.12346]}
+    ]
+
+
+def test_intervals_stand_in_the_page_with_their_figures() -> None:
+    text = page.render(documents.of(documents.ratios(most=80.0)))
+    assert text.count("<circle") == 2
+    assert "1.2 (1.1 to 80)" in text
+
+
+def test_a_chart_without_data_says_so() -> None:
+    html = page.render(documents.empty())
+
+    assert html.count("<p>No data.</p>") == 4
+    assert _data(html) == []
+
+
+def test_cells_sort_by_their_numbers_not_their_texts() -> None:
+    table = Table("t", "T", ["name", "rate"], [["a", 1234.5], ["b", None], ["c", float("inf")]], ["", ",.0f"])
+    cells = Tags(page.render(documents.of(table))).named("td")
+
+    assert [cell.get("data-value") for cell in cells] == [None, "1234.5", None, None, None, None]
+    assert ["nothing" in (cell.get("class") or "") for cell in cells] == [False, False, False, True, False, True]
+
+
+def test_fifty_runs_of_a_thousand_epochs_make_a_page_of_a_few_hundred_kilobytes() -> None:
+    assert len(page.render(documents.of(documents.many(runs=50, epochs=1000)))) < 600_000

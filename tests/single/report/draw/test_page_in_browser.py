@@ -1,0 +1,133 @@
+"""The page in Chromium without a window: `visit.js` does what a reader does, and leaves in the page what it saw."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import documents
+import pytest
+
+from lockstep.report.document import Document, Section
+from lockstep.report.draw import page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def _browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        pytest.skip(f"needs one of {', '.join(BROWSERS)}")
+    return found
+
+
+def _with_visit(html: str) -> str:
+    """The page with the script that visits it, which its policy must allow."""
+    script = Path(__file__).with_name("visit.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = html.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    return html.replace("<title>", f"<script>{script}</script><title>", 1)
+
+
+def _visit(document: Document, folder: Path) -> dict[str, Any]:
+    """What the scripts saw in the page."""
+    file = folder / "index.html"
+    file.write_text(_with_visit(page.render(document)), encoding="utf-8")
+    command = [
+        *(_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"),
+        *("--disable-background-networking", "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}"),
+        *("--window-size=1000,6000", "--virtual-time-budget=30000", "--dump-dom", file.as_uri()),
+    ]
+    # Its helpers are in a session of their own with it, and end with it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as browser:
+        try:
+            shown = browser.communicate(timeout=60)[0].decode()
+        finally:
+            if browser.poll() is None:
+                os.killpg(browser.pid, signal.SIGKILL)
+    (text,) = re.findall('<pre id="seen">(.*?)</pre>', shown, flags=re.DOTALL)
+    return dict(json.loads(unescape(text)))
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One visit for all the tests."""
+    parts = [documents.many(runs=12, epochs=40), documents.scaling(), documents.split(), documents.results()]
+    sections = [Section("Figures", parts=parts), *documents.hostile().sections, *documents.empty().sections]
+    return _visit(Document("A report", sections, [documents.HOSTILE]), tmp_path_factory.mktemp("page"))
+
+
+def test_every_chart_is_drawn_without_an_error_or_a_request(seen: dict[str, Any]) -> None:
+    assert seen["errors"] == []
+    assert seen["requests"] == 0
+    assert seen["drawn"] == seen["charts"] == 5
+
+
+def test_markup_in_names_of_runs_does_nothing(seen: dict[str, Any]) -> None:
+    assert seen["title"] == "A report"
+
+
+def test_keys_zoom_move_and_reset_a_chart(seen: dict[str, Any]) -> None:
+    assert seen["reachable"] == 0
+    assert seen["views"] == ["10.458 to 30.543", "12.466 to 32.551", "2.4235 to 40.585", ""]
+
+
+def test_the_read_out_has_the_values_at_the_pointer(seen: dict[str, Any]) -> None:
+    assert seen["readOut"].split("\n") == ["workers: 4", "measured", "2,925 (2,900 to 2,975)", "ideal", "2,888"]
+    assert seen["barReadOut"].split("\n")[:3] == ["workers: 1", "backward", "60"]
+
+
+def test_a_click_in_the_legend_hides_a_line(seen: dict[str, Any]) -> None:
+    assert seen["legend"] == [12, "false"]
+
+
+def test_the_values_of_a_chart_become_a_table_when_it_is_opened(seen: dict[str, Any]) -> None:
+    assert (seen["rowsBefore"], seen["rows"], seen["columns"]) == (0, 40, 13)
+
+
+def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:
+    assert seen["csv"][0] == ["part", "workers", "time of a step (ms)"]
+    assert seen["csv"][-2:] == [["measured as a whole", "1", 91], ["measured as a whole", "2", 96]]
+    assert len(seen["csv"]) == 7
+
+
+def test_a_band_has_a_gap_where_there_is_no_spread(seen: dict[str, Any]) -> None:
+    assert seen["stretches"] == [[0, 1], [4]]
+
+
+def test_the_axis_of_an_amount_starts_at_zero_however_far_above_it_the_values_are(seen: dict[str, Any]) -> None:
+    (near_the_lowest, _), (zero, top) = seen["ranges"]
+    assert near_the_lowest > 900
+    assert zero == 0
+    assert top > 1080  # above the highest, 1051, by more than the values differ
+
+
+def test_a_single_place_stands_in_the_middle_and_alone_has_a_number(seen: dict[str, Any]) -> None:
+    assert seen["alone"] == [[-1, 1], [0]]
+
+
+def test_a_click_on_a_heading_sorts_with_what_is_missing_last(seen: dict[str, Any]) -> None:
+    assert seen["sorted"]["up"] == ["1", "2", "10"]
+    assert seen["sorted"]["down"] == ["10", "2", "1"]
+    assert seen["sorted"]["missing"] == ["5,735", "–", "–"]
+    assert seen["sorted"]["text"][1:] == ["A", "b"]
+    assert seen["ariaSort"] == ["ascending", "none", "none"]
+
+
+def test_the_button_changes_between_light_and_dark_and_paper_is_light(seen: dict[str, Any]) -> None:
+    themes = seen["themes"]
+
+    assert themes["print"] == "light"
+    assert themes["after"] == themes["before"]
+    assert {themes["before"], themes["clicked"]} == {"light", "dark"}

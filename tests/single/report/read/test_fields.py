@@ -1,0 +1,22 @@
+"""Fields of records that may be damaged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lockstep.report.read.fields import number, spread, whole
+
+
+@pytest.mark.parametrize("value", [None, True, "1", [1], math.nan, math.inf, 10**400, -(10**400), 1e300])
+def test_what_is_no_number_of_a_size_that_occurs_is_none(value: object) -> None:
+    assert number({"a": {"b": value}}, "a", "b") is None
+    assert whole({"a": value}, "a") is None
+    assert spread({"a": {"median": value}}, "a") is None
+
+
+def test_numbers_are_ones_that_numpy_can_hold() -> None:
+    assert isinstance(number({"a": 10**30}, "a"), float)
+    assert whole({"a": 10**30}, "a") is None
+    assert (whole({"a": 8.0}, "a"), whole({"a": 8.5}, "a")) == (8, None)

@@ -1,0 +1,111 @@
+"""What a user may name as the source of a report, and what is said of what cannot be read."""
+
+from __future__ import annotations
+
+from io import BufferedReader
+from pathlib import Path
+
+import pytest
+from report_material import (
+    batch_record,
+    large_batch_record,
+    make_events,
+    make_run,
+    run_records,
+    scaling_record,
+    start_record,
+    write_lines,
+)
+
+from lockstep.errors import ConfigError
+from lockstep.files.untrusted import open_plain
+from lockstep.report.read.sources import gather
+
+
+def test_runs_studies_and_folders_of_them_are_found_each_once(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "runs" / "first")
+    make_run(tmp_path / "runs" / "second")
+    make_run(tmp_path / "runs" / "second" / "checkpoints" / "no-run")
+    make_events(tmp_path / "runs" / "old", {"Top1/val": [(0, 1.0, 50.0)]})
+    study = write_lines(tmp_path / "study" / "scaling.jsonl", [scaling_record(1), scaling_record(2)])
+    write_lines(tmp_path / "study" / "batch.jsonl", [batch_record(32)])
+    found = gather([first, tmp_path / "runs", study, tmp_path / "study", first / "metrics.jsonl"])
+    assert [run.path.name for run in found.runs] == ["first", "old", "second"]
+    assert [record["kind"] for record in found.studies] == ["scaling", "scaling", "batch"]
+    assert len(found.of_kind("scaling")) == 2
+    assert not found.warnings
+
+
+def test_a_metrics_file_under_another_name_is_a_run(tmp_path: Path) -> None:
+    found = gather([write_lines(tmp_path / "copy.jsonl", run_records())])
+    assert (len(found.runs), len(found.studies)) == (1, 0)
+
+
+def test_event_files_beside_empty_records_are_read_instead(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [])
+    make_events(tmp_path / "run" / "tensorboard", {"Top1/val": [(10, 1.0, 0.5)]})
+    found = gather([tmp_path / "run"])
+    assert [run.name for run in found.runs] == ["run"]
+    assert any("has no records of a run yet" in warning for warning in found.warnings)
+
+
+def test_records_of_the_large_batch_benchmark_are_known_by_their_name(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "records.jsonl", [large_batch_record("A: 32, x", 0, 0.5), {"name": "help", "unit": "s"}]
+    )
+    found = gather([path])
+    assert [record["kind"] for record in found.studies] == ["large_batch"]
+    assert found.warnings == [f"{path}: 1 records of a kind that the report does not draw"]
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rest='{"kind": "step", "st')
+    (run / "environment.json").unlink()
+    (run / "config.yaml").write_text("a: [")
+    (tmp_path / "empty").mkdir()
+    make_run(tmp_path / "begun", [])
+    study = write_lines(tmp_path / "scaling.jsonl", [scaling_record(1)], 'broken\n\n[1]\n{"a"')
+    found = gather([run, tmp_path / "none", tmp_path / "empty", tmp_path / "begun", study])
+    assert (len(found.runs), len(found.studies)) == (1, 1)
+    for part in (
+        "run/metrics.jsonl: a line that is no whole record was passed over (line 14)",
+        "run has no environment.json",
+        "run/config.yaml cannot be read",
+        "none does not exist",
+        "empty has no metrics.jsonl, no TensorBoard events and no .jsonl files",
+        "begun/metrics.jsonl has no records of a run yet",
+        "scaling.jsonl: 3 lines that are no whole records were passed over (line 2, 4, 5)",
+    ):
+        assert any(part in warning for warning in found.warnings), (part, found.warnings)
+
+
+def test_nothing_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"nothing to report: .*none does not exist; .*empty has no metrics"
+    ) as raised:
+        gather([tmp_path / "none", tmp_path / "empty"])
+    assert raised.value.exit_code == 2
+
+
+def test_a_file_in_a_folder_that_cannot_be_opened_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "a.jsonl", [batch_record(32)])
+    write_lines(tmp_path / "b.jsonl", [batch_record(64)])
+
+    def refuse(path: Path) -> BufferedReader:
+        if path.name == "a.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return open_plain(path)
+
+    monkeypatch.setattr("lockstep.files.jsonl.open_plain", refuse)
+    found = gather([tmp_path])
+    assert [record["batch"] for record in found.studies] == [64]
+    assert found.warnings == [f"{tmp_path / 'a.jsonl'} cannot be read: Permission denied"]
+
+
+def test_runs_have_distinct_names_made_of_what_differs(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        make_run(tmp_path / f"run-{workers}", [start_record(workers=workers)])
+    assert [run.name for run in gather([tmp_path]).runs] == ["1 worker", "2 workers"]

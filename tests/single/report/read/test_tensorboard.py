@@ -1,0 +1,154 @@
+"""Older runs, of which only TensorBoard's event files are left."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from report_material import make_events
+
+from lockstep.report.read.run import Run
+from lockstep.report.read.tensorboard import event_files, read_tensorboard
+
+
+def _read(path: Path) -> tuple[Run | None, list[str]]:
+    warnings: list[str] = []
+    return read_tensorboard(path, warnings.append), warnings
+
+
+def test_older_tags_in_any_case_counted_in_epochs_and_percent(tmp_path: Path) -> None:
+    folder = make_events(
+        tmp_path / "old-run",
+        {
+            "top1/val": [(0, 110.0, 40.0), (1, 120.0, 60.0)],
+            "Top5/Val": [(0, 110.0, 80.0), (1, 120.0, 90.0)],
+            "Time/train": [(0, 109.0, 9.0), (1, 119.0, 9.0)],
+            "throughput/train": [(0, 109.0, 500.0), (1, 119.0, 520.0)],
+            "LR": [(0, 109.0, 0.1), (1, 119.0, 0.01)],
+            "Gpu/heat": [(0, 109.0, 70.0)],
+        },
+    )
+    run, warnings = _read(folder)
+    assert run is not None
+    assert run.name == "old-run"
+    top1 = run.epochs["top1", "val"]
+    assert (list(top1.epochs), list(top1.seconds)) == ([1, 2], [10, 20])  # the first epoch began at 100
+    assert list(top1.values) == pytest.approx([0.4, 0.6])
+    assert list(run.epochs["top5", "val"].values) == pytest.approx([0.8, 0.9])
+    assert list(run.steps["lr"].values) == pytest.approx([0.1, 0.01])
+    assert run.images_per_second == pytest.approx(510)
+    assert run.train_seconds == pytest.approx(18)  # without what evaluations took
+    assert warnings == [f"{folder}: scalars that the report does not draw: Gpu/heat"]
+
+
+def test_lockstep_tags_are_counted_in_optimizer_steps(tmp_path: Path) -> None:
+    folder = make_events(
+        tmp_path / "mine" / "tensorboard",
+        {
+            "Top1/train": [(step, 100.0 + step, 0.1) for step in (5, 10, 15, 20)],
+            "Top1/train_epoch": [(10, 110.0, 0.3), (20, 120.0, 0.4)],
+            "Top1/val": [(10, 111.0, 0.5), (20, 121.0, 0.6)],
+        },
+    )
+    run, warnings = _read(folder)
+    assert run is not None
+    assert not warnings
+    assert run.name == "mine"
+    assert list(run.steps["top1"].epochs) == [0.5, 1, 1.5, 2]
+    assert list(run.epochs["top1", "train"].values) == pytest.approx([0.3, 0.4])
+    assert list(run.epochs["top1", "val"].epochs) == [1, 2]
+    assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5, 0.6])
+    assert run.train_seconds is None  # no Time/train
+
+
+def test_training_in_steps_beside_evaluations_in_epochs(tmp_path: Path) -> None:
+    training = [(step, 100.0 + step, 1.0) for step in range(1, 101)]
+    run, _ = _read(make_events(tmp_path, {"Loss/train": training, "Loss/val": [(1, 150.0, 2.0), (2, 200.0, 1.5)]}))
+    assert run is not None
+    loss = run.epochs["loss", "train"]
+    assert (loss.epochs[49], loss.epochs[-1]) == (1, 2)
+
+
+@pytest.mark.parametrize("steps_an_epoch", [1, 10])
+@pytest.mark.parametrize("tag", ["Time/train", "Loss/train_epoch"])
+def test_evaluations_every_five_epochs_stand_at_their_epochs(tag: str, steps_an_epoch: int, tmp_path: Path) -> None:
+    training = [(epoch * steps_an_epoch, 100.0 + epoch, 1.0) for epoch in range(1, 16)]
+    validation = [(epoch * steps_an_epoch, 100.5 + epoch, epoch / 20) for epoch in (5, 10, 15)]
+    run, warnings = _read(make_events(tmp_path, {tag: training, "Top1/val": validation}))
+    assert run is not None
+    assert list(run.epochs["top1", "val"].epochs) == [5, 10, 15]
+    assert run.done_epochs == 15
+    assert not warnings
+
+
+def test_epochs_that_only_evaluations_could_count_are_said_to_be_a_guess(tmp_path: Path) -> None:
+    _, warnings = _read(make_events(tmp_path, {"Top1/val": [(step, float(step), 0.5) for step in (5, 10, 15)]}))
+    assert len(warnings) == 1
+    assert "epochs are a guess" in warnings[0]
+
+
+def test_accuracies_in_percent_are_known_by_any_value(tmp_path: Path) -> None:
+    run, _ = _read(make_events(tmp_path, {"Top1/val": [(1, 1.0, math.nan), (2, 2.0, 50.0)]}))
+    assert run is not None
+    assert run.epochs["top1", "val"].values[1] == pytest.approx(0.5)
+
+
+def test_the_best_epoch_of_a_long_run_is_no_average(tmp_path: Path) -> None:
+    points = [(epoch, float(epoch), 0.9 if epoch == 777 else 0.5) for epoch in range(1, 5_001)]
+    run, _ = _read(make_events(tmp_path, {"Top1/val": points}))
+    assert run is not None
+    assert max(run.epochs["top1", "val"].values) == pytest.approx(0.9)
+
+
+def test_no_point_of_a_long_file_is_left_out(tmp_path: Path) -> None:
+    points = [(step, float(step), 1.0 if step == 777 else 0.0) for step in range(1, 25_001)]
+    run, _ = _read(make_events(tmp_path, {"Lr": points}))
+    assert run is not None
+    assert len(run.steps["lr"]) == 2_000
+    assert sum(run.steps["lr"].values) == pytest.approx(1 / 12.5, rel=0.1)  # the one step, averaged with its stretch
+
+
+def test_of_a_step_that_was_taken_twice_the_later_counts(tmp_path: Path) -> None:
+    points = [(1, 10.0, 0.1), (2, 20.0, 0.2), (3, 30.0, 0.3), (2, 40.0, 0.4), (3, 50.0, 0.5)]
+    run, _ = _read(make_events(tmp_path, {"Top1/val": points}))
+    assert run is not None
+    assert list(run.epochs["top1", "val"].values) == pytest.approx([0.1, 0.4, 0.5])
+
+
+def test_a_file_that_ends_within_an_event_is_read_and_said(tmp_path: Path) -> None:
+    folder = make_events(tmp_path, {"Top1/val": [(1, 1.0, 0.5), (2, 2.0, 0.6)]})
+    (file,) = event_files(folder)
+    file.write_bytes(file.read_bytes()[:-7])
+    for path in (folder, file):
+        run, warnings = _read(path)
+        assert run is not None
+        assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5])
+        assert "are no whole event and were passed over" in warnings[0]
+
+
+def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1.host").write_text("this is no event file, but is long enough for a header")
+    run, warnings = _read(tmp_path)
+    assert run is None
+    assert "no whole event" in warnings[0]
+    assert "no scalars such as Top1/val" in warnings[-1]
+
+
+def test_a_tensor_that_claims_a_size_is_passed_over(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1 << 40)])
+    bomb = TensorProto(dtype="DT_FLOAT", tensor_shape=shape, float_val=[1.0])
+    writer = EventFileWriter(str(tmp_path))
+    writer.add_event(
+        Event(step=1, wall_time=1.0, summary=Summary(value=[Summary.Value(tag="loss/train", tensor=bomb)]))
+    )
+    writer.close()
+    warnings: list[str] = []
+    assert read_tensorboard(tmp_path, warnings.append) is None
+    assert "no scalars such as" in warnings[0]

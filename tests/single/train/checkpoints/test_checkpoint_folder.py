@@ -1,0 +1,263 @@
+"""Checkpoints: whole or not there, checked when read, read without executing anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.data.sources import digits
+from lockstep.errors import CheckpointError
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
+from lockstep.train.checkpoints.snapshot import Snapshot
+from lockstep.train.inference import load_network, load_old_network
+from lockstep.train.progress import Progress
+
+ABOUT = {"arch": "digits-net", "classes": ["a", "b"]}
+
+
+def _snapshot(step: int, kind: type = torch.optim.AdamW) -> Snapshot:
+    torch.manual_seed(step)
+    net = nn.Linear(3, 2)
+    optimizer = kind(net.parameters(), lr=0.1)
+    net(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    return Snapshot(step, dict(net.state_dict()), optimizer.state_dict(), {"step": step}, ABOUT, {"--seed": 0})
+
+
+def _save(folder: Path, snapshot: Snapshot, keep: int = 3, is_best: bool = False) -> Path:
+    checkpoints = CheckpointFolder(folder, keep)
+    checkpoints.save(lambda: snapshot, is_best)
+    checkpoints.wait()
+    return folder / f"step-{snapshot.step:08d}"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, kind: type) -> None:
+    snapshot = _snapshot(7, kind)
+    loaded = checkpoint_format.load(_save(tmp_path, snapshot))
+    assert loaded.step == 7
+    assert (loaded.progress, loaded.job, loaded.about) == ({"step": 7}, {"--seed": 0}, ABOUT)
+    assert all(torch.equal(loaded.model[name], tensor) for name, tensor in snapshot.model.items())
+    fresh = kind(nn.Linear(3, 2).parameters(), lr=0.5)
+    fresh.load_state_dict(dict(loaded.optimizer))
+    for number, entries in snapshot.optimizer["state"].items():
+        for name, value in entries.items():
+            assert torch.equal(torch.as_tensor(fresh.state_dict()["state"][number][name]), torch.as_tensor(value))
+    assert fresh.param_groups[0]["lr"] == 0.1
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        _save(tmp_path, _snapshot(step), keep=2, is_best=step == 2)
+    assert [path.name for path in checkpoint_folder.complete(tmp_path)] == [
+        "step-00000002",
+        "step-00000005",
+        "step-00000006",
+    ]
+    assert checkpoint_format.load(checkpoint_folder.best_or_newest(tmp_path)).step == 2
+    assert not list(tmp_path.glob(".partial*"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
+    path = _save(tmp_path, _snapshot(1)) / name
+    content = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content[:-3] if damage == "cut" else content)
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint_format.load(path.parent)
+
+
+def test_a_folder_that_was_not_finished_is_no_checkpoint(tmp_path: Path) -> None:
+    done = _save(tmp_path, _snapshot(1))
+    unfinished = tmp_path / ".partial-step-00000002"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"")
+    assert checkpoint_folder.newest(tmp_path) == done
+    _save(tmp_path, _snapshot(2))
+    assert not unfinished.exists()
+
+
+def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
+    for about in ({"arch": "old"}, {"arch": "new"}):
+        _save(tmp_path, dataclasses.replace(_snapshot(1), about=about))
+    assert checkpoint_format.load(tmp_path / "step-00000001").about == {"arch": "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_what_cannot_be_written_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
+    good, told = _save(tmp_path, _snapshot(1)), []
+    checkpoints = CheckpointFolder(tmp_path, 3)
+    checkpoints.report_to(told.append, nullcontext)
+    with _largest_file(100):
+        checkpoints.save(lambda: _snapshot(2), is_best=True)
+        with pytest.raises(CheckpointError, match=r"step 2 not written: File too large .* the newest is step 1\. Make"):
+            checkpoints.wait()
+    assert [line.endswith("the newest is step 1; training goes on") for line in told] == [True]
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+    checkpoints.save(lambda: _snapshot(3))
+    checkpoints.wait()
+    assert checkpoint_format.load(good).step == 1
+    assert checkpoint_format.load(checkpoint_folder.best_or_newest(tmp_path)).step == 2  # kept until there was room
+
+
+def test_too_little_room_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000))
+    checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints", 3)
+    checkpoints.save(lambda: _snapshot(1))
+    with pytest.raises(CheckpointError, match=f"needs 4.2 MB, 3.0 MB is free in {tmp_path}; there is none in "):
+        checkpoints.wait()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_removed_folder_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    checkpoints = CheckpointFolder(folder, 3)
+    for step in (1, 2):
+        checkpoints.save(lambda step=step: _snapshot(step))
+        checkpoints.wait()
+        if step == 1:
+            shutil.rmtree(tmp_path / "run")
+    assert [path.name for path in checkpoint_folder.complete(folder)] == ["step-00000002"]
+
+
+def test_what_goes_wrong_in_the_background_is_raised(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, 3)
+    checkpoints.save(lambda: dataclasses.replace(_snapshot(1), about={"arch": object()}))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        checkpoints.wait()
+
+
+def test_the_newest_sound_one_is_found(tmp_path: Path) -> None:
+    paths = [_save(tmp_path, _snapshot(step)) for step in (1, 2, 3)]
+    (paths[2] / "manifest.json").unlink()
+    damaged = paths[1] / "optimizer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    found, problems = checkpoint_folder.newest_sound(tmp_path)
+    assert found == paths[0]
+    assert [str(paths[2] / "manifest.json") in problems[0], str(damaged) in problems[1]] == [True, True]
+    (paths[0] / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint in .* is sound: .*manifest.*optimizer.*state.json"):
+        checkpoint_folder.newest_sound(tmp_path)
+
+
+@contextmanager
+def _largest_file(size_bytes: int) -> Iterator[None]:
+    """Let the system refuse what is larger, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'owned'}",)
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        checkpoint_folder.load_model(path)
+    torch.save({"net": Attack()}, path)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        checkpoint_folder.load_model(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
+    path = _save(tmp_path, _snapshot(1))
+    whole = json.loads((path / "state.json").read_text())
+    wrong = [
+        *([], {"step": "x"}, {"step": 1, "optimizer": 3}),
+        *({**whole, "step": step} for step in (1e308, True, -1, 1 << 80)),
+        *({**whole, name: 3} for name in ("progress", "job", "about", "precision")),
+        *({**whole, "optimizer": {"values": {}, "groups": groups}} for groups in (3, [3], [{"params": 3}])),
+    ]
+    for text in [*map(json.dumps, wrong), "[" * 100_000]:
+        (path / "state.json").write_text(text)
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["files"]["state.json"] = checkpoint_format.describe_file(path / "state.json")
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match=str(path)):
+            checkpoint_format.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"step": value} for value in (1e308, True, "1", -1, 1 << 80)),
+        *({"overflowed": 3}, {"seconds": "long"}, {"seconds": float("nan")}, {"skipped_steps": 9}),
+        *({"epoch_totals": {"loss": []}}, {"epoch_totals": 3}, {"unheard_of": 1}),
+    ],
+)
+def test_progress_that_no_run_can_have_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Progress.from_mapping({**Progress(step=7).to_mapping(), **change})
+
+
+INPUT = {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"arch": 3}, {"classes": "abc"}, {"classes": [1]}, {"classes": []}, {"data": ["digits"]}, {"input": []}),
+        *({"input": {**INPUT, name: 1 << 40}} for name in ("channels", "height", "width")),
+        *({"input": {**INPUT, "std": std}} for std in ([0.0], ["x"], [0.5, 0.5], 0.5)),
+        {"input": {**INPUT, "crop_ratio": float("nan")}},
+    ],
+)
+def test_a_model_that_says_nonsense_of_itself_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    about = {"arch": "digits-net", "classes": ["a"], "input": INPUT, **change}
+    checkpoint_format.export(tmp_path / "m.safetensors", {"w": torch.zeros(1)}, about)
+    with pytest.raises(CheckpointError, match="does not say which model"):
+        load_network(tmp_path / "m.safetensors")
+
+
+def test_code_that_a_file_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attack.py").write_text("open('owned', 'w').close()\ndef build(num_classes): pass\n")
+    monkeypatch.chdir(tmp_path)
+    about = {"arch": "attack:build", "classes": ["a"], "input": INPUT}
+    checkpoint_format.export(tmp_path / "m.safetensors", {"w": torch.zeros(1)}, about)
+    torch.save({"state_dict": {"w": torch.zeros(1)}, "arch": "attack:build", "epoch": 1}, "m.pth")
+    with pytest.raises(CheckpointError, match="if you trust that code"):
+        load_network(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="if you trust that code"):
+        load_old_network(tmp_path / "m.pth", None, digits.load())
+    assert not (tmp_path / "owned").exists()
+
+
+def test_an_exported_model_says_what_it_is(tmp_path: Path) -> None:
+    weights = {"w": torch.arange(3.0)}
+    checkpoint_format.export(tmp_path / "model.safetensors", weights, ABOUT)
+    loaded, about = checkpoint_folder.load_model(tmp_path / "model.safetensors")
+    assert about == ABOUT
+    assert torch.equal(loaded["w"], weights["w"])
+    assert checkpoint_folder.load_model(tmp_path)[1] == ABOUT  # the run folder means its exported model
+
+
+def test_the_moving_average_is_what_is_used(tmp_path: Path) -> None:
+    average = {"module.w": torch.ones(2), "n_averaged": torch.tensor(5)}
+    snapshot = Snapshot(1, {"w": torch.zeros(2)}, {"state": {}, "param_groups": []}, {}, ABOUT, average=average)
+    weights, _ = checkpoint_folder.load_model(_save(tmp_path, snapshot))
+    assert torch.equal(weights["w"], torch.ones(2))

@@ -1,0 +1,91 @@
+"""What the guards keep and remember, and the diagnosis, in one worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.data.batch import Batch
+from lockstep.errors import NonFiniteLossError
+from lockstep.train.guards.finite_weights import are_finite
+from lockstep.train.guards.nonfinite import RewindError, ScaledRewind, _whose
+from lockstep.train.guards.nonfinite_trace import Buffers, trace
+from lockstep.train.precision import Precision
+from lockstep.train.progress import Progress
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
+
+WORLD = World(Place(), torch.device("cpu"))
+
+
+class Rebinding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1  # another tensor
+        return images
+
+
+def test_buffers_are_put_back_although_a_module_rebinds_them() -> None:
+    module, buffers = Rebinding(), Buffers()
+    for value in (1, 2):  # what is kept at the second time is the tensor of then
+        module(torch.zeros(1))
+        buffers.keep(module)
+        module(torch.zeros(1))
+        module.count.fill_(9)
+        buffers.put_back()
+        assert module.count.tolist() == [value] * 2
+
+
+def test_the_second_time_that_a_step_spoils_the_weights_in_fp16_is_the_end() -> None:
+    guard = ScaledRewind()
+    job: Any = SimpleNamespace(progress=Progress(step=7, skipped_in_a_row=2, skipped_steps=2))
+    with pytest.raises(RewindError) as caught:
+        guard.refuse_weights(job, 7, "bad")
+    assert caught.value.step == 5
+    with pytest.raises(NonFiniteLossError, match="bad, although the update of step 5 was left out"):
+        guard.refuse_weights(job, 7, "bad")
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_weights_of_any_layer_are_looked_at(value: float) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[1].bias[1] = value
+    assert are_finite(WORLD, model) is (value == 0)
+    assert are_finite(WORLD, nn.ReLU())
+
+
+class Hungry(nn.Module):
+    """Asks for more memory than there is."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _job(model: nn.Module) -> Any:
+    return SimpleNamespace(
+        model=model,
+        config=SimpleNamespace(seed=0),
+        progress=Progress(),
+        world=WORLD,
+        precision=Precision(),
+        criterion=None,
+    )
+
+
+def test_a_diagnosis_for_which_there_is_no_memory_says_so() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Hungry())
+    model[0].weight.grad = torch.ones(2, 2)
+    passes = [Batch(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))]
+    findings = trace(_job(model), passes)
+    assert model[0].weight.grad is None
+    assert _whose(findings).endswith(" had no memory to look where")
+    with pytest.raises(torch.OutOfMemoryError):  # the others would wait in its passes
+        trace(_job(model.append(nn.SyncBatchNorm(2))), passes)

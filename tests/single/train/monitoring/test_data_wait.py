@@ -1,0 +1,111 @@
+"""Waiting for data: when something is said, and what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from lockstep.cli import main
+from lockstep.config.schema import AugmentConfig
+from lockstep.files.jsonl import read_records
+from lockstep.train.monitoring.data_wait import DataWait, Loading, advise, network_of
+from lockstep.train.monitoring.loader_tuning import LoaderProcesses
+
+FILES = Loading("files", LoaderProcesses(4), 4, "cuda", 224, AugmentConfig(), decoded_bytes=2, room_bytes=1)
+MEASURED = LoaderProcesses(2, "measured", is_measured=True)
+SLOW = """
+import time, torch
+
+class Slow:
+    classes = ("a", "b")
+    def __len__(self): return 16
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return torch.full((1, 8, 8), index / 16), index % 2
+
+def load(): return Slow(), Slow()
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"processes": LoaderProcesses(1)}, "raise -j from 1 to 4"),
+        ({"processes": LoaderProcesses(1), "kind": "user", "network": "nfs"}, "raise -j from 1 to 4"),
+        ({"processes": MEASURED}, "storage is the limit: pack the set"),
+        ({"network": "lustre"}, "the images lie on lustre"),
+        (
+            {},
+            "the cores are the limit (4 cores a worker, all busy with decoding): a smaller --image-size",
+        ),
+        ({"device": "cpu"}, "which the model computes on as well"),
+        ({"decoded_bytes": 10**9, "room_bytes": 10**9}, "--in-memory always --image-size 224 decodes once (1.0 GB"),
+        ({"kind": "packed", "processes": MEASURED}, "smaller --image-size than 224; --decode gpu, if they are JPEG;"),
+        ({"kind": "packed", "device": "cpu"}, "smaller --image-size than 224; more cores for each worker"),
+        ({"decode": "gpu"}, "or leave --decode gpu out"),
+        (
+            {"processes": LoaderProcesses(2, "by its cores, not measured")},
+            "raise -j from 2 to 4, the cores of this worker",
+        ),
+        ({"cores": 1, "processes": LoaderProcesses(0, "measured", True)}, "the cores are the limit (1 core a worker"),
+        ({"kind": "user"}, "your data set's items take longer than a step, with 4 loader processes"),
+        ({"kind": "memory"}, "a larger -b makes fewer batches"),
+        (
+            {"kind": "memory", "augment": AugmentConfig(rotate=5, zoom=0.1)},
+            "use less of --rotate, --zoom",
+        ),
+    ],
+)
+def test_advice_fits_how_the_images_reach_the_worker(changes: dict[str, object], words: str) -> None:
+    assert words in advise(replace(FILES, **changes))  # type: ignore[arg-type]
+
+
+def test_nothing_is_said_up_to_10_percent_and_each_advice_once() -> None:
+    wait = DataWait(FILES)
+    assert wait.lines(1.0, 10.0) == []
+    (line,) = wait.lines(2.0, 10.0)
+    assert line.startswith("waiting for data took 20 % of the epoch: the cores are the limit")
+    assert wait.lines(3.0, 10.0) == []
+
+
+def test_the_start_of_the_processes_counts_but_is_told_apart() -> None:
+    wait = DataWait(FILES)
+    wait.first_batch(2.0)
+    assert wait.lines(2.1, 10.0) == ["waiting for data took 2.1 s, 2.0 s of it for the session's first batch"]
+    wait.first_batch(2.0)  # of the next epoch
+    assert "20 %" in wait.lines(2.0, 10.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/home/me/images/a.jpg", "nfs4"), ("/home", ""), ("/scratch/x", "lustre"), ("/", "")]
+)
+def test_network_file_systems_are_known_by_the_longest_mount_point(
+    path: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = {"/": "ext4", "/home/me": "nfs4", "/scratch": "lustre"}
+    partitions = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: partitions)
+    assert network_of(Path(path)) == expected
+
+
+def test_a_slow_data_set_gets_one_line_of_advice_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_set.py").write_text(SLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["train", "--data", "slow_set:load", "-a", "digits-net", "-b", "4", "-j", "0", "--epochs", "3", "--track"]
+    assert main([*words, "--run-dir", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shares = [line for line in lines if "train" in line and "% waiting for data" in line]
+    assert len(shares) == 3
+    (advice,) = [line for line in lines if line.startswith("waiting for data took")]
+    assert "raise -j from 0 to" in advice
+    assert lines.index(shares[0]) + 1 == lines.index(advice)
+    assert advice in Path("run/logs/worker-0.log").read_text()
+    waits = [record["data_wait"] for record in read_records(Path("run/metrics.jsonl")) if "data_wait" in record]
+    assert min(waits) > 0.1

@@ -1,0 +1,157 @@
+"""I/O over time: what is counted, and what a run keeps of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.cli import main
+from lockstep.files.io_records import job_io, worker_file
+from lockstep.files.jsonl import read_records
+from lockstep.train.monitoring import io_counters
+from lockstep.train.monitoring.io_counters import IoCounters, of_node
+from lockstep.train.monitoring.io_sampling import MISSING, start_counting
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def large_file(tmp_path: Path) -> Path:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(SIZE))
+    return path
+
+
+@linux
+def test_counting_itself_does_not_count() -> None:
+    counters = IoCounters(node=True)
+    for _ in range(10):
+        amounts = counters.take()
+        assert amounts["read_operations"] < 10
+        assert amounts["read_bytes"] < 2000
+
+
+@linux
+def test_what_is_read_here_and_in_children_counts_once_also_after_they_ended(large_file: Path) -> None:
+    counters = IoCounters()
+    large_file.read_bytes()
+    mine = counters.take()
+    assert SIZE <= mine["read_bytes"] < 1.01 * SIZE
+    assert 1 <= mine["read_operations"] < 20
+    context = multiprocessing.get_context("fork")
+    go_on = context.Event()
+
+    def read_and_wait() -> None:
+        large_file.read_bytes()
+        go_on.wait()
+
+    child = context.Process(target=read_and_wait)
+    child.start()
+    total = 0
+    while total < SIZE:  # while it lives
+        total += counters.take()["read_bytes"]
+    go_on.set()
+    child.join()
+    total += counters.take()["read_bytes"]
+    assert total < 1.1 * SIZE
+    assert min(counters.take().values()) >= 0
+
+
+def test_lustre_mounts_are_read_where_there_are_some(tmp_path: Path) -> None:
+    mount = tmp_path / "scratch-ffff8800"
+    mount.mkdir()
+    (mount / "stats").write_text(
+        "snapshot_time             1700000000.5 secs.nsecs\n"
+        "read_bytes                12 samples [bytes] 4096 1048576 6295552\n"
+        "write_bytes               3 samples [bytes] 1 100 103\n"
+        "open                      7 samples [regs]\n"
+    )
+    totals = of_node(lustre=tmp_path)
+    found = {name: totals[name] for name in totals if name.startswith("lustre")}
+    assert found == {
+        "lustre_reads": 12,
+        "lustre_read_bytes": 6295552,
+        "lustre_writes": 3,
+        "lustre_written_bytes": 103,
+    }
+
+
+@linux
+def test_a_run_records_what_its_loader_processes_read_and_a_resume_goes_on(
+    tmp_path: Path, new_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = new_folder(sizes=((400, 300), (300, 400)))
+    train_bytes = sum(path.stat().st_size for path in images.glob("train/*/*.png"))
+    val_bytes = sum(path.stat().st_size for path in images.glob("val/*/*.png"))
+    words = ["train", str(images), "-a", "cifar-small", "--image-size", "32", "-j", "1", "-b", "10", "--track"]
+    words += ["--io-every", "0.2"]
+    assert main([*words, "--run-dir", "first", "--max-steps", "1"]) == 0  # imports modules, which is reading, too
+    assert main([*words, "--run-dir", "run", "--epochs", "2"]) == 0
+    records = list(read_records(worker_file(Path("run"), 0)))
+    assert {record["kind"] for record in records} == {"io"}
+    expected = 2 * (train_bytes + val_bytes)
+    total = sum(record["read_bytes"] for record in records)
+    assert expected <= total < 1.5 * expected  # and the checkpoints' checksums
+    assert sum(record["read_operations"] for record in records) >= 2 * 50
+    assert sum(record["written_bytes"] for record in records) > Path("run/model.safetensors").stat().st_size
+    assert all(record[name] >= 0 for record in records for name in record.keys() - {"kind"})
+    assert "node_network_received_bytes" in records[0]
+    rows = job_io(Path("run"))
+    assert sum(row["seconds"] * row["read_bytes_per_second"] for row in rows) == pytest.approx(total)
+
+    assert main([*words, "--resume", "run", "--epochs", "3"]) == 0
+    later = list(read_records(worker_file(Path("run"), 0)))
+    assert later[: len(records)] == records
+    assert len(later) > len(records)
+
+
+def test_none_are_kept_where_none_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--max-steps", "2", "--run-dir", "run", "--io-every", "0"]) == 0
+    assert not Path("run/io").exists()
+
+
+def _not_there(path: Path) -> Counter[str]:
+    raise FileNotFoundError(path)
+
+
+def test_a_platform_without_counters_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(io_counters, "_read", _not_there)
+    assert main(["train", "--max-steps", "2", "--run-dir", "run"]) == 0
+    assert capsys.readouterr().out.count(MISSING) == 1
+    assert not Path("run/io").exists()
+
+
+@linux
+def test_only_the_first_worker_of_a_node_counts_its_devices(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        world = World(Place(launcher="torchrun", rank=rank, size=2, local_rank=rank, local_size=2), torch.device("cpu"))
+        with start_counting(60, world).recording(tmp_path):
+            pass
+        (record,) = read_records(worker_file(tmp_path, rank))
+        assert any(name.startswith("node_") for name in record) is (rank == 0)
+
+
+@linux
+def test_records_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worker_file(tmp_path, 0).parent.mkdir()
+    worker_file(tmp_path, 0).symlink_to("/dev/full")
+    with (
+        caplog.at_level("WARNING", "lockstep"),
+        start_counting(60, World(Place(), torch.device("cpu"))).recording(tmp_path),
+    ):
+        pass
+    assert "I/O is not recorded any more" in caplog.text

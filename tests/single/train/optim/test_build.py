@@ -1,0 +1,68 @@
+"""Optimizers as configured."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.config.schema import OptimConfig
+from lockstep.train.optim.build import build_optimizer, load_keeping_flags, set_rate
+from lockstep.train.strategies import Strategy
+from lockstep.world import accelerator
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+
+
+def test_norms_and_biases_are_spared_on_request() -> None:
+    decayed, spared = build_optimizer(_net(), OptimConfig(weight_decay=0.1, decay_all=False), Strategy()).param_groups
+    assert [parameter.ndim for parameter in decayed["params"]] == [4, 2]
+    assert decayed["weight_decay"] == 0.1
+    assert {parameter.ndim for parameter in spared["params"]} == {1}
+    assert spared["weight_decay"] == 0
+    (everything,) = build_optimizer(_net(), OptimConfig(weight_decay=0.1), Strategy()).param_groups
+    assert len(everything["params"]) == 6
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    net = _net()
+    net[0].requires_grad_(False)
+    assert sum(len(group["params"]) for group in build_optimizer(net, OptimConfig(), Strategy()).param_groups) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+)
+def test_each_kind_takes_the_rate_of_the_step(name: str, kind: type) -> None:
+    optimizer = build_optimizer(_net(), OptimConfig(optimizer=name), Strategy())  # type: ignore[arg-type]
+    assert type(optimizer) is kind
+    set_rate(optimizer, 0.125)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.125}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars", "lamb"])
+def test_torchs_kinds_are_fused_on_an_accelerator_and_take_over_a_cpus_state(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _net(), _net()
+    config = OptimConfig(optimizer=name, lr=0.1)  # type: ignore[arg-type]
+    on_cpu = build_optimizer(first, config, Strategy())
+    monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
+    on_device = build_optimizer(second, config, Strategy())
+    fused = name not in ("lars", "lamb")
+    assert [on_cpu.param_groups[0].get("fused"), on_device.param_groups[0].get("fused")] == [None, fused or None]
+    for step in range(2):
+        second.load_state_dict(first.state_dict())
+        if step:
+            load_keeping_flags(on_device, copy.deepcopy(on_cpu.state_dict()))
+        for net, optimizer in ((first, on_cpu), (second, on_device)):
+            for parameter in net.parameters():
+                parameter.grad = torch.full_like(parameter, 0.5)
+            optimizer.step()
+    assert on_device.param_groups[0].get("fused") == (fused or None)
+    for weight, expected in zip(second.parameters(), first.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected)

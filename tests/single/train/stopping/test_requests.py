@@ -1,0 +1,110 @@
+"""Taking note of signals, in one worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lockstep.errors import StoppedError
+from lockstep.train import fit
+from lockstep.train.stopping.requests import SIGNALS, Stopping
+
+
+@pytest.fixture
+def earlier() -> Iterator[dict[int, object]]:
+    """Handlers that were there before, and are again."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield handlers
+    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
+
+
+def _send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_agreed_upon_and_the_handlers_are_put_back(earlier: dict[int, object], number: int) -> None:
+    stopping = Stopping()
+    with stopping.listening():
+        assert not stopping.answer()
+        _send(number)
+        assert stopping.answer()
+    assert stopping.agreed == number
+
+
+def test_the_first_signal_counts(earlier: dict[int, object]) -> None:
+    stopping = Stopping(has_launcher=True)
+    with stopping.listening():
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            _send(number)
+        assert stopping.answer()
+    assert stopping.agreed == signal.SIGUSR1
+
+
+def test_the_second_ctrl_c_interrupts_a_worker_without_launcher(
+    earlier: dict[int, object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Stopping().listening():
+        _send(signal.SIGINT)
+        assert "Ctrl-C again ends at once" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            _send(signal.SIGINT)
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        stopping = Stopping()
+        with stopping.listening():
+            _send(signal.SIGUSR1)
+            assert not stopping.answer()
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+
+
+class Signalling(nn.Linear):
+    """Sends SIGTERM in one of its forward passes."""
+
+    def __init__(self, inputs: int, outputs: int, sends_at: int = 3):
+        super().__init__(inputs, outputs)
+        self._sends_at, self._passes = sends_at, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self._passes += 1
+        if self._passes == self._sends_at:
+            _send(signal.SIGTERM)
+        return super().forward(images.flatten(1))
+
+
+def _data() -> TensorDataset:
+    return TensorDataset(torch.randn(40, 1, 2, 2), torch.arange(40) % 2)
+
+
+def test_fit_raises_what_to_do_next(tmp_path: Path, earlier: dict[int, object]) -> None:
+    with pytest.raises(StoppedError, match=r"after step 3 of 10, .*--resume auto") as caught:
+        fit(Signalling(4, 2), _data(), _data(), epochs=1, batch_size=4, run_dir=tmp_path, track=())
+    assert caught.value.exit_code == 75
+    again = {"epochs": 1, "batch_size": 4, "run_dir": tmp_path, "track": (), "resume": "auto"}
+    result = fit(Signalling(4, 2, sends_at=0), _data(), _data(), **again)
+    assert result.steps == 10
+
+
+def test_fit_works_in_another_thread(tmp_path: Path) -> None:
+    results = []
+
+    def work() -> None:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        results.append(fit(net, _data(), _data(), epochs=1, batch_size=4, run_dir=tmp_path, track=()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results[0].steps == 10
