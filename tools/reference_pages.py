@@ -28,12 +28,12 @@ from tyro.conf import Positional
 from lockstep import recipes
 from lockstep.cli import COMMANDS
 from lockstep.cli.data import ACTIONS
-from lockstep.cli.horovod_flags import build_parser
 from lockstep.cli.study import STUDIES
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.files.untrusted import parse_yaml
+from lockstep.launch.plan.horovodrun_flags import build_parser
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 

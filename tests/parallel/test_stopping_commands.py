@@ -102,7 +102,7 @@ def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signa
 def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
-        "from lockstep.cli.workers import _error_file, _write_error_file\n"
+        "from lockstep.launch.command_workers import _error_file, _write_error_file\n"
         "from lockstep.world.batch_time_left import age_of, launch_age\n"
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"

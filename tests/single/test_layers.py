@@ -54,7 +54,7 @@ def test_what_a_login_node_needs_imports_without_torch() -> None:
     names = [
         f"lockstep.{module}" if module != "__init__" else "lockstep"
         for module in modules()
-        if module.split(".")[0] in WITHOUT_TORCH and module != "cli.preloaded"
+        if module.split(".")[0] in WITHOUT_TORCH and module != "cli.before_fork"
     ]
     code = f"import sys\nfor name in {names!r}: __import__(name)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

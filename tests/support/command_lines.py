@@ -12,8 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from lockstep import cli
-from lockstep.cli import COMMANDS, horovod_flags
+from lockstep.cli import COMMANDS
 from lockstep.cli import parse as parsing
+from lockstep.launch.plan import horovodrun_flags
 
 OURS = ("lockstep", "horovodrun")
 
@@ -40,7 +41,7 @@ def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
     """What the command says against its words; None where it takes them. `printed` gives what was printed meanwhile."""
     try:
         if name == "horovodrun":
-            horovod_flags.parse_flags(words)
+            horovodrun_flags.parse_flags(words)
         else:
             _call(words)
     except _TakenError:

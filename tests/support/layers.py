@@ -27,11 +27,12 @@ LAYERS = {
     "study": 4,
     "report": 4,
     "watch": 4,
+    "doctor": 4,
     "cli": 5,
 }
 WITHOUT_TORCH = (
     *("errors", "imports", "files", "config", "recipes", "scaling_model", "world"),
-    *("launch", "report", "watch", "cli"),
+    *("launch", "report", "watch", "doctor", "cli"),
 )
 
 

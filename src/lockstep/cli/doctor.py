@@ -25,7 +25,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _examine_hosts(where: LaunchOptions) -> int:
-    from lockstep.cli.checkup_hosts import examine_hosts, plan_probe, show
+    from lockstep.doctor.hosts import examine_hosts, plan_probe, show
 
     plan = plan_probe(where)
     if where.dry_run:
@@ -43,7 +43,7 @@ def _examine_this_machine() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.cli.checkup import examine
+    from lockstep.doctor.machine import examine
 
     table = Table("what", "here", "", show_edge=False)
     findings = examine()

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import Arch, Workers, parse
-from lockstep.cli.workers import run_workers
 from lockstep.config.device_choice import DeviceChoice
 from lockstep.config.schema import DataConfig, NumericsConfig, TrainConfig
+from lockstep.launch.command_workers import run_workers
 from lockstep.world.world import World
 
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import __version__
-from lockstep.cli.horovod_flags import parse_flags
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
 from lockstep.launch.output.display import say
+from lockstep.launch.plan.horovodrun_flags import parse_flags
 from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan

@@ -9,14 +9,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from lockstep.cli.old_flags import translate
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
-from lockstep.cli.workers import Elastic, run_workers
+from lockstep.config.legacy_flags import translate
 from lockstep.config.run_names import new_run_path
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError
 from lockstep.imports import collector_paused
+from lockstep.launch.command_workers import Elastic, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 

@@ -29,7 +29,7 @@ from lockstep.world.world import usable_cores
 # The exit codes of a job that somebody has ended, not itself.
 ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
 MARK = "lockstep-steps "  # begins the line in which a worker tells what came of it
-MODULE = "lockstep.cli.step_worker"
+MODULE = "lockstep.study.step_worker"
 MemoryLimit = int | Literal["free"] | None  # of a worker: bytes, its share of what is free, or none
 
 

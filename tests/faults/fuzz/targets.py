@@ -136,7 +136,7 @@ def recipe_values(folder: Path) -> Target:
 
 @target
 def horovod_config(folder: Path) -> Target:
-    from lockstep.cli.horovod_flags import build_parser, words_of_file
+    from lockstep.launch.plan.horovodrun_flags import build_parser, words_of_file
 
     parser = build_parser()
     seed = (

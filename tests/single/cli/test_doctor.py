@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.cli import checkup, main
+from lockstep.cli import main
+from lockstep.doctor import machine
 from lockstep.world import accelerator
 
 
@@ -38,7 +39,7 @@ def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(accelerator, "drivers", lambda: ["Intel's xe"])
     monkeypatch.setattr(torch.version, "xpu", "20250101")
     monkeypatch.setattr(torch.version, "cuda", None)
-    first, second, both = checkup._devices()
+    first, second, both = machine._devices()
     assert (first.subject, first.found) == ("GPU 0", "Data Center GPU Max, 64 GiB (0 0)")
     assert second.subject == "GPU 1"
     assert both.found == "driver: Intel's xe; torch is built for oneAPI 20250101"
@@ -64,7 +65,7 @@ def test_why_there_is_no_gpu(
     monkeypatch.setattr(accelerator, "count", lambda: 0)
     monkeypatch.setattr(accelerator, "drivers", lambda: drivers)
     monkeypatch.setattr(accelerator, "why_none", lambda: "the driver is too old")
-    (finding,) = checkup._devices()
+    (finding,) = machine._devices()
     assert finding.remedy == words
     assert finding.found.startswith(f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for ")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.horovod_flags import parse_flags
 from lockstep.cli.horovodrun import main
 from lockstep.errors import ConfigError
+from lockstep.launch.plan.horovodrun_flags import parse_flags
 
 
 def test_the_command_begins_at_the_first_word_that_is_no_flag() -> None:

@@ -22,9 +22,9 @@ KINDS_AND_LIBRARIES = (*accelerator.KINDS, "nccl", "xccl")
 NVIDIAS_OWN = {
     "world/accelerator.py",
     "config/device_choice.py",  # what --device takes
-    "cli/horovod_flags.py",  # --num-nccl-streams
+    "launch/plan/horovodrun_flags.py",  # --num-nccl-streams
     "cli/horovodrun.py",  # what --check-build has always said
-    "cli/old_flags.py",
+    "config/legacy_flags.py",
     "data/pipeline/device_decode.py",  # nvJPEG
     "hvd/__init__.py",  # hvd.nccl_built
     "hvd/basics.py",

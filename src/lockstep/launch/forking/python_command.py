@@ -16,8 +16,8 @@ from pathlib import Path
 
 PRELOAD = "LOCKSTEP_PRELOAD"  # 0: every worker imports for itself
 PRELOADED = ("torch", "torchvision", "torch._dynamo")
-PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.preloaded")
-OURS = ("lockstep", "lockstep.cli.step_worker")  # the modules by which `python -m` starts workers that train
+PRELOADED_FOR_LOCKSTEP = (*PRELOADED, "lockstep.cli.before_fork")
+OURS = ("lockstep", "lockstep.study.step_worker")  # the modules by which `python -m` starts workers that train
 FLAGS = ("-u", "-B", "-O", "-OO")
 FLAG_WITH_VALUE = "-W"
 # What Python reads when it starts and what the process that workers are forked from, which has the same variables, has

@@ -59,7 +59,7 @@ class Start:
     verified: bool = False
     notes: tuple[str, ...] = ()
     is_snapshot: bool = False
-    checkpoint_folder: Path | None = None
+    checkpoint: Path | None = None
 
     @property
     def run(self) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cli.sizes import parse_size
+from lockstep.config.sizes import parse_size
 from lockstep.errors import ConfigError
 
 

@@ -26,7 +26,7 @@ def main(words: Sequence[str]) -> int:
         near = get_close_matches(name, STUDIES, n=1)
         hint = f"did you mean `lockstep study {near[0]}`?" if near else f"there are: {', '.join(STUDIES)}"
         raise ConfigError(f"there is no study {name!r}; {hint}")
-    code: int = import_module(f"lockstep.cli.study_{name}").main(rest)
+    code: int = import_module(f"lockstep.cli.study.{name}").main(rest)
     return code
 
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.cli.old_flags import BARE, FIXED, REFUSED, RENAMED, flags_of, translate
 from lockstep.cli.parse import TrainCommand, parse_train
+from lockstep.config.legacy_flags import BARE, FIXED, REFUSED, RENAMED, flags_of, translate
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 

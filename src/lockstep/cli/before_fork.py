@@ -8,12 +8,12 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import torch.utils.tensorboard  # noqa: F401
 
-import lockstep.cli.step_worker
 import lockstep.cli.train
+import lockstep.study.step_worker
 import lockstep.train.inference
 import lockstep.train.run  # noqa: F401
-from lockstep.cli.old_flags import translate
 from lockstep.cli.parse import TrainCommand, parse_train
+from lockstep.config.legacy_flags import translate
 from lockstep.errors import LockstepError
 
 # Their own command line, which `parse_train` remembers. If it is wrong, the workers say so.

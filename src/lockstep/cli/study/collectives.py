@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from lockstep.cli.parse import Workers, parse
-from lockstep.cli.sizes import parse_size
-from lockstep.cli.workers import run_workers
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.config.sizes import parse_size
 from lockstep.errors import ConfigError
+from lockstep.launch.command_workers import run_workers
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world.world import World
 

@@ -1,7 +1,7 @@
 """The examination behind `lockstep doctor -H a,b`: each host's facts, what is between them, and what is wrong.
 
-The launcher starts a worker on each host (`lockstep.cli.probe_worker`), so that what keeps a job from starting is told
-here in the same words and with the same exit code.
+The launcher starts a worker on each host (`lockstep.doctor.probe_worker`), so that what keeps a job from starting is
+told here in the same words and with the same exit code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 
-from lockstep.cli.probe_worker import HostFacts, Link
+from lockstep.doctor.probe_worker import HostFacts, Link
 from lockstep.errors import ConfigError
 from lockstep.launch.node.gpus import count_gpus
 from lockstep.launch.output.display import OutputPlan
@@ -45,7 +45,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     Raises:
         ConfigError: The options contradict each other, or are of nodes that are started by hand.
     """
-    command = [where.python or sys.executable, "-m", "lockstep.cli.probe_worker"]
+    command = [where.python or sys.executable, "-m", "lockstep.doctor.probe_worker"]
     where = replace(where, preload=False)  # it needs torch alone, and shares it with nobody
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.by_hand:

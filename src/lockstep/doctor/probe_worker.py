@@ -24,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
-from lockstep.cli.checkup import examine
+from lockstep.doctor.machine import examine
 from lockstep.errors import LockstepError, first_line
 from lockstep.launch.connection.reachability import listen
 from lockstep.world import accelerator

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.preloaded\n"
+PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.before_fork\n"
 READ_AGAIN = """\
 import tyro
 from lockstep.cli.parse import parse_train
@@ -29,7 +29,7 @@ def test_their_command_line_has_been_read() -> None:
 def test_a_wrong_one_is_left_to_them_to_refuse(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "lockstep.cli.preloaded", raising=False)
+    monkeypatch.delitem(sys.modules, "lockstep.cli.before_fork", raising=False)
     monkeypatch.setattr(sys, "argv", ["lockstep", "train", *words])
-    runpy.run_module("lockstep.cli.preloaded")
+    runpy.run_module("lockstep.cli.before_fork")
     assert capfd.readouterr() == ("", "")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lockstep.cli.workers import run_workers
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import tells_of_lost_peer
+from lockstep.launch.command_workers import run_workers
 from lockstep.world import accelerator
 from lockstep.world.world import World, usable_cores
 

@@ -14,7 +14,7 @@ import pytest
 from lockstep.cli import main
 from lockstep.files.jsonl import read_records
 
-PUBLISHED = Path(__file__).parents[3] / "examples" / "studies" / "published.jsonl"
+PUBLISHED = Path(__file__).parents[4] / "examples" / "studies" / "published.jsonl"
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from tyro.conf import arg
 
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
-from lockstep.cli.sizes import parse_size
-from lockstep.cli.step_studies import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
+from lockstep.cli.study.common import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
 from lockstep.config.schema import TrainConfig, check_workers
+from lockstep.config.sizes import parse_size
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.options import LaunchOptions
 
