@@ -102,13 +102,13 @@ def test_one_worker_stops_and_goes_on(tmp_path: Path, whole: Path, number: signa
 def test_the_launcher_says_that_the_time_limit_has_stopped_its_workers(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         "import os, sys, time\n"
-        "from lockstep.launch.command_workers import _error_file, _write_error_file\n"
+        "from lockstep.launch.worker_exit import error_file, write_error_file\n"
         "from lockstep.world.batch_time_left import age_of, launch_age\n"
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the agent was started before
-        "_write_error_file(_error_file(), 'stopped by the time limit after step 7 of 9', False, 75, True)\n"
+        "write_error_file(error_file(), 'stopped by the time limit after step 7 of 9', False, 75, True)\n"
         "sys.exit(75)\n"
     )
     with started([*LOCKSTEP, "run", "-np", "2", "--", sys.executable, "worker.py"], tmp_path) as job:

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from lockstep.cli.parse import Arch, Workers, parse
 from lockstep.config.device_choice import DeviceChoice
 from lockstep.config.schema import DataConfig, NumericsConfig, TrainConfig
-from lockstep.launch.command_workers import run_workers
+from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.world.world import World
 
 
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     if command.data.dataset:
         catalog.check(command.data)
     work = partial(_work, config, command.checkpoint, command.arch)
-    return run_workers("eval", words, command.workers, command.device, work)
+    return run_workers(WorkerCommand(["eval", *words], work, command.device, command.workers))
 
 
 def _work(config: TrainConfig, checkpoint: Path, arch: str | None, world: World) -> None:

@@ -16,7 +16,7 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError
 from lockstep.imports import collector_paused
-from lockstep.launch.command_workers import Elastic, run_workers
+from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
@@ -40,8 +40,8 @@ def main(words: Sequence[str]) -> int:
     work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     backend = config.parallel.dist_backend
-    elastic = _elastic(command)
-    return run_workers("train", words, command.workers, config.device, work, check, command.where, backend, elastic)
+    start = command.workers, backend, command.where, check, _elastic(command)
+    return run_workers(WorkerCommand(["train", *words], work, config.device, *start))
 
 
 def _time_left(time_limit: str | None, since: float) -> list[str]:

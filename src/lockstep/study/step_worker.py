@@ -15,7 +15,7 @@ import psutil
 
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import tells_of_lost_peer
-from lockstep.launch.command_workers import run_workers
+from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.world import accelerator
 from lockstep.world.world import World, usable_cores
 
@@ -35,7 +35,9 @@ def main(words: list[str]) -> int:
 
     config, length, memory_limit = step_jobs.decode(words[0])
     work = partial(_work, config, length, memory_limit)
-    return run_workers("step_worker", words, None, config.device, work, backend=config.parallel.dist_backend)
+    return run_workers(
+        WorkerCommand(["step_worker", *words], work, config.device, backend=config.parallel.dist_backend)
+    )
 
 
 def _work(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:

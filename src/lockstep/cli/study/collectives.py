@@ -14,7 +14,7 @@ from lockstep.cli.parse import Workers, parse
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.config.sizes import parse_size
 from lockstep.errors import ConfigError
-from lockstep.launch.command_workers import run_workers
+from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world.world import World
 
@@ -75,8 +75,8 @@ class CollectivesCommand:
 def main(words: Sequence[str]) -> int:
     command = parse(CollectivesCommand, "study collectives", words)
     work = partial(_measure, command)
-    launch = (command.workers, command.device, work, _check_workers, command.where, command.dist_backend)
-    return run_workers("study", ["collectives", *words], *launch)
+    start = command.workers, command.dist_backend, command.where, _check_workers
+    return run_workers(WorkerCommand(["study", "collectives", *words], work, command.device, *start))
 
 
 def _check_workers(size: int) -> None:

@@ -1,1 +1,1 @@
-"""Stopping after a step, with a checkpoint: on a signal to any worker (`requests`) or near a time limit (`deadline`)."""
+"""Stopping after a step, with a checkpoint: on a signal to a worker (`requests`) or near a time limit (`deadline`)."""

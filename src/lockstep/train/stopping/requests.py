@@ -22,10 +22,10 @@ import torch.distributed as dist
 
 from lockstep.config.time_limit import TimeLeft
 from lockstep.data.batch import Batch
+from lockstep.launch.worker_exit import REQUESTS
 from lockstep.train.stopping.deadline import Deadline
 from lockstep.world.world import World
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 TIME_LIMIT = 1  # noted as if it were a signal; below all of those, so that a signal is told instead if both come
 APART_SECONDS = 0.05  # in so much time, several workers agree once; nobody feels that a stop comes so much later
 MOST_LEFT_OUT = 31
@@ -66,7 +66,7 @@ class Stopping:
         """
         earlier = {}
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            handlers = {number: signal.getsignal(number) for number in REQUESTS}
             earlier = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
         for number in earlier:
             signal.signal(number, self._note)
@@ -148,9 +148,3 @@ def build_stopping(world: World) -> Stopping:
     """What a worker of this world stops by."""
     has_launcher = world.place.launcher != "none"
     return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)
-
-
-def ignore_signals() -> None:
-    """Let nothing that asks for a stop change the exit code of a process that has stopped already and is ending."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)

@@ -15,22 +15,22 @@ from torch.utils.data import TensorDataset
 
 from lockstep.errors import StoppedError
 from lockstep.train import fit
-from lockstep.train.stopping.requests import SIGNALS, Stopping
+from lockstep.train.stopping.requests import REQUESTS, Stopping
 
 
 @pytest.fixture
 def earlier() -> Iterator[dict[int, object]]:
     """Handlers that were there before, and are again."""
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in REQUESTS}
     yield handlers
-    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
+    assert {number: signal.getsignal(number) for number in REQUESTS} == handlers
 
 
 def _send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", REQUESTS)
 def test_a_signal_is_agreed_upon_and_the_handlers_are_put_back(earlier: dict[int, object], number: int) -> None:
     stopping = Stopping()
     with stopping.listening():

@@ -1,0 +1,102 @@
+"""What becomes of an exception in a worker of Lockstep's own: its exit code, and word to whoever has started it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, tells_of_lost_peer
+from lockstep.files.untrusted import printable
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, connect, disconnect
+
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What asks a worker to stop after the current step, with a checkpoint."""
+
+
+def exit_code_of(
+    work: Callable[[World], None],
+    place: Place,
+    device: DeviceChoice,
+    backend: BackendChoice,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    """Connect to the other workers, do the work, and return this process's exit code.
+
+    Args:
+        check: Called first; raises what should end the worker before it connects.
+    """
+    try:
+        check()
+        with connect(place, device, backend, tell=lambda error: _fail(place, error)) as world:
+            work(world)
+    except KeyboardInterrupt:
+        if place.launcher == "none":
+            print("\nlockstep: interrupted; a training run goes on with `--resume auto`", file=sys.stderr)
+        return INTERRUPTED
+    except StoppedError as error:
+        stop = str(error)  # not the error itself, whose traceback holds the model
+    except Exception as error:
+        return _fail(place, error)
+    else:
+        return 0
+    return _stopped(place, stop)
+
+
+def _stopped(place: Place, stop: str) -> int:
+    """The end of a worker that was asked to stop, as all are; what asks once more shall not change its exit code."""
+    for number in REQUESTS:
+        signal.signal(number, signal.SIG_IGN)
+    if file := error_file():
+        write_error_file(file, stop, False, StoppedError.exit_code, final=True)
+    elif place.launcher == "none":
+        print(f"lockstep: {stop}", file=sys.stderr)
+    disconnect()
+    return StoppedError.exit_code
+
+
+def _fail(place: Place, error: Exception) -> int:
+    """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
+    lost_peer = tells_of_lost_peer(error)  # reported after the error that it follows from
+    code = error.exit_code if isinstance(error, LockstepError) else 1
+    trace = traceback.format_exc().rstrip()
+    text = f"error: {error}" if isinstance(error, LockstepError) else trace
+    if lost_peer and not isinstance(error, LockstepError):
+        text = "error: lost the connection to a peer, which has ended or cannot be reached"
+    logger = logging.getLogger("lockstep")
+    logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    if logs:
+        logger.error(trace if error.__traceback__ else text)
+    text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
+    if file := error_file():
+        final = isinstance(error, LockstepError) and not error.retryable
+        write_error_file(file, f"worker {place.rank}: {text}", lost_peer, code, final)
+    else:
+        print(f"lockstep: {text}", file=sys.stderr)
+    return code
+
+
+def error_file() -> Path | None:
+    """Where torchrun, or Lockstep's node process, looks for a worker's error."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(path) if path else None
+
+
+def write_error_file(path: Path, text: str, lost_peer: bool, code: int, final: bool) -> None:
+    """Leave word in torchrun's form, with what our launcher needs to find the first of several failures.
+
+    Args:
+        final: The same would come again if the workers were started anew.
+    """
+    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}
+    ours |= {"final": final}
+    path.write_text(json.dumps({"message": message, "lockstep": ours}))
