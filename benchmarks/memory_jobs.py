@@ -26,8 +26,9 @@ from lockstep.config.time_limit import TimeLeft
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import StoppedError
 from lockstep.train.fit import configure
+from lockstep.train.job import Job
 from lockstep.train.loop import train
-from lockstep.train.setup import Job, build_job, build_model
+from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World, connect

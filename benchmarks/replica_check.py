@@ -21,8 +21,9 @@ from workers import compare_in_workers, in_workers
 
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.train.fit import configure
+from lockstep.train.job import Job
 from lockstep.train.loop import train_epoch
-from lockstep.train.setup import Job, build_job, build_model
+from lockstep.train.setup import build_job, build_model
 from lockstep.world.world import World
 
 # network, channels and side of its images, samples of a worker's step, steps of a turn, rounds

@@ -21,8 +21,9 @@ from lockstep import recipes
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.seeding import seed_all
+from lockstep.train.job import Job
 from lockstep.train.loop import take_step, train
-from lockstep.train.setup import Job, build_job, build_model
+from lockstep.train.setup import build_job, build_model
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 

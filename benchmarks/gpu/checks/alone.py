@@ -34,8 +34,9 @@ from lockstep.hvd.engine.transfers import DeviceTransfers
 from lockstep.study.phases import PhaseClock
 from lockstep.train import loop
 from lockstep.train.fit import configure
+from lockstep.train.job import Job
 from lockstep.train.loop import take_step
-from lockstep.train.setup import Job, build_job
+from lockstep.train.setup import build_job
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import Place
 from lockstep.world.store import serve_store

@@ -23,11 +23,11 @@ from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
 from lockstep.study.phases import PhaseClock
 from lockstep.study.points import Length
+from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.monitoring.step_clock import Phase
 from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
-from lockstep.train.setup import Job
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy
 from lockstep.world import accelerator

@@ -21,7 +21,8 @@ from lockstep.seeding import seed_all
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
 from lockstep.train.evaluation import evaluate
-from lockstep.train.guards.nonfinite import RewindError
+from lockstep.train.guards.base import RewindError
+from lockstep.train.job import Job
 from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import clip_gradients, set_rate
@@ -35,7 +36,6 @@ from lockstep.train.reporting import (
 )
 from lockstep.train.rewind import rewind
 from lockstep.train.saving import finish_saving, save
-from lockstep.train.setup import Job
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lockstep.data.augment.progressive import side_at
 from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
-from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW
 from lockstep.train.guards.finite_weights import are_finite
+from lockstep.train.job import Job
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.device_clock import DeviceClock
-from lockstep.train.run_folder import logger
-
-if TYPE_CHECKING:
-    from lockstep.train.setup import Job
-
-MOST_SKIPPED_IN_A_ROW = 25  # from 65,536, a dynamic loss scale has then come down to 0.002
 
 
 class Interval:
@@ -111,7 +106,7 @@ def report_overflow(job: Job, step: int) -> None:
         raise NonFiniteLossError(
             f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
             f"{step}, now at loss scale {scale:g}. "
-            + ("Use --loss-scale dynamic" if scale > 1 else f"{advice(job)}, or use --precision bf16")
+            + ("Use --loss-scale dynamic" if scale > 1 else f"{job.advice()}, or use --precision bf16")
         )
 
 
@@ -124,7 +119,7 @@ def report_training(job: Job) -> None:
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
     job.tracker.record(record | {"data_wait": share} | ({"side": side} if side else {}))
-    say(job, job.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
+    job.say(job.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float) -> None:
@@ -169,7 +164,7 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
             raise NonFiniteLossError(
                 f"the loss is {totals.loss / totals.count} at step {step} (epoch "
                 f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.optimizer.param_groups[0]['lr']:g} "
-                f"now). {advice(job)}"
+                f"now). {job.advice()}"
             )
     return finite
 
@@ -190,19 +185,6 @@ def _traffic(job: Job) -> dict[str, Any]:
     return {"gradient_bytes": traffic.plain_bytes, "sent_bytes": traffic.sent_bytes}
 
 
-def say(job: Job, lines: Sequence[str]) -> None:
-    """Tell people, and every worker's own log."""
-    for line in lines:
-        job.tracker.say(line)
-        logger.info(line)
-
-
 def list_left_out(paths: Sequence[str]) -> list[str]:
     """Lines that count and name the files left out; none where there are none."""
     return [f"left out {len(paths)} images that cannot be decoded:", *paths] if paths else []
-
-
-def advice(job: Job) -> str:
-    """What to do when training has gone out of bounds."""
-    good = checkpoint_folder.newest(job.folder.checkpoints) or "none yet"
-    return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"

@@ -13,9 +13,8 @@ from lockstep.errors import CheckpointError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
 from lockstep.train.checkpoints.resume import Start, restore
-from lockstep.train.guards.nonfinite import RewindError
-from lockstep.train.reporting import say
-from lockstep.train.setup import Job
+from lockstep.train.guards.base import RewindError
+from lockstep.train.job import Job
 
 
 def newest_good(job: Job) -> Path | None:
@@ -54,8 +53,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.snapshots.forget_after(progress.step, NONE)
     job.progress.become(progress)
     job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
-    say(
-        job,
+    job.say(
         [
             f"{trouble}; back from step {reached} to {path.name}, to take the steps since again without the update of "
             f"step {trouble.step}"

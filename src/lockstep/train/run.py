@@ -17,13 +17,14 @@ from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.train import target_accuracy
 from lockstep.train.guards.job_consistency import check_same_job
+from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
 from lockstep.train.optim.schedule import peak_rate
-from lockstep.train.reporting import list_left_out, say
+from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
 from lockstep.train.saving import finish_saving
-from lockstep.train.setup import Job, build_job, build_model, load_data
+from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.world import batch_time_left
 from lockstep.world.world import World
 
@@ -55,7 +56,7 @@ def run_with(
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
     for folder in (job.checkpoints, job.snapshots):
-        folder.report_to(lambda line: say(job, [line]), job.stopping.writing)
+        folder.report_to(lambda line: job.say([line]), job.stopping.writing)
     workers = world.gather(_describe_worker(world))
     if left := _time_left(config, world):
         job.stopping.end_within(left)
@@ -63,10 +64,10 @@ def run_with(
     with job.stopping.listening():
         try:
             with io.recording(job.folder.path), closing(job):
-                say(job, [*_introduce(job, workers), *io.notes])
+                job.say([*_introduce(job, workers), *io.notes])
                 result = train(job)
                 problem = finish_saving(job, export=True)
-                say(job, _conclude(job, result))
+                job.say(_conclude(job, result))
                 if problem:
                     raise CheckpointError(f"trained to the end, but {problem}")
         except StoppedError as stop:

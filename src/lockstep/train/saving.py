@@ -8,7 +8,7 @@ from functools import partial
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.finite_weights import are_finite
-from lockstep.train.setup import Job
+from lockstep.train.job import Job
 
 
 def take_snapshot(job: Job) -> Snapshot:

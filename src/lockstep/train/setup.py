@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
@@ -25,98 +22,30 @@ from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train.calibration import calibrate
-from lockstep.train.checkpoints.checkpoint_folder import Checkpoints, go_back
+from lockstep.train.checkpoints.checkpoint_folder import go_back
 from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.legacy_resume import begin_at, take_over
 from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import Start, find_start, identify, open_folder, restore
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.guards.job_consistency import check_same_job
-from lockstep.train.guards.nonfinite import Guard, build_guard
-from lockstep.train.guards.replica_check import ReplicaCheck, build_replica_check
-from lockstep.train.losses import Criterion
+from lockstep.train.guards.nonfinite import build_guard
+from lockstep.train.guards.replica_check import build_replica_check
+from lockstep.train.job import Job
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
-from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.optim.batch_plan import Batching, plan_batches
 from lockstep.train.optim.build import build_optimizer
-from lockstep.train.optim.ema import NoAverage, build_average
-from lockstep.train.optim.schedule import Schedule, build_schedule, peak_rate
+from lockstep.train.optim.ema import build_average
+from lockstep.train.optim.schedule import build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import RunFolder
-from lockstep.train.stopping.requests import Stopping, build_stopping
-from lockstep.train.strategies import Strategy, build_strategy
-from lockstep.train.trackers import Tracker, build_trackers
+from lockstep.train.stopping.requests import build_stopping
+from lockstep.train.strategies import build_strategy
+from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator
 from lockstep.world.world import World
-
-
-@dataclass(frozen=True)
-class Job:
-    """All parts of one worker's training run.
-
-    `model` computes; `replica` is what training calls: the same, compiled and wrapped by the strategy. `weights` is
-    what the optimizer changes and checkpoints hold: the model, or its float32 copy where it computes in fp16.
-    `criterion` gives one loss a sample: (logits [N, K], labels [N]) to [N]. `notes` are lines for people.
-    """
-
-    config: TrainConfig
-    world: World
-    data: ImageData
-    model: nn.Module
-    weights: nn.Module
-    replica: nn.Module
-    average: NoAverage
-    criterion: Criterion
-    optimizer: Optimizer
-    schedule: Schedule
-    batching: Batching
-    strategy: Strategy
-    precision: Precision
-    train_loader: TrainLoader
-    val_loader: EvalLoader
-    data_wait: DataWait
-    meter: Meter
-    folder: RunFolder
-    checkpoints: Checkpoints
-    snapshots: Checkpoints
-    tracker: Tracker
-    progress: Progress
-    stopping: Stopping
-    replicas: ReplicaCheck
-    guard: Guard
-    identity: dict[str, Any]
-    notes: list[str]
-    copies: HostCopies
-    clock: StepClock = field(default_factory=StepClock)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.train_loader.sharding.steps_per_epoch
-
-    @property
-    def last_step(self) -> int:
-        """The step after which the run ends."""
-        planned = self.config.epochs * self.steps_per_epoch
-        return min(planned, self.config.max_steps or planned)
-
-    def about(self) -> dict[str, Any]:
-        """What one must know to use the weights."""
-        return {
-            "arch": self.config.model.arch,
-            "classes": list(self.data.classes),
-            "input": asdict(self.data.input),
-            "data": self.config.data.source,
-        }
-
-    def close(self) -> None:
-        """End what the job started."""
-        parts = (self.strategy, self.train_loader.reader, self.val_loader.reader)
-        with ExitStack() as stack:  # each, even if another's fails
-            for closing in (*parts, self.tracker, self.snapshots, self.checkpoints):  # from the last to the first
-                stack.callback(closing.close)
 
 
 def load_data(config: TrainConfig, world: World) -> ImageData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from lockstep.train.setup import Job
+from lockstep.train.job import Job
 
 
 def is_reached(job: Job) -> bool:

@@ -25,12 +25,13 @@ from lockstep.data.sources import digits
 from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.train.fit import configure
 from lockstep.train.guards.nonfinite import build_guard
+from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.metrics import Meter
 from lockstep.train.optim.build import build_optimizer
 from lockstep.train.optim.ema import build_average
 from lockstep.train.precision import build_precision
-from lockstep.train.setup import Job, build_job
+from lockstep.train.setup import build_job
 from lockstep.world import accelerator
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World

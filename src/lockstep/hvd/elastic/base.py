@@ -6,9 +6,24 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from lockstep.hvd.elastic.commits import Commits, stop
+from lockstep.errors import StoppedError
 from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
+
+
+class Commits:
+    """Where commits are kept beyond this process: nowhere. Also the base of what keeps them."""
+
+    def keep(self, state: State) -> None:
+        """Keep what the state has saved."""
+
+    def bring_back(self, state: State) -> bool:
+        """Called by all workers before they synchronise; whether the state is now that of a commit from before."""
+        return False
+
+    def must_stop(self) -> bool:
+        """Whether this worker was asked to end at a commit, for a start with other hosts."""
+        return False
 
 
 class State:
@@ -146,3 +161,12 @@ class ObjectState(State):
     def _set_attributes(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, value)
+
+
+def stop() -> None:
+    """End this worker, as one that is to be started anew.
+
+    Raises:
+        SystemExit: Always.
+    """
+    raise SystemExit(StoppedError.exit_code)

@@ -21,41 +21,23 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 import cloudpickle
 import torch
 from torch.serialization import default_restore_location
 
-from lockstep.errors import StoppedError
+from lockstep.hvd.elastic.base import Commits, State
 from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.ops.broadcast import broadcast_
 from lockstep.hvd.ops.functions import allgather_object
 from lockstep.world.launcher_environment import Place
-
-if TYPE_CHECKING:
-    from lockstep.hvd.elastic.base import State
 
 NONE = 0  # the first commit is number 1
 NAME = re.compile(r"commit-(?P<run>\d+)-(?P<number>\d+)-(?P<sum>[0-9a-f]{8})")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 log = logging.getLogger(__name__)
-
-
-class Commits:
-    """Where commits are kept beyond this process: nowhere. Also the base of what keeps them."""
-
-    def keep(self, state: State) -> None:
-        """Keep what the state has saved."""
-
-    def bring_back(self, state: State) -> bool:
-        """Called by all workers before they synchronise; whether the state is now that of a commit from before."""
-        return False
-
-    def must_stop(self) -> bool:
-        """Whether this worker was asked to end at a commit, for a start with other hosts."""
-        return False
 
 
 def open_commits(run: int) -> Commits:
@@ -220,12 +202,3 @@ def _note_requests() -> threading.Event:
         if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
             signal.signal(signal.SIGUSR1, lambda number, frame: asked.set())
     return asked
-
-
-def stop() -> None:
-    """End this worker, as one that is to be started anew.
-
-    Raises:
-        SystemExit: Always.
-    """
-    raise SystemExit(StoppedError.exit_code)

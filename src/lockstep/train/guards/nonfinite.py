@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
@@ -17,57 +16,10 @@ from torch.optim import Optimizer
 from lockstep.config.schema import NumericsConfig
 from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
+from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW, Guard, RewindError, Training
 from lockstep.train.guards.nonfinite_trace import Buffers, Finding, trace
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
-from lockstep.train.reporting import MOST_SKIPPED_IN_A_ROW, advice, say
-
-if TYPE_CHECKING:
-    from lockstep.train.setup import Job
-
-
-class RewindError(Exception):
-    """Training has to go back to a good state, and to leave out the update of a step then."""
-
-    def __init__(self, step: int, why: str):
-        super().__init__(why)
-        self.step = step
-
-
-class Guard:
-    """Looks at nothing: in fp16, where the loss scaler does."""
-
-    def begin_step(self, job: Job) -> None:
-        """Before a step's first forward pass."""
-
-    def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
-        """See the complete gradients; returns their norm where that is one of order two."""
-        return None
-
-    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
-        """Whether the optimizer may take the step, whose passes these were.
-
-        Raises:
-            NonFiniteLossError: It may not, nor may training go on; raised on all workers.
-        """
-        return True
-
-    def report(self, job: Job) -> None:
-        """With each report, before its figures are looked at.
-
-        Raises:
-            NonFiniteLossError: A step since the last report had such a gradient; raised on all workers.
-            RewindError: Likewise.
-        """
-
-    def refuse_weights(self, job: Job, after: int, why: str) -> None:
-        """The weights are no numbers any more after a step; `skipped_in_a_row` counts those up to it.
-
-        Raises:
-            NonFiniteLossError: Always, on all workers.
-            RewindError: Instead, where training may go back.
-        """
-        raise NonFiniteLossError(f"{why}. {advice(job)}")
 
 
 class Watch(Guard):
@@ -86,7 +38,7 @@ class Watch(Guard):
         self._norms = torch.stack(norms)
         return torch.linalg.vector_norm(self._norms) if of_order_two else None
 
-    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
+    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
         return bool(self._is_finite(job.optimizer)) or self._goes_on(job, passes)
 
     def _is_finite(self, optimizer: Optimizer) -> torch.Tensor:
@@ -96,8 +48,8 @@ class Watch(Guard):
             return torch.tensor(all(bool(gradient.isfinite().all()) for gradient in gradients_of(optimizer)))
         return finite
 
-    def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
-        raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {advice(job)}")
+    def _goes_on(self, job: Training, passes: Sequence[Batch]) -> bool:
+        raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {job.advice()}")
 
 
 class DeferredWatch(Watch):
@@ -107,27 +59,27 @@ class DeferredWatch(Watch):
         super().__init__()
         self._kept: list[torch.Tensor] = []
 
-    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
+    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
         self._kept.append(self._is_finite(job.optimizer))
         return True
 
-    def report(self, job: Job) -> None:
+    def report(self, job: Training) -> None:
         step = self._first(job)
         if step:
             self._found(job, step)
 
-    def _first(self, job: Job) -> int:
+    def _first(self, job: Training) -> int:
         """The first of the steps since the last report whose gradient was none; 0: there is none such."""
         good = torch.stack(self._kept).tolist() if self._kept else []
         self._kept.clear()
         return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
 
-    def _found(self, job: Job, step: int) -> None:
+    def _found(self, job: Training, step: int) -> None:
         finite = job.world.gather(job.meter.is_finite(job.progress.step - step))
         bad = [rank for rank, good in enumerate(finite) if not good]
         whose = f"; the loss is no number on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
         raise NonFiniteLossError(
-            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {advice(job)}. --on-nan skip looks at "
+            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {job.advice()}. --on-nan skip looks at "
             f"each step, and names the layer"
         )
 
@@ -139,15 +91,16 @@ class Skip(Watch):
         super().__init__()
         self._buffers = Buffers()
 
-    def begin_step(self, job: Job) -> None:
+    def begin_step(self, job: Training) -> None:
         self._buffers.keep(job.model)
 
-    def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
+    def _goes_on(self, job: Training, passes: Sequence[Batch]) -> bool:
         self._buffers.put_back()
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings):
             raise NonFiniteLossError(
-                f"{_describe(job, findings)}. Leaving out steps does not help; --on-nan rewind goes back. {advice(job)}"
+                f"{_describe(job, findings)}. Leaving out steps does not help; --on-nan rewind goes back. "
+                f"{job.advice()}"
             )
         _leave_out(job, _describe(job, findings))
         return False
@@ -164,21 +117,21 @@ class ScaledRewind(Guard):
         self._left_out: set[int] = set()
         self._buffers = Buffers()
 
-    def begin_step(self, job: Job) -> None:
+    def begin_step(self, job: Training) -> None:
         if job.progress.step + 1 in self._left_out:
             self._buffers.keep(job.model)
 
-    def allows(self, job: Job, passes: Sequence[Batch]) -> bool:
+    def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
         if job.progress.step + 1 not in self._left_out:
             return super().allows(job, passes)
         self._buffers.put_back()
         self._leave_out(job, passes)
         return False
 
-    def refuse_weights(self, job: Job, after: int, why: str) -> None:
+    def refuse_weights(self, job: Training, after: int, why: str) -> None:
         raise self._back(after - job.progress.skipped_in_a_row, why)
 
-    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
+    def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
         _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} has spoilt the weights")
 
     def _back(self, step: int, why: str) -> Exception:
@@ -191,7 +144,7 @@ class ScaledRewind(Guard):
 class Rewind(ScaledRewind, DeferredWatch):
     """--on-nan rewind: goes back from bad gradients too, and leaves out the update of the first bad one."""
 
-    def _leave_out(self, job: Job, passes: Sequence[Batch]) -> None:
+    def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
         step = job.progress.step + 1
         self._kept.append(torch.ones((), dtype=torch.bool, device=self._norms.device))
         findings = trace(job, passes)
@@ -200,7 +153,7 @@ class Rewind(ScaledRewind, DeferredWatch):
             raise self._back(step - 1, f"the weights are NaN or infinite after step {step - 1}: {_whose(findings)}")
         _leave_out(job, _describe(job, findings))
 
-    def _found(self, job: Job, step: int) -> None:
+    def _found(self, job: Training, step: int) -> None:
         raise self._back(step, f"the gradient is NaN or infinite at {_where(job, step)}")
 
     def _back(self, step: int, why: str) -> Exception:
@@ -217,7 +170,7 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
     return Skip() if config.on_nan == "skip" else Rewind()
 
 
-def _leave_out(job: Job, why: str) -> None:
+def _leave_out(job: Training, why: str) -> None:
     """Count and say that the step which is being taken changes nothing.
 
     Raises:
@@ -225,19 +178,19 @@ def _leave_out(job: Job, why: str) -> None:
     """
     progress = job.progress
     progress.leave_out(progress.step + 1)
-    say(job, [f"{why}; step left out"])
+    job.say([f"{why}; step left out"])
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
-        raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {advice(job)}")
+        raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {job.advice()}")
 
 
-def _describe(job: Job, findings: Sequence[Finding]) -> str:
+def _describe(job: Training, findings: Sequence[Finding]) -> str:
     """What is wrong in the step that is being taken, in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
     return f"{what} at {_where(job, job.progress.step + 1)}: {_whose(findings)}"
 
 
-def _where(job: Job, step: int) -> str:
+def _where(job: Training, step: int) -> str:
     epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optimizer.param_groups[0]["lr"]
     return f"step {step} (epoch {epoch}, learning rate {rate:g} now)"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,10 +17,8 @@ from lockstep.data.batch import Batch
 from lockstep.data.sets import EncodedSplit
 from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.seeding import seed_all
+from lockstep.train.guards.base import Training
 from lockstep.train.losses import losses_of
-
-if TYPE_CHECKING:
-    from lockstep.train.setup import Job
 
 
 class Finding(NamedTuple):
@@ -72,7 +70,7 @@ class Buffers:
                 torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
-def trace(job: Job, passes: Sequence[Batch]) -> list[Finding]:
+def trace(job: Training, passes: Sequence[Batch]) -> list[Finding]:
     """What each worker finds, by rank. Call it on all workers, with the step's passes and its weights still there."""
     for parameter in job.model.parameters():
         parameter.grad = None
@@ -101,7 +99,7 @@ def _works_together(model: nn.Module) -> bool:
     return any(isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm) for module in model.modules())
 
 
-def _run(job: Job, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
+def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
     """All of the step's arithmetic, whatever is found on the way: with --sync-bn the others take part in it.
 
     `weights` are the bad ones.
@@ -144,7 +142,7 @@ def _is_bad(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all())
 
 
-def _sample(job: Job, position: int) -> str:
+def _sample(job: Training, position: int) -> str:
     """A sample of this worker's part of the step, by its number in the training set."""
     epoch, step = divmod(job.progress.step, job.steps_per_epoch)
     share = next(iter(job.train_loader.sharding.epoch(epoch, step)))

@@ -11,8 +11,9 @@ from torch import nn
 
 from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
+from lockstep.train.guards.base import RewindError
 from lockstep.train.guards.finite_weights import are_finite
-from lockstep.train.guards.nonfinite import RewindError, ScaledRewind, _whose
+from lockstep.train.guards.nonfinite import ScaledRewind, _whose
 from lockstep.train.guards.nonfinite_trace import Buffers, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
