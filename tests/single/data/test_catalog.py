@@ -14,7 +14,7 @@ from lockstep.data.sets import MemorySplit
 from lockstep.errors import ConfigError, DataError
 
 MODULE = """
-from lockstep.data import digits
+from lockstep.data.sources import digits
 
 def pairs():
     import torch

@@ -22,7 +22,7 @@ from lockstep.data.sharding import Sharding
 from lockstep.data.sources import image_folder
 
 CPU = torch.device("cpu")
-FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")]
+FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "support")]
 IMPORT = f"import sys; sys.path[:0] = {FOLDERS}; import test_memory as t"
 SPEC = InputSpec(3, 224, 224, (0.5,) * 3, (0.25,) * 3)
 

@@ -98,18 +98,18 @@ def test_classes_numbers_and_files_are_those_of_torchvisions_image_folder(tmp_pa
 
 
 def test_a_class_without_validation_images_keeps_the_others_numbers(folder: Path) -> None:
-    for file in (image_folder / "val" / "blue").iterdir():
+    for file in (folder / "val" / "blue").iterdir():
         file.unlink()
-    (image_folder / "val" / "blue").rmdir()
-    data = _load(image_folder)
+    (folder / "val" / "blue").rmdir()
+    data = _load(folder)
     assert data.classes == ("blue", "red")
     assert _memory(data)[1].labels.tolist() == [1] * 5
 
 
 @pytest.mark.parametrize("name", ["test", "valid", "validation"])
 def test_the_validation_folder_may_have_another_usual_name(folder: Path, name: str) -> None:
-    (image_folder / "val").rename(image_folder / name)
-    assert len(_load(image_folder).val) == 10
+    (folder / "val").rename(folder / name)
+    assert len(_load(folder).val) == 10
 
 
 def _without(name: str) -> Callable[[Path], object]:
@@ -145,26 +145,26 @@ def _empty(name: str) -> Callable[[Path], object]:
     ids=["no train", "no val", "empty train", "empty val", "empty class", "unknown class"],
 )
 def test_a_wrong_layout_is_refused_by_name(folder: Path, spoil: Callable[[Path], object], words: list[str]) -> None:
-    spoil(image_folder)
+    spoil(folder)
     with pytest.raises(DataError) as caught:
-        _load(image_folder)
-    assert str(image_folder) in str(caught.value)
+        _load(folder)
+    assert str(folder) in str(caught.value)
     assert all(word in str(caught.value) for word in words)
 
 
 def test_small_images_of_one_size_are_held_in_memory(folder: Path) -> None:
-    data = _load(image_folder)
+    data = _load(folder)
     train, val = _memory(data)
     assert (train.images.shape, val.images.shape) == ((40, 3, 12, 16), (10, 3, 12, 16))
     assert train.labels.tolist() == [0] * 20 + [1] * 20
     assert (data.input.channels, data.input.height, data.input.width) == (3, 12, 16)
-    theirs = ImageFolder(image_folder / "train")
+    theirs = ImageFolder(folder / "train")
     for ours, (image, _) in zip(train.images, theirs, strict=True):
         assert np.array_equal(ours.permute(1, 2, 0).numpy(), np.asarray(image))
 
 
 def test_mean_and_deviation_are_those_of_the_training_pixels(folder: Path) -> None:
-    data = _load(image_folder)
+    data = _load(folder)
     pixels = _memory(data)[0].images.numpy() / 255
     assert data.input.mean == pytest.approx(pixels.mean((0, 2, 3)), abs=1e-9)
     assert data.input.std == pytest.approx(pixels.std((0, 2, 3)), abs=1e-9)
@@ -239,15 +239,15 @@ def test_images_held_in_memory_keep_their_aspect_ratio_when_they_are_made_square
 
 
 def test_a_damaged_image_stops_with_its_name(folder: Path) -> None:
-    spoiled = _spoil(image_folder / "val" / "red" / "002.png")
+    spoiled = _spoil(folder / "val" / "red" / "002.png")
     with pytest.raises(CorruptImageError, match=spoiled):
-        _load(image_folder)
+        _load(folder)
 
 
 def test_skip_corrupt_leaves_damaged_images_out_and_lists_them(folder: Path) -> None:
-    whole = _load(image_folder)
-    spoiled = [_spoil(image_folder / name) for name in ("train/blue/003.png", "train/red/000.png", "val/red/004.png")]
-    data = _load(image_folder, skip_corrupt=True)
+    whole = _load(folder)
+    spoiled = [_spoil(folder / name) for name in ("train/blue/003.png", "train/red/000.png", "val/red/004.png")]
+    data = _load(folder, skip_corrupt=True)
     train, val = _memory(data)
     assert data.left_out == spoiled
     assert (len(train), len(val)) == (38, 9)
@@ -259,23 +259,23 @@ def test_skip_corrupt_leaves_damaged_images_out_and_lists_them(folder: Path) -> 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_split_without_one_good_image_is_refused(folder: Path, split: str) -> None:
-    for file in (image_folder / split).rglob("*.png"):
+    for file in (folder / split).rglob("*.png"):
         _spoil(file)
-    with pytest.raises(DataError, match=f"{image_folder}"):
-        _load(image_folder, skip_corrupt=True)
+    with pytest.raises(DataError, match=f"{folder}"):
+        _load(folder, skip_corrupt=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", "huge"], ids=["empty", "text", "far too large"])
 def test_a_damaged_image_where_the_folder_is_looked_at_does_not_change_how_it_is_held(
     folder: Path, content: bytes | str
 ) -> None:
-    path = image_folder / "train" / "blue" / "000.png"
+    path = folder / "train" / "blue" / "000.png"
     if isinstance(content, str):  # a header that claims 65,536 x 65,536 pixels
         whole = path.read_bytes()
         header = whole[12:16] + b"\x00\x01\x00\x00" * 2 + whole[24:29]
         content = whole[:12] + header + crc32(header).to_bytes(4, "big") + whole[33:]
     path.write_bytes(content)
-    data = _load(image_folder, skip_corrupt=True)
+    data = _load(folder, skip_corrupt=True)
     assert len(_memory(data)[0]) == 39
     assert data.left_out == [str(path)]
 
