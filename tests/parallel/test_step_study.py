@@ -15,7 +15,7 @@ from runs import NETS, small_digits
 from worker_group import run_in_workers
 
 from lockstep.files.jsonl import read_records
-from lockstep.study.points import Length
+from lockstep.study.points import StepLength
 from lockstep.study.steps import measure_steps
 from lockstep.train.fit import configure
 from lockstep.train.setup import build_job
@@ -30,7 +30,7 @@ def _measure(world: World, folder: Path, settings: dict[str, Any]) -> tuple[dict
     data = small_digits(100, 20)
     with closing(build_job(config, world, data, NETS["wide"]())) as job:
         before = [parameter.detach().clone() for parameter in job.weights.parameters()]
-        figures = measure_steps(job, Length(steps=12, warmup_steps=2))
+        figures = measure_steps(job, StepLength(steps=12, warmup_steps=2))
         after = [parameter.detach().clone() for parameter in job.weights.parameters()]
     return figures, all(map(torch.equal, before, after)), [float(weights.sum()) for weights in after]
 

@@ -20,7 +20,7 @@ from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.batch_norm import check_batch_norm
-from lockstep.train.strategies.compression import Compression
+from lockstep.train.strategies.compression import GradientCompression
 from lockstep.train.strategies.ddp import DistributedStrategy
 from lockstep.world.world import World
 
@@ -83,7 +83,7 @@ class AsOnGpu(DistributedDataParallel):
 
 def _gradient_as_on_gpu(world: World) -> list[float]:
     strategy = DistributedStrategy(
-        dataclasses.replace(world, device=torch.device("cuda", world.rank)), Compression(), False, False
+        dataclasses.replace(world, device=torch.device("cuda", world.rank)), GradientCompression(), False, False
     )
     with patch("lockstep.train.strategies.ddp.DistributedDataParallel", AsOnGpu):
         replica = strategy.wrap(nn.Linear(2, 1))
@@ -105,7 +105,7 @@ def _statistics(world: World, net: str, broadcasts: bool | None) -> tuple[bool, 
     """Whether DDP broadcasts buffers before each forward pass, and this worker's after three steps of training."""
     torch.manual_seed(0)
     model = NETS[net]() if net in NETS else nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 8, 8)), Counting(1))
-    replica: Any = DistributedStrategy(world, Compression(), False, False).wrap(model)
+    replica: Any = DistributedStrategy(world, GradientCompression(), False, False).wrap(model)
     broadcast = replica.broadcast_buffers
     if broadcasts is not None:
         replica.broadcast_buffers = broadcasts

@@ -15,15 +15,15 @@ from worker_group import run_in_workers
 
 from lockstep.files.jsonl import read_records
 from lockstep.study import collectives
-from lockstep.study.collectives import NAMES, OPERATIONS, Arrays, Length, Point, WrongResultError, measure
+from lockstep.study.collectives import NAMES, OPERATIONS, Arrays, SizeLength, SizePoint, WrongResultError, measure
 from lockstep.world.world import World
 
-QUICK = Length(3, 0.001)
+QUICK = SizeLength(3, 0.001)
 WORDS = ["study", "collectives", "--device", "cpu", "--max-size", "1K", "--factor", "16", "--repeats", "3"]
 WORDS += ["--seconds", "0.001"]
 
 
-def _measure_all(world: World, dtype: torch.dtype) -> dict[str, list[Point] | str]:
+def _measure_all(world: World, dtype: torch.dtype) -> dict[str, list[SizePoint] | str]:
     return {name: measure(world, name, (4, 16, 1000, 4096), dtype, QUICK) for name in NAMES}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep.report.document import Bars, Chart, Document, Interval, Intervals, Line, Mark, Section, Table
+from lockstep.report.document import Bars, Chart, Document, Line, Mark, Section, Table, ValueRange, ValueRanges
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u2028$\\frac{"
 
 
-def of(*parts: Chart | Bars | Intervals | Table) -> Document:
+def of(*parts: Chart | Bars | ValueRanges | Table) -> Document:
     """A document of one section."""
     return Document("A report", [Section("Figures", parts=parts)])
 
@@ -44,10 +44,10 @@ def split(key: str = "split") -> Bars:
     return Bars(key, "Where a step's time goes", "workers", "time of a step (ms)", ["1", "2"], stacks, [91.0, 96.0])
 
 
-def ratios(key: str = "ratios", most: float = 1.3) -> Intervals:
+def ratios(key: str = "ratios", most: float = 1.3) -> ValueRanges:
     """What two contestants are against a third."""
-    rows = [Interval("peer", 0.8, 0.9, 1.0), Interval("ours", 1.1, 1.2, most)]
-    return Intervals(key, "Images a second", "images/s, as a ratio to torchvision", rows, ("torchvision", 1.0))
+    rows = [ValueRange("peer", 0.8, 0.9, 1.0), ValueRange("ours", 1.1, 1.2, most)]
+    return ValueRanges(key, "Images a second", "images/s, as a ratio to torchvision", rows, ("torchvision", 1.0))
 
 
 def results() -> Table:
@@ -61,7 +61,7 @@ def hostile(text: str = HOSTILE) -> Document:
     lines = [Line(text, [1.0], [2.0]), Line("_", [1.0], [3.0])]
     chart = Chart("odd", text, text, text, lines, marks=[Mark(1, text)], note=text)
     bars = Bars("odd-bars", text, text, text, [text], [(text, [1.0])], note=text)
-    intervals = Intervals("odd-intervals", text, text, [Interval(text, 1.0, 1.0, 1.0)], (text, 1.0), text)
+    intervals = ValueRanges("odd-intervals", text, text, [ValueRange(text, 1.0, 1.0, 1.0)], (text, 1.0), text)
     table = Table("odd-table", text, [text], [[text]], [""], text)
     return Document(text, [Section(text, text, [chart, bars, intervals, table])], [text], text)
 

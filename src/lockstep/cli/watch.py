@@ -21,7 +21,7 @@ from lockstep.errors import INTERRUPTED, ConfigError
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-    from lockstep.watch.run import RunWatch, Snapshot
+    from lockstep.watch.run import RunView, RunWatch
 
 GLANCE_SECONDS = 0.1  # how soon a key and a new size of the window are seen
 WITHOUT_TERMINAL = 30  # lines
@@ -66,19 +66,19 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _look_at_all(watch: RunWatch) -> Snapshot:
+def _look_at_all(watch: RunWatch) -> RunView:
     while not (snapshot := watch.look(time.time())).is_read:
         pass
     return snapshot
 
 
-def _print(console: Console, snapshot: Snapshot) -> None:
+def _print(console: Console, snapshot: RunView) -> None:
     """Leave a frame on the screen, below which the shell goes on."""
     height = console.height - 2 if console.is_terminal else WITHOUT_TERMINAL
     console.print(_draw(snapshot, console.width, height), soft_wrap=True)
 
 
-def _draw(snapshot: Snapshot, width: int, height: int) -> Group:
+def _draw(snapshot: RunView, width: int, height: int) -> Group:
     from rich.console import Group
 
     from lockstep.watch.frame import draw_frame
@@ -86,7 +86,7 @@ def _draw(snapshot: Snapshot, width: int, height: int) -> Group:
     return Group(*draw_frame(snapshot, width, height))
 
 
-def _follow(console: Console, watch: RunWatch, interval: float) -> Snapshot:
+def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
     """Redraw until the run is over or q is pressed; returns the last look."""
     from rich.live import Live
 

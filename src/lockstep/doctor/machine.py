@@ -27,7 +27,7 @@ MIN_OPEN_FILES = 1024
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fact:
     """One fact; `remedy` is "" where nothing is wrong."""
 
     subject: str
@@ -35,36 +35,36 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Fact]:
     """Look at everything that a job on this machine depends on."""
     return [*_versions(), *_devices(), _backends(), _launcher(), *_machine(), *_storage(), _loopback()]
 
 
-def _versions() -> Iterator[Finding]:
-    yield Finding("Lockstep", __version__)
+def _versions() -> Iterator[Fact]:
+    yield Fact("Lockstep", __version__)
     remedy = "" if sys.version_info >= MIN_PYTHON else "Lockstep needs Python 3.11 or newer"
-    yield Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
+    yield Fact("Python", f"{platform.python_version()} ({sys.executable})", remedy)
     found = version("torch")
     number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    yield Finding(
+    yield Fact(
         "torch",
         found,
         "" if number >= MIN_TORCH else "Lockstep needs torch 2.8 or newer: pip install -U torch",
     )
-    yield Finding("torchvision", version("torchvision"))
+    yield Fact("torchvision", version("torchvision"))
 
 
-def _devices() -> Iterator[Finding]:
+def _devices() -> Iterator[Fact]:
     import torch
 
     kind, drivers = accelerator.kind(), ", ".join(accelerator.drivers())
     for index in range(accelerator.count()):
         device = torch.device(kind or "cpu", index)
         memory = accelerator.total_memory(device) / GIB
-        yield Finding(f"GPU {index}", f"{accelerator.name(device)}, {memory:.0f} GiB ({accelerator.identity(device)})")
+        yield Fact(f"GPU {index}", f"{accelerator.name(device)}, {memory:.0f} GiB ({accelerator.identity(device)})")
     remedy = _why_no_gpu(drivers) if kind is None else ""
     found = "none; " if kind is None else ""
-    yield Finding("GPUs", f"{found}driver: {drivers or 'none'}; torch is built for {accelerator.build()}", remedy)
+    yield Fact("GPUs", f"{found}driver: {drivers or 'none'}; torch is built for {accelerator.build()}", remedy)
 
 
 def _why_no_gpu(drivers: str) -> str:
@@ -77,61 +77,61 @@ def _why_no_gpu(drivers: str) -> str:
     return f"torch sees no GPU ({accelerator.why_none() or 'and does not say why'}): install the torch built for it"
 
 
-def _backends() -> Finding:
+def _backends() -> Fact:
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Finding("backends", "none", "this torch is built without torch.distributed; install another build")
-    return Finding("backends", ", ".join(accelerator.libraries()))
+        return Fact("backends", "none", "this torch is built without torch.distributed; install another build")
+    return Fact("backends", ", ".join(accelerator.libraries()))
 
 
-def _launcher() -> Finding:
+def _launcher() -> Fact:
     try:
         place = Place.from_environment()
     except WorldError as error:
-        return Finding("launcher", "contradictory variables", str(error))
+        return Fact("launcher", "contradictory variables", str(error))
     if place.launcher == "none":
-        return Finding("launcher", "none: start workers with lockstep train -np N, or torchrun")
-    return Finding("launcher", f"{place.launcher}: worker {place.rank} of {place.size}, node {place.node}")
+        return Fact("launcher", "none: start workers with lockstep train -np N, or torchrun")
+    return Fact("launcher", f"{place.launcher}: worker {place.rank} of {place.size}, node {place.node}")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Fact]:
     import psutil
     import torch
 
     usable, total = usable_cores(), os.cpu_count()
-    yield Finding("cores", f"{usable} usable of {total}; torch uses {torch.get_num_threads()} threads in one worker")
+    yield Fact("cores", f"{usable} usable of {total}; torch uses {torch.get_num_threads()} threads in one worker")
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         fits = threads.isdigit() and int(threads) <= usable
         remedy = "" if fits else f"more threads than cores wait for each other: export OMP_NUM_THREADS={usable}"
-        yield Finding("OMP_NUM_THREADS", threads, remedy)
+        yield Fact("OMP_NUM_THREADS", threads, remedy)
     memory = psutil.virtual_memory()
     low = "close to full: end other programs, or lower --batch-size" if memory.available < GIB else ""
-    yield Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free", low)
+    yield Fact("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free", low)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = "" if limit >= MIN_OPEN_FILES else f"loader processes may run out of files: ulimit -n {MIN_OPEN_FILES}"
-    yield Finding("open files", f"at most {limit:,}", remedy)
+    yield Fact("open files", f"at most {limit:,}", remedy)
 
 
-def _storage() -> Iterator[Finding]:
+def _storage() -> Iterator[Fact]:
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
     remedy = "" if free >= MIN_DISK_BYTES else "little room for checkpoints: choose another disk with --run-dir"
     if not os.access(folder, os.W_OK):
         remedy = "this folder cannot be written to: go elsewhere, or choose --run-dir"
-    yield Finding("this folder", f"{free / GIB:.1f} GiB free in {folder}", remedy)
+    yield Fact("this folder", f"{free / GIB:.1f} GiB free in {folder}", remedy)
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
         small = "loader processes hand over batches there: add --workers 0, or enlarge it (docker run --shm-size=2g)"
-        yield Finding("/dev/shm", f"{free / GIB:.1f} GiB free", "" if free >= MIN_SHARED_MEMORY_BYTES else small)
+        yield Fact("/dev/shm", f"{free / GIB:.1f} GiB free", "" if free >= MIN_SHARED_MEMORY_BYTES else small)
 
 
-def _loopback() -> Finding:
+def _loopback() -> Fact:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
-        return Finding("loopback", "does not work", f"workers on one machine talk over 127.0.0.1: {error}")
-    return Finding("loopback", "works")
+        return Fact("loopback", "does not work", f"workers on one machine talk over 127.0.0.1: {error}")
+    return Fact("loopback", "works")

@@ -95,7 +95,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Interval:
+class ValueRange:
     """A measured value with the range in which it lies, such as a median ratio with its confidence interval."""
 
     name: str
@@ -105,7 +105,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Intervals:
+class ValueRanges:
     """Values with their ranges, one below the other.
 
     Args:
@@ -115,7 +115,7 @@ class Intervals:
     key: str
     title: str
     x_label: str
-    rows: Sequence[Interval]
+    rows: Sequence[ValueRange]
     reference: tuple[str, float]
     note: str = ""
 
@@ -156,7 +156,7 @@ class Section:
 
     title: str
     text: str = ""
-    parts: Sequence[Chart | Bars | Intervals | Table] = ()
+    parts: Sequence[Chart | Bars | ValueRanges | Table] = ()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,19 @@
 docs/howto/studies.md has the formula.
 """
 
-from lockstep.scaling_model.model import LEVEL, Error, Model, Prediction, fit
-from lockstep.scaling_model.series import Point, Series, machine_of, series_of
+from lockstep.scaling_model.model import LEVEL, LeftOutPoint, Model, Prediction, fit
+from lockstep.scaling_model.series import MeasuredPoint, Series, machine_of, series_of
 from lockstep.scaling_model.times import Parameter
 
-__all__ = ["LEVEL", "Error", "Model", "Parameter", "Point", "Prediction", "Series", "fit", "machine_of", "series_of"]
+__all__ = [
+    "LEVEL",
+    "LeftOutPoint",
+    "MeasuredPoint",
+    "Model",
+    "Parameter",
+    "Prediction",
+    "Series",
+    "fit",
+    "machine_of",
+    "series_of",
+]

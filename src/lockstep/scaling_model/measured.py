@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lockstep.scaling_model.least_squares import LeastSquares, least_squares
-from lockstep.scaling_model.series import Mode, Point
+from lockstep.scaling_model.series import MeasuredPoint, Mode
 from lockstep.scaling_model.times import Parameter, Part, communication_row, local_row
 
 EXPOSED = "communication_exposed"
@@ -110,23 +110,23 @@ class MeasuredModel:
         return remarks
 
 
-def can_measure(points: Sequence[Point]) -> bool:
+def can_measure(points: Sequence[MeasuredPoint]) -> bool:
     """Whether the points carry what this model needs: batches, splits, and communication alone at a count above 1."""
     alone = any(point.communication_alone for point in points if point.workers > 1)
     return alone and all(_has_parts(point) for point in points)
 
 
-def _has_parts(point: Point) -> bool:
+def _has_parts(point: MeasuredPoint) -> bool:
     """Whether a step is known to consist of communication and of something else."""
     exposed = (point.split or {}).get(EXPOSED)
     return point.global_batch is not None and exposed is not None and exposed < _step(point)
 
 
-def _step(point: Point) -> float:
+def _step(point: MeasuredPoint) -> float:
     return (point.global_batch or 1.0) / point.images_per_second
 
 
-def fit_measured(points: Sequence[Point], mode: Mode) -> MeasuredModel:
+def fit_measured(points: Sequence[MeasuredPoint], mode: Mode) -> MeasuredModel:
     """Fit each part to its measurements."""
     steps = {point.workers: _step(point) for point in points}
     waits = {point.workers: (point.split or {}).get(EXPOSED, 0.0) for point in points}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lockstep.errors import DataError
 from lockstep.scaling_model.least_squares import t_quantile
 from lockstep.scaling_model.measured import can_measure, fit_measured
-from lockstep.scaling_model.series import Point, Series
+from lockstep.scaling_model.series import MeasuredPoint, Series
 from lockstep.scaling_model.shape import Knee, find_knee, listed, remarks_of
 from lockstep.scaling_model.times import Parameter, Part, TimeModel, fit_throughput
 
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     note: str = ""
 
 
-class Error(NamedTuple):
+class LeftOutPoint(NamedTuple):
     """A measured point against its prediction from the other points; the error is a share of the measured value."""
 
     workers: int
@@ -50,7 +50,7 @@ class Model:
     """A series with the times that were fitted to `points` of it."""
 
     series: Series
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     times: TimeModel
     knee: Knee | None
     per_step: bool
@@ -108,7 +108,7 @@ class Model:
         return min(part.degrees for part in self.times.variances(self.points[-1].workers))
 
     @cached_property
-    def leave_one_out(self) -> list[Error]:
+    def leave_one_out(self) -> list[LeftOutPoint]:
         """Each fitted point predicted from the others, from which the first and the last are extrapolated."""
         if len(self.points) < 3:
             return []
@@ -120,7 +120,7 @@ class Model:
         return errors
 
     @property
-    def errors(self) -> list[Error]:
+    def errors(self) -> list[LeftOutPoint]:
         """All points of the series, also those that were not fitted, against the model."""
         return [_error(point, self.predict(point.workers).images_per_second) for point in self.series.points]
 
@@ -162,7 +162,7 @@ def fit(series: Series, only: Collection[int] = ()) -> Model:
     return _fit(series, points)
 
 
-def _fit(series: Series, points: tuple[Point, ...]) -> Model:
+def _fit(series: Series, points: tuple[MeasuredPoint, ...]) -> Model:
     knee = find_knee(series.points)
     if can_measure(points):
         return Model(series, points, fit_measured(points, series.mode), knee, per_step=True)
@@ -173,6 +173,6 @@ def _fit(series: Series, points: tuple[Point, ...]) -> Model:
     return Model(series, points, times, knee, per_step)
 
 
-def _error(point: Point, predicted: float) -> Error:
+def _error(point: MeasuredPoint, predicted: float) -> LeftOutPoint:
     measured = point.images_per_second
-    return Error(point.workers, measured, predicted, predicted / measured - 1)
+    return LeftOutPoint(point.workers, measured, predicted, predicted / measured - 1)

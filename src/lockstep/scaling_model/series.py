@@ -21,7 +21,7 @@ SMALLEST, LARGEST = 1e-12, 1e18
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """All repeats of one number of workers.
 
     Args:
@@ -85,7 +85,7 @@ class Series:
     mode: Mode
     job: str
     label: str
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     source: str = ""
     rate_unit: Literal["images/s", "trainings/s"] = "images/s"
 
@@ -181,13 +181,13 @@ def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings
     return Series("strong" if mode == "strong" else "weak", job, label, points, source, unit)
 
 
-def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> Point:
+def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
     rates = (_rate(record) or 1 / record["train_seconds"] for record in records)
     splits = [split for record in records if (split := _split(record))]
     nodes = _middle(records, "nodes")
     cores = _middle(records, "cores")
     on_cpu = all(record.get("device") == "cpu" for record in records)
-    return Point(
+    return MeasuredPoint(
         workers=workers,
         nodes=None if nodes is None or nodes < 1 else round(nodes),
         rates=tuple(rates),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from lockstep.scaling_model.series import Point
+from lockstep.scaling_model.series import MeasuredPoint
 
 # Throughput grows with workers^gain between two counts. From one doubling to the next the gains of this model's curves
 # fall by less than 0.4, so a fall by 0.5 to less than half of ideal is a break; at the step to a second node, 0.3 is.
@@ -29,12 +29,12 @@ class Knee(NamedTuple):
         return (some > self.workers) != (others > self.workers)
 
 
-def efficiency(point: Point, base: Point) -> float:
+def efficiency(point: MeasuredPoint, base: MeasuredPoint) -> float:
     """Throughput per worker, against that of the smallest count."""
     return point.images_per_second / point.workers / (base.images_per_second / base.workers)
 
 
-def gains(points: Sequence[Point]) -> list[float]:
+def gains(points: Sequence[MeasuredPoint]) -> list[float]:
     """For each point but the first the exponent of growth since the one before: 1 is ideal, 0 no growth."""
     return [
         math.log(point.images_per_second / before.images_per_second) / math.log(point.workers / before.workers)
@@ -42,7 +42,7 @@ def gains(points: Sequence[Point]) -> list[float]:
     ]
 
 
-def find_knee(points: Sequence[Point]) -> Knee | None:
+def find_knee(points: Sequence[MeasuredPoint]) -> Knee | None:
     """The first place where throughput, which has grown so far, suddenly grows little or falls."""
     steps = pairwise(points[1:])
     for (before, after), (point, following) in zip(pairwise(gains(points)), steps, strict=True):
@@ -53,11 +53,11 @@ def find_knee(points: Sequence[Point]) -> Knee | None:
     return None
 
 
-def _leaves_node(point: Point, following: Point) -> bool:
+def _leaves_node(point: MeasuredPoint, following: MeasuredPoint) -> bool:
     return point.nodes == 1 and following.nodes is not None and following.nodes > 1
 
 
-def _cause(point: Point, following: Point) -> str:
+def _cause(point: MeasuredPoint, following: MeasuredPoint) -> str:
     if _leaves_node(point, following):
         return "where the workers reach a second node"
     if following.oversubscribed and not point.oversubscribed:
@@ -65,7 +65,7 @@ def _cause(point: Point, following: Point) -> str:
     return "as at the boundary of a node" if following.nodes is None else "at no boundary that was recorded"
 
 
-def super_linear(points: Sequence[Point]) -> list[Point]:
+def super_linear(points: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
     """The points of more throughput per worker than the smallest count has, beyond the spread of both."""
     base = points[0]
     spread = (base.high - base.low) / 2 / base.images_per_second
@@ -76,13 +76,13 @@ def super_linear(points: Sequence[Point]) -> list[Point]:
     ]
 
 
-def remarks_of(points: Sequence[Point], knee: Knee | None) -> list[str]:
+def remarks_of(points: Sequence[MeasuredPoint], knee: Knee | None) -> list[str]:
     """One remark for each thing that is seen in the points."""
     remarks = (_super_linear_remark(points), _knee_remark(points, knee), _core_remark(points))
     return [remark for remark in remarks if remark]
 
 
-def _super_linear_remark(points: Sequence[Point]) -> str:
+def _super_linear_remark(points: Sequence[MeasuredPoint]) -> str:
     above = [f"{point.workers} workers ({efficiency(point, points[0]):.2f})" for point in super_linear(points)]
     steps = [
         f"{after.images_per_second / before.images_per_second:.2f} times from {before.workers} to {after.workers}"
@@ -96,7 +96,7 @@ def _super_linear_remark(points: Sequence[Point]) -> str:
     return f"super-linear: {'; '.join(seen)}. The model has no term for this, and it stays in the errors"
 
 
-def _knee_remark(points: Sequence[Point], knee: Knee | None) -> str:
+def _knee_remark(points: Sequence[MeasuredPoint], knee: Knee | None) -> str:
     if knee is None:
         return ""
     grows = f"falls to {knee.growth:.2f} times" if knee.growth < 1 else f"grows only {knee.growth:.2f} times"
@@ -108,7 +108,7 @@ def _knee_remark(points: Sequence[Point], knee: Knee | None) -> str:
     )
 
 
-def _core_remark(points: Sequence[Point]) -> str:
+def _core_remark(points: Sequence[MeasuredPoint]) -> str:
     shared = [str(point.workers) for point in points if point.oversubscribed]
     if not shared:
         return ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from lockstep.scaling_model.least_squares import LeastSquares, least_squares
-from lockstep.scaling_model.series import Mode, Point
+from lockstep.scaling_model.series import MeasuredPoint, Mode
 
 BANDWIDTH_COUNTS = 4  # of distinct counts above 1 before throughput alone can tell bandwidth from latency
 
@@ -56,7 +56,7 @@ class TimeModel(Protocol):
         ...
 
 
-def step_seconds(point: Point, mode: Mode, per_step: bool) -> float:
+def step_seconds(point: MeasuredPoint, mode: Mode, per_step: bool) -> float:
     """Time of the constant work: a step where batches are known, else one image (weak: one of each worker)."""
     work = (point.global_batch or 1.0) if per_step else (point.workers if mode == "weak" else 1.0)
     return work / point.images_per_second
@@ -129,7 +129,7 @@ def _fitted(value: float, more: str = "") -> str:
     return f"fitted{more}" + ("" if value > 0 else "; the points show none")
 
 
-def fit_throughput(points: Sequence[Point], mode: Mode, per_step: bool, unit: str) -> ThroughputModel:
+def fit_throughput(points: Sequence[MeasuredPoint], mode: Mode, per_step: bool, unit: str) -> ThroughputModel:
     """Fit as many terms as the points can tell apart.
 
     In the strong mode (N - 1)/N is a constant less 1/N: fixed work and compute have both already.

@@ -61,7 +61,7 @@ class Operation:
     in_place: bool = False
 
 
-class Length(NamedTuple):
+class SizeLength(NamedTuple):
     """How long to measure: up to `repeats` times within about `seconds` for one size, but three times at least."""
 
     repeats: int
@@ -69,7 +69,7 @@ class Length(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Point:
+class SizePoint:
     """One size's outcome; the time is that of one call on the slowest worker."""
 
     size_bytes: int
@@ -180,7 +180,9 @@ def sizes_between(low: int, high: int, factor: int) -> list[int]:
     return sizes
 
 
-def measure(world: World, name: str, sizes: Sequence[int], dtype: torch.dtype, length: Length) -> list[Point] | str:
+def measure(
+    world: World, name: str, sizes: Sequence[int], dtype: torch.dtype, length: SizeLength
+) -> list[SizePoint] | str:
     """The points of one operation, the same on every worker; or why the backend does not have it.
 
     Args:
@@ -245,22 +247,22 @@ def _check(world: World, operation: Operation, count: int, dtype: torch.dtype) -
         )
 
 
-def _measure_size(world: World, operation: Operation, count: int, dtype: torch.dtype, length: Length) -> Point:
+def _measure_size(world: World, operation: Operation, count: int, dtype: torch.dtype, length: SizeLength) -> SizePoint:
     _check(world, operation, count, dtype)
     arrays = _zeros(world, operation, count, dtype)
     times, calls = _time(world, lambda: operation.call(arrays), length)
     _check(world, operation, count, dtype)
     seconds, size_bytes = spread(times), count * dtype.itemsize
     bandwidth = size_bytes / seconds.median
-    return Point(size_bytes, seconds, len(times), calls, bandwidth, bandwidth * operation.bus_factor(world.size))
+    return SizePoint(size_bytes, seconds, len(times), calls, bandwidth, bandwidth * operation.bus_factor(world.size))
 
 
-def _measure_barrier(world: World, length: Length) -> Point:
+def _measure_barrier(world: World, length: SizeLength) -> SizePoint:
     def wait() -> None:
         dist.barrier(device_ids=None if _library(world) == GLOO else [world.device.index])
 
     times, calls = _time(world, wait, length)
-    return Point(0, spread(times), len(times), calls)
+    return SizePoint(0, spread(times), len(times), calls)
 
 
 def _library(world: World) -> str:
@@ -280,7 +282,7 @@ def _zeros(world: World, operation: Operation, count: int, dtype: torch.dtype) -
     )
 
 
-def _time(world: World, call: Callable[[], object], length: Length) -> tuple[list[float], int]:
+def _time(world: World, call: Callable[[], object], length: SizeLength) -> tuple[list[float], int]:
     """Seconds of one call on the slowest worker, for each repeat; and the calls of a repeat, one after another."""
     _repeat(world, call, WARM_UP_CALLS)
     guess = max(world.gather(_repeat(world, call, WARM_UP_CALLS)))
@@ -309,7 +311,7 @@ def _finish(world: World) -> None:
     accelerator.synchronize(world.device)
 
 
-def describe(world: World, dtype: str, sizes: Sequence[int], length: Length) -> dict[str, Any]:
+def describe(world: World, dtype: str, sizes: Sequence[int], length: SizeLength) -> dict[str, Any]:
     """What the figures of an operation belong to, as its record has it."""
     return {
         "kind": "collectives",

@@ -49,7 +49,7 @@ def wait_share(processes: int, rate: float, need: float) -> float:
 
 
 @dataclass(frozen=True)
-class Length:
+class StageLength:
     """How long each thing is measured: `repeats` times `seconds`, after a warm-up."""
 
     repeats: int
@@ -127,7 +127,7 @@ def _reader(setting: Setting, processes: int) -> Reader:
     )
 
 
-def measure_stages(setting: Setting, length: Length) -> Iterator[Figure]:
+def measure_stages(setting: Setting, length: StageLength) -> Iterator[Figure]:
     """Each stage alone, with one thread."""
     with one_thread():
         for stage in stages_of(setting):
@@ -138,7 +138,7 @@ def measure_stages(setting: Setting, length: Length) -> Iterator[Figure]:
 
 
 def measure_pipeline(
-    setting: Setting, processes: Sequence[int], image_bytes: float, length: Length
+    setting: Setting, processes: Sequence[int], image_bytes: float, length: StageLength
 ) -> Iterator[tuple[int, Figure]]:
     """The whole, by the number of loader processes; images in memory need none, so those are measured once."""
     for number in [0] if isinstance(setting.data.train, MemorySplit) else processes:
@@ -176,7 +176,7 @@ def describe_storage(stages: Sequence[Figure]) -> list[str]:
     ]
 
 
-def measure_demand(setting: Setting, arch: str, precision_name: str, length: Length) -> Figure:
+def measure_demand(setting: Setting, arch: str, precision_name: str, length: StageLength) -> Figure:
     """What a model takes: forward, backward and the optimizer's step, of one batch that is there.
 
     Raises:

@@ -20,7 +20,7 @@ Mode = Literal["strong", "weak"]
 
 
 @dataclass(frozen=True)
-class Length:
+class StepLength:
     """Steps to measure, after steps of warm-up; `apart`: also steps that exchange nothing, which tell communication."""
 
     steps: int
@@ -29,7 +29,7 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Point:
+class StepPoint:
     """One measurement: a number of workers and a global batch, for the `repeat`-th time (from 0)."""
 
     workers: int
@@ -59,7 +59,7 @@ def keeping_nothing(config: TrainConfig) -> TrainConfig:
 
 def plan_points(
     config: TrainConfig, counts: Sequence[int], modes: Sequence[Mode], repeats: int, seed: int
-) -> list[Point]:
+) -> list[StepPoint]:
     """Every number of workers `repeats` times, in random order within each repeat, so that drift meets all alike.
 
     At the smallest number the job is the one that was given. Strong: the global batch stays the same; weak: each
@@ -80,7 +80,7 @@ def plan_points(
     points = []
     order = random.Random(seed)
     for repeat in range(repeats):
-        turn = [Point(workers, grown, tuple(of), repeat) for (workers, grown), of in batches.items()]
+        turn = [StepPoint(workers, grown, tuple(of), repeat) for (workers, grown), of in batches.items()]
         order.shuffle(turn)
         points += turn
     return points
@@ -92,7 +92,9 @@ def job_digest(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def missing_points(points: Sequence[Point], of: Callable[[Point], Mapping[str, Any]], records: Records) -> list[Point]:
+def missing_points(
+    points: Sequence[StepPoint], of: Callable[[StepPoint], Mapping[str, Any]], records: Records
+) -> list[StepPoint]:
     """The points without figures of the same measurement, in all their series.
 
     Args:

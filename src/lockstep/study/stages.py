@@ -21,7 +21,7 @@ from lockstep.data.augment.draws import Draws, Indices
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
-from lockstep.data.pipeline.loader_processes import FileSource, Raw, Request, Source, UserSource, as_it_is
+from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw, Source, UserSource, as_it_is
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.errors import CorruptImageError
@@ -85,7 +85,7 @@ def stages_of(setting: Setting) -> Iterator[Stage]:
     else:
         source, samples = UserSource(split, setting.seed), len(split)
         yield Stage("items", "of your own data set, stacked", _make(setting, source, samples))
-    raw = source.__getitems__(Request(0, next(orders(samples, setting.batch, setting.seed))))
+    raw = source.__getitems__(BatchRequest(0, next(orders(samples, setting.batch, setting.seed))))
     is_users = isinstance(split, UserSplit)
     yield _hand_over(setting, raw, is_users)
     yield from _on_device(setting, raw.images, is_users)
@@ -121,7 +121,7 @@ def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | N
 
     def work() -> tuple[int, int]:
         chosen = next(batches)
-        raw = source.__getitems__(Request(next(epochs), chosen))
+        raw = source.__getitems__(BatchRequest(next(epochs), chosen))
         if raw.corrupt and not setting.skip_corrupt:
             raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
         size = sum(len(files.read(int(sample))) for sample in chosen) if files else raw.images.nbytes

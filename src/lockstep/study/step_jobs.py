@@ -23,7 +23,7 @@ from lockstep.launch.output.display import OutputPlan
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan, threads
 from lockstep.launch.plan.options import LaunchOptions, plan_from
-from lockstep.study.points import Length
+from lockstep.study.points import StepLength
 from lockstep.world.world import usable_cores
 
 # The exit codes of a job that somebody has ended, not itself.
@@ -34,7 +34,7 @@ MemoryLimit = int | Literal["free"] | None  # of a worker: bytes, its share of w
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepJobOutcome:
     """What came of a job: the launcher's exit code, and figures, or why there are none.
 
     Args:
@@ -59,16 +59,16 @@ class Outcome:
         return self.code in ENDED
 
 
-def encode(config: TrainConfig, length: Length, memory_limit: MemoryLimit) -> str:
+def encode(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit) -> str:
     """What a worker needs to be told, as one word of its command line."""
     return json.dumps({"length": asdict(length), "memory_limit": memory_limit, "config": to_mapping(config)})
 
 
-def decode(word: str) -> tuple[TrainConfig, Length, MemoryLimit]:
+def decode(word: str) -> tuple[TrainConfig, StepLength, MemoryLimit]:
     """The same, in the worker."""
     told = json.loads(word)
     config = from_mapping(TrainConfig, told["config"], "the study's configuration")
-    return config, Length(**told["length"]), told["memory_limit"]
+    return config, StepLength(**told["length"]), told["memory_limit"]
 
 
 def tell(kind: str, content: Any) -> None:
@@ -76,7 +76,7 @@ def tell(kind: str, content: Any) -> None:
     print(MARK + json.dumps({kind: content}), flush=True)
 
 
-def measure_in_job(plan: JobPlan, jobs: JobSeries) -> Outcome:
+def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
     """Carry out a plan whose command is the step worker's; what is written besides is shown if nobody says why."""
     told, said = io.BytesIO(), io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(told)) as out, redirect_stderr(io.TextIOWrapper(said)) as errors:
@@ -89,7 +89,7 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries) -> Outcome:
         if line.startswith(MARK):
             words = {**json.loads(line.removeprefix(MARK)), **words}  # of several, the first word counts
     said_last = [line.removeprefix("lockstep: ") for line in rest.splitlines() if line.startswith("lockstep: ")]
-    outcome = Outcome(code, **words, said=said_last[-1] if code and said_last else "")
+    outcome = StepJobOutcome(code, **words, said=said_last[-1] if code and said_last else "")
     if code and not outcome.out_of_memory and not outcome.was_ended:
         print(rest, end="", file=sys.stderr)
     return outcome
@@ -115,7 +115,7 @@ def plan_steps(
     workers: int,
     most_workers: int,
     config: TrainConfig,
-    length: Length,
+    length: StepLength,
     memory_limit: MemoryLimit = None,
 ) -> JobPlan:
     """The job that measures the steps of a configuration, on so many workers.

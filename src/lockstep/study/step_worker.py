@@ -20,7 +20,7 @@ from lockstep.world import accelerator
 from lockstep.world.world import World, usable_cores
 
 if TYPE_CHECKING:
-    from lockstep.study.points import Length
+    from lockstep.study.points import StepLength
     from lockstep.study.step_jobs import MemoryLimit
 
 MOST = 0.9  # of the memory that is free when a worker starts
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     )
 
 
-def _work(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:
+def _work(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, world: World) -> None:
     from lockstep.study import step_jobs
 
     try:
@@ -57,7 +57,7 @@ def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in known)
 
 
-def _measure(config: TrainConfig, length: Length, memory_limit: MemoryLimit, world: World) -> None:
+def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, world: World) -> None:
     from lockstep.study import step_jobs
     from lockstep.study.steps import measure_steps
     from lockstep.train.monitoring.environment import describe_publicly

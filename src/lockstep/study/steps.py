@@ -22,7 +22,7 @@ from lockstep.data.batch import Batch
 from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
 from lockstep.study.phases import PhaseClock
-from lockstep.study.points import Length
+from lockstep.study.points import StepLength
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.monitoring.step_clock import Phase
@@ -77,7 +77,7 @@ class Unchanged(Precision):
         return True
 
 
-def measure_steps(job: Job, length: Length) -> dict[str, Any]:
+def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     """Throughput, the split of a step's time, and memory; call it on every worker.
 
     Returns:

@@ -40,7 +40,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ImagePrediction:
     """The most probable classes of one image, the first the most: (name, probability)."""
 
     path: Path
@@ -193,7 +193,7 @@ def _evaluate(config: TrainConfig, world: World, network: Network, data: ImageDa
         val_loader.reader.close()
 
 
-def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
+def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[ImagePrediction]:
     """The `top` most probable classes of each image, prepared as evaluation prepares them.
 
     Raises:
@@ -207,7 +207,7 @@ def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[Predi
             logits = network.model(normalize(pixels.permute(2, 0, 1).unsqueeze(0)))
         best = logits.softmax(1)[0].topk(min(top, len(network.classes)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        yield Prediction(path, [(network.classes[index], share) for index, share in pairs])
+        yield ImagePrediction(path, [(network.classes[index], share) for index, share in pairs])
 
 
 def summarize(figures: dict[str, Any], world: World) -> str:

@@ -27,7 +27,7 @@ from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import clip_gradients, set_rate
 from lockstep.train.reporting import (
-    Interval,
+    ReportInterval,
     report_evaluation,
     report_overflow,
     report_steps,
@@ -106,7 +106,7 @@ def train_epoch(job: Job) -> None:
     job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
     job.replica.train()
     batches = job.train_loader.epoch(epoch, start)
-    interval = Interval(job.world.device)
+    interval = ReportInterval(job.world.device)
     for position in range(start, steps):
         batch = interval.next_of(batches)
         if position == start:
@@ -126,7 +126,7 @@ def train_epoch(job: Job) -> None:
             report_steps(job, interval)
             if due or due_in_memory:
                 save(job, durably=due)
-            interval = Interval(job.world.device)
+            interval = ReportInterval(job.world.device)
         if stop:
             raise _stopped(job)
         if finished:

@@ -19,7 +19,7 @@ from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.device_clock import DeviceClock
 
 
-class Interval:
+class ReportInterval:
     """The time since the last report, and how much of it was spent waiting for data.
 
     On a device with streams that is the time in which the device waited: the host is ahead of it, and may wait for a
@@ -49,7 +49,7 @@ class Interval:
         return time.perf_counter() - self._start
 
 
-def report_steps(job: Job, interval: Interval) -> None:
+def report_steps(job: Job, interval: ReportInterval) -> None:
     """Reduce the steps since the last report over the workers, check them, and record them.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.errors import CheckpointError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
-from lockstep.train.checkpoints.resume import Start, restore
+from lockstep.train.checkpoints.resume import Beginning, restore
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
 
@@ -44,7 +44,9 @@ def rewind(job: Job, trouble: RewindError) -> None:
         )
     job.strategy.forget_gradients()
     job.model.zero_grad()
-    progress = restore(Start(path), job.identity, job.weights, job.average, job.optimizer, job.strategy, job.precision)
+    progress = restore(
+        Beginning(path), job.identity, job.weights, job.average, job.optimizer, job.strategy, job.precision
+    )
     job.meter.forget()
     job.replicas.forget()
     if progress.step >= trouble.step:

@@ -26,7 +26,7 @@ from lockstep.train.checkpoints.checkpoint_folder import go_back
 from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.legacy_resume import begin_at, take_over
 from lockstep.train.checkpoints.memory_snapshots import open_snapshots
-from lockstep.train.checkpoints.resume import Start, find_start, identify, open_folder, restore
+from lockstep.train.checkpoints.resume import Beginning, find_start, identify, open_folder, restore
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.nonfinite import build_guard
@@ -123,13 +123,13 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         notes += taken_over
         precision.refresh()
         average.begin()
-        start = Start()  # its run has no folder of ours
+        start = Beginning()  # its run has no folder of ours
     elif start.state is not None:
         progress = restore(start, identity, weights, average, optimizer, strategy, precision)
         notes += ["going on from memory: the state of this step was kept there"] * start.is_snapshot
     begun = progress if start.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
-        progress, start = begun, Start()
+        progress, start = begun, Beginning()
     folder, checkpoints = open_folder(config, world, start)
     if start.run is not None and start.run != folder.path.resolve():
         progress.forget_best()  # the best of the other folder stays there

@@ -19,7 +19,7 @@ AXIS = "grey50"
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartLine:
     """A named line; `value` is the latest, as the legend shows it."""
 
     name: str
@@ -69,7 +69,7 @@ def _round_step(at_least: float) -> float:
 
 def draw_chart(
     title: str,
-    curves: Sequence[Curve],
+    curves: Sequence[ChartLine],
     width: int,
     height: int,
     show: Callable[[float], str] = lambda value: f"{value:g}",
@@ -102,14 +102,14 @@ def draw_chart(
     return [*lines, _x_axis(end, margin, canvas.width)]
 
 
-def _heading(title: str, curves: Sequence[Curve], width: int, is_log: bool) -> Text:
+def _heading(title: str, curves: Sequence[ChartLine], width: int, is_log: bool) -> Text:
     """The title and the legend, with less around the latest values where these would not fit."""
     whole = _legend(f"{title} (log)" if is_log else title, curves)
     forms = [whole, _legend(title, curves), _legend(title, curves, gap=1, sample=1)]
     return next((form for form in forms if form.cell_len <= width), forms[-1])
 
 
-def _legend(title: str, curves: Sequence[Curve], gap: int = 2, sample: int = 2) -> Text:
+def _legend(title: str, curves: Sequence[ChartLine], gap: int = 2, sample: int = 2) -> Text:
     from rich.text import Text
 
     legend = Text(title, style="bold")

@@ -7,10 +7,10 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from lockstep.watch.canvas import sparkline
-from lockstep.watch.chart import Curve, draw_chart
-from lockstep.watch.run import Checkpoint, Condition, Snapshot, duration
+from lockstep.watch.chart import ChartLine, draw_chart
+from lockstep.watch.run import Checkpoint, Condition, RunView, duration
 from lockstep.watch.values import count, one_line
-from lockstep.watch.workers import Worker
+from lockstep.watch.workers import WorkerView
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,7 +30,7 @@ CONDITIONS: dict[Condition, tuple[str, str]] = {
 }
 
 
-def draw_frame(snapshot: Snapshot, width: int, height: int) -> list[Text]:
+def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
     """At most `height` lines of at most `width` columns.
 
     What a low terminal has no room for are first charts lower than usual, then workers, then the charts.
@@ -63,7 +63,7 @@ def _join(blocks: Sequence[list[Text]]) -> list[Text]:
     return lines
 
 
-def _heading(snapshot: Snapshot, width: int) -> list[Text]:
+def _heading(snapshot: RunView, width: int) -> list[Text]:
     """What runs, and how it is."""
     from rich.text import Text
 
@@ -90,7 +90,7 @@ def _heading(snapshot: Snapshot, width: int) -> list[Text]:
     return [name, Text.assemble((f"{sign} {snapshot.state.text}", style))]
 
 
-def _progress(snapshot: Snapshot, width: int) -> list[Text]:
+def _progress(snapshot: RunView, width: int) -> list[Text]:
     """How far it has come, and when it will be done."""
     from rich.text import Text
 
@@ -124,7 +124,7 @@ def _bar(share: float, width: int) -> Text:
     return Text.assemble(("━" * full, "green"), ("─" * (width - full), QUIET), f" {100 * share:3.0f} %")
 
 
-def _charts(snapshot: Snapshot, width: int, height: int, columns: int) -> list[Text]:
+def _charts(snapshot: RunView, width: int, height: int, columns: int) -> list[Text]:
     between = 3
     each = (width - between) // 2 if columns == 2 else width
     loss = draw_chart("loss", _curves(snapshot, "loss", lambda value: f"{value:#.3g}"), each, height)
@@ -139,11 +139,11 @@ def _charts(snapshot: Snapshot, width: int, height: int, columns: int) -> list[T
     return _beside(loss, top1, each, between) if columns == 2 else [*loss, *top1]
 
 
-def _curves(snapshot: Snapshot, name: str, show: Callable[[float], str]) -> list[Curve]:
+def _curves(snapshot: RunView, name: str, show: Callable[[float], str]) -> list[ChartLine]:
     train, val = (snapshot.metrics.curves[name, split].points for split in ("train", "val"))
     return [
-        Curve("train", show(train[-1][1]) if train else "", train, TRAIN),
-        Curve("val", show(val[-1][1]) if val else "", val, VAL, is_dashed=True),
+        ChartLine("train", show(train[-1][1]) if train else "", train, TRAIN),
+        ChartLine("val", show(val[-1][1]) if val else "", val, VAL, is_dashed=True),
     ]
 
 
@@ -159,7 +159,7 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int, between: in
     return lines
 
 
-def _speed(snapshot: Snapshot, width: int) -> list[Text]:
+def _speed(snapshot: RunView, width: int) -> list[Text]:
     """Images a second, and the figures of the last record of steps."""
     metrics = snapshot.metrics
     if metrics.rate_now is None or metrics.rate_median is None:
@@ -192,7 +192,7 @@ def _labelled(label: str, words: Sequence[str], width: int) -> list[Text]:
     return [Text.assemble((f"{'' if number else label:{LABEL}}", "bold"), line) for number, line in enumerate(lines)]
 
 
-def _checkpoints(snapshot: Snapshot, width: int) -> list[Text]:
+def _checkpoints(snapshot: RunView, width: int) -> list[Text]:
     def tell(name: str, checkpoint: Checkpoint) -> str:
         top1 = f", top-1 {100 * checkpoint.top1:.2f} %" if checkpoint.top1 is not None else ""
         return f"{name} step {checkpoint.step:,}{top1}, {duration(snapshot.now - checkpoint.unix_time)} ago"
@@ -207,7 +207,7 @@ def _checkpoints(snapshot: Snapshot, width: int) -> list[Text]:
     return _labelled("checkpoints", parts, width)
 
 
-def _workers(snapshot: Snapshot, width: int, height: int) -> list[Text]:
+def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
     """A heading, and a line for each worker, those with troubles first where there is no room for all."""
     from rich.text import Text
 
@@ -229,7 +229,7 @@ def _workers(snapshot: Snapshot, width: int, height: int) -> list[Text]:
     return lines
 
 
-def _urgency(worker: Worker, snapshot: Snapshot) -> tuple[int, float, int]:
+def _urgency(worker: WorkerView, snapshot: RunView) -> tuple[int, float, int]:
     """Failed, then silent, then the others by how long they have been silent."""
     silent = snapshot.now - worker.last_time if worker.last_time is not None else 0.0
     if worker.failure:
@@ -237,7 +237,7 @@ def _urgency(worker: Worker, snapshot: Snapshot) -> tuple[int, float, int]:
     return (1 if silent > snapshot.silent_seconds else 2), -silent, worker.rank
 
 
-def _worker(worker: Worker, snapshot: Snapshot, course: int) -> Text:
+def _worker(worker: WorkerView, snapshot: RunView, course: int) -> Text:
     from rich.text import Text
 
     ago = f"{duration(snapshot.now - worker.last_time)} ago" if worker.last_time is not None else "no I/O records"

@@ -15,7 +15,7 @@ from lockstep.files.untrusted import read_yaml
 from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
 from lockstep.watch.values import count, number
-from lockstep.watch.workers import Worker, WorkerFiles
+from lockstep.watch.workers import WorkerFiles, WorkerView
 
 SILENT_SECONDS = 60.0  # without any record, at least: a busy file system may take as long
 SILENT_IO_RECORDS = 6
@@ -25,7 +25,7 @@ Condition = Literal["reading", "waiting", "running", "silent", "stopped", "faile
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """How a run is, in one word and in words for people."""
 
     condition: Condition
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunView:
     """A run at one moment.
 
     Args:
@@ -63,7 +63,7 @@ class Snapshot:
     path: Path
     config: Mapping[str, Any]
     metrics: Metrics
-    workers: list[Worker]
+    workers: list[WorkerView]
     last: Checkpoint | None
     best: Checkpoint | None
     share_read: float
@@ -94,25 +94,25 @@ class Snapshot:
         return self.now - last if last is not None and self.metrics.longest_gap_seconds else 0.0
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         ago = f"last sign of life {duration(self.now - self.last_sign)} ago" if self.last_sign else ""
         failures = sorted((worker for worker in self.workers if worker.failure), key=lambda one: one.has_lost_peer)
         if not self.is_read:
-            return State("reading", f"reading the records, {100 * self.share_read:.0f} %")
+            return RunState("reading", f"reading the records, {100 * self.share_read:.0f} %")
         if self.metrics.is_complete:
-            return State("finished", self.metrics.ending)
+            return RunState("finished", self.metrics.ending)
         if self.metrics.ending:
-            return State("stopped", f"{self.metrics.ending}; `--resume auto` goes on")
+            return RunState("stopped", f"{self.metrics.ending}; `--resume auto` goes on")
         if failures:
-            return State("failed", f"worker {failures[0].rank} failed: {failures[0].failure}")
+            return RunState("failed", f"worker {failures[0].rank} failed: {failures[0].failure}")
         if self.last_sign is None:
-            return State("waiting", "no records yet")
+            return RunState("waiting", "no records yet")
         if self.now - self.last_sign > self.silent_seconds:
-            return State("silent", f"{ago}; it has ended without a word, or hangs")
+            return RunState("silent", f"{ago}; it has ended without a word, or hangs")
         if self._seconds_without_a_record > max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds):
             since = duration(self._seconds_without_a_record)
-            return State("silent", f"alive, but no step recorded for {since}: a long evaluation, or it hangs")
-        return State("running", f"running, {ago}")
+            return RunState("silent", f"alive, but no step recorded for {since}: a long evaluation, or it hangs")
+        return RunState("running", f"running, {ago}")
 
     def setting(self, *names: str, default: Any = None) -> Any:
         """A value of the configuration, such as of ("numerics", "precision")."""
@@ -132,7 +132,7 @@ class RunWatch:
         self._metrics = Metrics({})
         self._workers: dict[int, WorkerFiles] = {}
 
-    def look(self, now: float) -> Snapshot:
+    def look(self, now: float) -> RunView:
         """Read what is new; of a long file a portion, see `Snapshot.share_read`."""
         news = self._records.read()
         if news.is_new or not self._config:
@@ -143,7 +143,7 @@ class RunWatch:
             self._metrics.add(record)
         last, best = find_checkpoints(self.path, self._metrics)
         workers = [self._files(rank).look() for rank in self._ranks()] if news.share == 1 else []
-        return Snapshot(self.path, self._config, self._metrics, workers, last, best, news.share, now)
+        return RunView(self.path, self._config, self._metrics, workers, last, best, news.share, now)
 
     def _ranks(self) -> range:
         """The workers of the last session; before its record, those that have files."""

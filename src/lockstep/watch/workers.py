@@ -23,7 +23,7 @@ RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt|Exit)\b.*)$")
 
 
 @dataclass
-class Worker:
+class WorkerView:
     """One worker as its files show it.
 
     Args:
@@ -49,11 +49,11 @@ class WorkerFiles:
     """Follows the files of one worker."""
 
     def __init__(self, run: Path, rank: int):
-        self.worker = Worker(rank)
+        self.worker = WorkerView(rank)
         self._io = Tail(worker_file(run, rank), IO_BYTES)
         self._log = run / "logs" / f"worker-{rank}.log"
 
-    def look(self) -> Worker:
+    def look(self) -> WorkerView:
         """The worker as it is now."""
         for record in self._io.read().records:
             if record.get("kind") == KIND:

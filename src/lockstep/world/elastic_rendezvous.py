@@ -32,7 +32,7 @@ CHANGES = "changes"  # the key of all changes of the host set so far, as "1 2 1"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Generation:
     """A worker's place in a generation (they count from 1), and the store that this generation's workers share."""
 
     place: Place
@@ -68,7 +68,7 @@ def answer_key(worker: str, after: int) -> str:
     return f"answer/{worker}/{after}"
 
 
-def meet(environment: Mapping[str, str] = os.environ) -> Meeting:
+def meet(environment: Mapping[str, str] = os.environ) -> Generation:
     """Wait until the launcher has assigned this worker a place in a generation newer than the last it was in.
 
     An error of the meeting's store, or of a connection made through it, means that a worker of this generation has
@@ -106,7 +106,7 @@ def meet(environment: Mapping[str, str] = os.environ) -> Meeting:
         local_size=answer["size"],
         launcher="horovodrun",
     )
-    return Meeting(place, store, answer["generation"])
+    return Generation(place, store, answer["generation"])
 
 
 def _ask(launcher: Store, worker: str, timeout: timedelta) -> dict[str, int]:

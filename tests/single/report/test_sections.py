@@ -25,7 +25,7 @@ from report_material import (
 )
 
 from lockstep.report.build import build
-from lockstep.report.document import Bars, Chart, Document, Interval, Intervals, Line, Table
+from lockstep.report.document import Bars, Chart, Document, Line, Table, ValueRange, ValueRanges
 from lockstep.report.read.sources import gather
 
 HUGE = 10**400  # no float
@@ -421,10 +421,10 @@ def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: 
 def test_benchmarks_have_their_ratios_and_of_each_the_newest_record(tmp_path: Path) -> None:
     newest = comparison_record("loop", bare=1.0, lockstep=1.02)
     document = _of_records(tmp_path, comparison_record("loop", bare=1.0, lockstep=3.0), newest, comparison_record())
-    charts = [part for section in document.sections for part in section.parts if isinstance(part, Intervals)]
+    charts = [part for section in document.sections for part in section.parts if isinstance(part, ValueRanges)]
     assert [chart.title for chart in charts] == ["loop"]
     assert charts[0].reference == ("bare", 1.0)
-    assert charts[0].rows == [Interval("lockstep", 0.92, 1.02, 1.12)]
+    assert charts[0].rows == [ValueRange("lockstep", 0.92, 1.02, 1.12)]
     assert [list(row.values()) for row in _rows(document, "comparisons")] == [
         ["loop", "bare", "images/s", 100.0, 1.0, 2.0, "at least 1 by wall: met"],
         ["loop", "lockstep", "images/s", 102.0, 1.02, 2.04, "at least 1 by wall: met"],

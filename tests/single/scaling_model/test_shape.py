@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 from scaling_jobs import Job, record
 
-from lockstep.scaling_model import Point, series_of
+from lockstep.scaling_model import MeasuredPoint, series_of
 from lockstep.scaling_model.shape import find_knee, remarks_of, super_linear
 
 
-def _points(rates: dict[int, float | Sequence[float]], **more: object) -> tuple[Point, ...]:
+def _points(rates: dict[int, float | Sequence[float]], **more: object) -> tuple[MeasuredPoint, ...]:
     repeats = {workers: (rate,) if isinstance(rate, int | float) else rate for workers, rate in rates.items()}
     records = [
         record(workers, rate, repeat=repeat, **more)

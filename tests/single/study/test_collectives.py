@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.study.collectives import OPERATIONS, Point, recorded, sizes_between
+from lockstep.study.collectives import OPERATIONS, SizePoint, recorded, sizes_between
 from lockstep.study.figures import Spread
 
 
@@ -44,7 +44,7 @@ def test_what_is_expected_tells_ranks_and_places_apart(name: str) -> None:
 
 
 def test_a_point_without_bandwidth_has_none_in_its_record() -> None:
-    point = Point(0, Spread(1.0, 2.0, 3.0), 3, 5)
+    point = SizePoint(0, Spread(1.0, 2.0, 3.0), 3, 5)
     assert point.to_mapping() == {
         "size_bytes": 0,
         "seconds": {"low": 1.0, "median": 2.0, "high": 3.0},

@@ -21,8 +21,8 @@ from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import CorruptImageError
 from lockstep.study.figures import Figure, Turn
 from lockstep.study.loading import (
-    Length,
     LoadingStudy,
+    StageLength,
     describe_storage,
     image_bytes,
     measure_demand,
@@ -32,7 +32,7 @@ from lockstep.study.loading import (
 )
 from lockstep.study.stages import MemoryFiles, Setting, orders
 
-SHORT = Length(2, 0.02)
+SHORT = StageLength(2, 0.02)
 CPU = Placement(torch.device("cpu"))
 
 
@@ -94,10 +94,10 @@ def test_corrupt_images_stop_it_unless_they_are_to_be_skipped(new_folder: Callab
     path = setting.data.train.paths[5]
     path.write_bytes(path.read_bytes()[:100])
     if skip:
-        assert len(list(measure_stages(setting, Length(1, 0.2)))) == 5
+        assert len(list(measure_stages(setting, StageLength(1, 0.2)))) == 5
     else:
         with pytest.raises(CorruptImageError, match=path.name):
-            list(measure_stages(setting, Length(1, 0.2)))
+            list(measure_stages(setting, StageLength(1, 0.2)))
 
 
 def test_the_demand_is_that_of_training_steps() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.config.schema import DataConfig, RunConfig, TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.study.points import KEY, Point, job_digest, missing_points, plan_points
+from lockstep.study.points import KEY, StepPoint, job_digest, missing_points, plan_points
 
 CONFIG = TrainConfig(batch_size=32)
 
@@ -48,7 +48,7 @@ def test_a_job_is_the_same_whatever_its_batch_and_its_folder() -> None:
 ABOUT = {"job": "01234567", "nodes": 1, "threads": 1, "steps": 30, "warmup_steps": 5}
 
 
-def _about(point: Point) -> dict[str, Any]:
+def _about(point: StepPoint) -> dict[str, Any]:
     return {**ABOUT, **point.to_mapping()}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.train import reporting
-from lockstep.train.reporting import Interval
+from lockstep.train.reporting import ReportInterval
 from lockstep.world import accelerator
 
 LOADER, HOST, STEPS = 0.090, 0.015, 50  # seconds a batch, seconds of the host's work a step
@@ -47,7 +47,7 @@ class Event:
 
 def _waited(clocks: Clocks, seconds_of_step: float) -> float:
     """The share of the time that counts as waiting for data."""
-    interval = Interval(torch.device("cpu"))
+    interval = ReportInterval(torch.device("cpu"))
     batches = clocks.batches()
     for _ in range(STEPS):
         interval.next_of(batches)

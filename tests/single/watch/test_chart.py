@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.watch.chart import Curve, draw_chart, scale_for
+from lockstep.watch.chart import ChartLine, draw_chart, scale_for
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_values_that_differ_by_much_have_a_logarithmic_scale() -> None:
 
 def test_a_chart_has_its_size_legend_ticks_and_the_last_epoch() -> None:
     curves = [
-        Curve("train", "0.5", [(0.5, 2.0), (3, 0.5)], "cyan"),
-        Curve("val", "", [], "magenta"),
+        ChartLine("train", "0.5", [(0.5, 2.0), (3, 0.5)], "cyan"),
+        ChartLine("val", "", [], "magenta"),
     ]
     lines = [line.plain for line in draw_chart("loss", curves, 40, 8)]
     assert len(lines) == 8
@@ -49,8 +49,8 @@ def test_a_chart_has_its_size_legend_ticks_and_the_last_epoch() -> None:
 
 def test_the_latest_values_are_whole_where_the_heading_is_long() -> None:
     curves = [
-        Curve("train", "1.23e-05", [(0.5, 2.0), (3, 1.23e-5)], "cyan"),
-        Curve("val", "3.21e-05", [(3, 3.21e-5)], "magenta", is_dashed=True),
+        ChartLine("train", "1.23e-05", [(0.5, 2.0), (3, 1.23e-5)], "cyan"),
+        ChartLine("val", "3.21e-05", [(3, 3.21e-5)], "magenta", is_dashed=True),
     ]
     headings = [draw_chart("loss", curves, width, 8)[0].plain for width in (60, 45, 36)]
     assert headings == [
@@ -63,5 +63,5 @@ def test_the_latest_values_are_whole_where_the_heading_is_long() -> None:
 @pytest.mark.parametrize("height", range(4, 30))
 def test_no_size_and_no_values_break_a_chart(height: int) -> None:
     for values in ([0.0], [1.0, 1.0], [0.0, 1e9], [-3.0, 1e-9], [1e-300, 1e300], [5e-324], [-5e-324, 0.0]):
-        curve = Curve("train", "", list(enumerate(values)), "cyan")
+        curve = ChartLine("train", "", list(enumerate(values)), "cyan")
         assert len(draw_chart("loss", [curve], 24, height)) == height

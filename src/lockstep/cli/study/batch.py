@@ -75,13 +75,13 @@ class Search:
 
     def plan(self, size: int) -> JobPlan:
         """The job that measures a batch size."""
-        from lockstep.study.points import Length, keeping_nothing
+        from lockstep.study.points import StepLength, keeping_nothing
         from lockstep.study.step_jobs import plan_steps
 
         command = self.command
         config = keeping_nothing(replace(self.config, batch_size=size, global_batch_size=None))
         check_workers(config, command.workers)
-        length = Length(command.steps, command.warmup_steps, apart=False)
+        length = StepLength(command.steps, command.warmup_steps, apart=False)
         limit = parse_size(command.memory_limit, "--memory-limit") if command.memory_limit else None
         return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
 

@@ -21,7 +21,7 @@ from lockstep.world.world import World
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lockstep.study.collectives import Point
+    from lockstep.study.collectives import SizePoint
 
 Name = Literal["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"]
 
@@ -91,7 +91,7 @@ def _measure(command: CollectivesCommand, world: World) -> None:
     _check_workers(world.size)
     low, high = parse_size(command.min_size, "--min-size"), parse_size(command.max_size, "--max-size")
     sizes = collectives.sizes_between(low, high, command.factor)
-    length = collectives.Length(command.repeats, command.seconds)
+    length = collectives.SizeLength(command.repeats, command.seconds)
     settings = collectives.describe(world, command.dtype, sizes, length)
     wanted = dict.fromkeys(command.operations or collectives.NAMES)
     known = _known(command.out, settings, world) - (wanted.keys() if command.again else set())
@@ -148,13 +148,13 @@ def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -
         print(f"already in {out}: {', '.join(skipped)}; --again measures anew", flush=True)
 
 
-def _show(name: str, points: Sequence[Point]) -> None:
+def _show(name: str, points: Sequence[SizePoint]) -> None:
     from rich.console import Console
 
     Console().print(_table(name, points))
 
 
-def _table(name: str, points: Sequence[Point]) -> Table:
+def _table(name: str, points: Sequence[SizePoint]) -> Table:
     from rich.table import Table
 
     table = Table(show_edge=False, pad_edge=False)

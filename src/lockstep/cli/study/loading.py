@@ -94,14 +94,14 @@ def main(words: Sequence[str]) -> int:
     from lockstep.data.pipeline.readers import Placement
     from lockstep.study import loading
     from lockstep.study.figures import append_study, check_record_file
-    from lockstep.study.loading import Length
+    from lockstep.study.loading import StageLength
     from lockstep.study.stages import Setting
     from lockstep.train.monitoring.loader_tuning import candidates
     from lockstep.world.launcher_environment import Place
     from lockstep.world.world import connect, usable_cores
 
     console = Console()
-    length = Length(command.repeats, command.seconds)
+    length = StageLength(command.repeats, command.seconds)
     with connect(Place(), command.device) as world:
         data = catalog.load(config, config.download)
         device = world.device

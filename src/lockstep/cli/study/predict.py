@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.scaling_model import Error, Model, Parameter, Point, Prediction, Series
+    from lockstep.scaling_model import LeftOutPoint, MeasuredPoint, Model, Parameter, Prediction, Series
 
 DEFAULT_FILE = Path("study/scaling.jsonl")
 MOST_WORKERS = 10_000_000
 
 
 @dataclass(frozen=True)
-class PredictCommand:
+class StudyPredictCommand:
     """Predict throughput on more workers than were measured, from the records of `lockstep study scaling`.
 
     Each series (a job, in the strong or the weak mode) is fitted by itself.
@@ -57,7 +57,7 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
 
 
 def main(words: Sequence[str]) -> int:
-    command = parse(PredictCommand, "study predict", words)
+    command = parse(StudyPredictCommand, "study predict", words)
     import sys
 
     from rich.console import Console
@@ -213,13 +213,13 @@ def _amount(rate: float, series: Series) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _measured(point: Point, series: Series) -> str:
+def _measured(point: MeasuredPoint, series: Series) -> str:
     """The median, with the quartiles where there are repeats."""
     middle = _amount(point.images_per_second, series)
     return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
 
 
-def _share(error: Error | None, series: Series) -> str:
+def _share(error: LeftOutPoint | None, series: Series) -> str:
     """An error in percent of what is shown: of a time where times are."""
     if error is None:
         return ""

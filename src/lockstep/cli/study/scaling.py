@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
-    from lockstep.study.points import Length, Mode, Point
-    from lockstep.study.step_jobs import Outcome
+    from lockstep.study.points import Mode, StepLength, StepPoint
+    from lockstep.study.step_jobs import StepJobOutcome
 
 PARTS = {
     "data_wait": "data wait",
@@ -67,10 +67,10 @@ class ScalingCommand:
             raise ConfigError(f"--warmup-steps must be 0 or more; got {self.warmup_steps}")
 
     @property
-    def length(self) -> Length:
-        from lockstep.study.points import Length
+    def length(self) -> StepLength:
+        from lockstep.study.points import StepLength
 
-        return Length(self.steps, self.warmup_steps)
+        return StepLength(self.steps, self.warmup_steps)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -95,12 +95,12 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
     most = max(point.workers for point in points)
     settings = {"steps": command.steps, "warmup_steps": command.warmup_steps}
     about = {"job": job_digest(config), "flags": list(job), **settings}
-    plans: dict[Point, JobPlan] = {}
+    plans: dict[StepPoint, JobPlan] = {}
     for point in points:
         check_workers(point.config(config), point.workers)
         plans[point] = plan_steps(command.where, point.workers, most, point.config(config), command.length)
 
-    def describe(point: Point) -> dict[str, Any]:
+    def describe(point: StepPoint) -> dict[str, Any]:
         return {**about, **point.to_mapping(), **about_plan(plans[point])}
 
     earlier = list(read_records(command.out)) if command.out.exists() else []
@@ -132,7 +132,9 @@ def _counts(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping[Point, JobPlan]) -> list[str]:
+def _introduce(
+    points: Sequence[StepPoint], missing: Sequence[StepPoint], plans: Mapping[StepPoint, JobPlan]
+) -> list[str]:
     """What is to be measured, and with what."""
     lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them recorded already"]
     for point in sorted(points, key=lambda point: (point.workers, point.global_batch)):
@@ -144,12 +146,12 @@ def _introduce(points: Sequence[Point], missing: Sequence[Point], plans: Mapping
     return [*lines, *dict.fromkeys(note for plan in plans.values() for note in plan.notes if "warning" in note)]
 
 
-def _name(point: Point) -> str:
+def _name(point: StepPoint) -> str:
     workers = "1 worker" if point.workers == 1 else f"{point.workers} workers"
     return f"{workers}, global batch {point.global_batch:,}"
 
 
-def _measure(plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> Outcome:
+def _measure(plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path) -> StepJobOutcome:
     """Measure a point and append its record."""
     from lockstep.study.step_jobs import append_record, measure_in_job
 

@@ -20,7 +20,7 @@ from PIL import Image
 from lockstep.data.pipeline.buffers import share
 from lockstep.data.pipeline.decode import Box, Cut, Pixels, Size, decode
 from lockstep.data.pipeline.image_header import check_scans, open_encoded
-from lockstep.data.pipeline.loader_processes import FileSource, Raw, Request
+from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 
@@ -68,7 +68,7 @@ class EncodedSource:
     def __init__(self, split: EncodedSplit, channels: int, by_cpu: FileSource):
         self._split, self._channels, self._by_cpu = split, channels, by_cpu
 
-    def __getitems__(self, request: Request) -> Raw:
+    def __getitems__(self, request: BatchRequest) -> Raw:
         cuts, flipped, size = self._by_cpu.plan(request)
         files: list[bytes | memoryview] = []
         wanted, made, corrupt, end = {}, {}, {}, 0
@@ -124,7 +124,7 @@ class DeviceDecoder:
                 f"pip install 'lockstep-torch[gpu-decode]', or leave --decode out"
             ) from None
 
-    def __call__(self, request: Request, raw: Raw) -> Raw:
+    def __call__(self, request: BatchRequest, raw: Raw) -> Raw:
         batch = raw.images
         assert isinstance(batch, Encoded)
         width, height = batch.size

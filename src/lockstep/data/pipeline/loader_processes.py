@@ -36,7 +36,7 @@ from lockstep.seeding import seed_all
 from lockstep.world import accelerator
 
 
-class Request(NamedTuple):
+class BatchRequest(NamedTuple):
     """One batch to make: which samples, in which epoch (None: evaluation)."""
 
     epoch: int | None
@@ -58,10 +58,10 @@ class Raw(NamedTuple):
 class Source(Protocol):
     """What runs in a loader process."""
 
-    def __getitems__(self, request: Request) -> Raw: ...
+    def __getitems__(self, request: BatchRequest) -> Raw: ...
 
 
-Finish = Callable[[Request, Raw], Raw]
+Finish = Callable[[BatchRequest, Raw], Raw]
 
 
 class FileSource:
@@ -73,7 +73,7 @@ class FileSource:
         self._split, self._spec, self._config, self._seed, self._sizes = split, spec, config, seed, sizes or {}
         self._buffers = SharedRing()
 
-    def __getitems__(self, request: Request) -> Raw:
+    def __getitems__(self, request: BatchRequest) -> Raw:
         cuts, flipped, (width, height) = self.plan(request)
         pixels = self._buffers.take((len(request.samples), height, width, self._spec.channels)).permute(0, 3, 1, 2)
         corrupt = {}
@@ -88,7 +88,7 @@ class FileSource:
                 pixels[position] = planes.flip(2) if flipped[position] else planes
         return Raw(pixels, self.labels(request), corrupt)
 
-    def plan(self, request: Request) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
+    def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
         """The part of each image that is wanted, whether it is mirrored, and the size of all."""
         draws = Draws(self._seed, request.epoch or 0, request.samples)
         if request.epoch is None:
@@ -101,7 +101,7 @@ class FileSource:
             (side, side) if side else (self._spec.width, self._spec.height),
         )
 
-    def labels(self, request: Request) -> Indices:
+    def labels(self, request: BatchRequest) -> Indices:
         return np.array([self._split.labels[sample] for sample in request.samples], np.int64)
 
 
@@ -111,7 +111,7 @@ class UserSource:
     def __init__(self, split: UserSplit, seed: int):
         self._dataset, self._seed = split.dataset, seed
 
-    def __getitems__(self, request: Request) -> Raw:
+    def __getitems__(self, request: BatchRequest) -> Raw:
         items = []
         for sample in request.samples.tolist():
             seed_all(self._seed, request.epoch or 0, sample)
@@ -143,7 +143,7 @@ class StreamReader:
     ):
         """`augment`: what is to be done on the device with uint8 training images; the source does the rest."""
         self._augment, self._seed = augment or AugmentConfig(), seed
-        self._requests: list[Request] = []
+        self._requests: list[BatchRequest] = []
         self._placement = placement
         self._normalize = Normalizer(spec, placement)
         self._skip_corrupt = skip_corrupt
@@ -163,7 +163,7 @@ class StreamReader:
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
-        requests = [Request(epoch, samples) for samples in plan]
+        requests = [BatchRequest(epoch, samples) for samples in plan]
         self._requests[:] = requests
         self._passes += 1
         number = self._passes
@@ -195,7 +195,7 @@ class StreamReader:
             return str(error).startswith(("DataLoader worker", "Pin memory thread"))
         return self._loader.num_workers > 0 and "Original Traceback" not in str(error)
 
-    def _batch(self, raw: Raw, request: Request) -> Batch:
+    def _batch(self, raw: Raw, request: BatchRequest) -> Batch:
         device = self._placement.device
         raw = self._finish(request, raw) if self._finish else raw
         labels = torch.from_numpy(raw.labels)
@@ -230,10 +230,10 @@ class StreamReader:
 class _Requests:
     """The batches to make, in torch's form of a batch sampler; `read` fills in the list before each pass."""
 
-    def __init__(self, requests: list[Request]):
+    def __init__(self, requests: list[BatchRequest]):
         self._requests = requests
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return iter(list(self._requests))
 
     def __len__(self) -> int:

@@ -26,12 +26,12 @@ class Verification:
     """What to look at, in pieces that processes take one by one."""
 
     samples: int
-    tasks: Sequence[ShardTask | FilesTask]
+    tasks: Sequence[VerifyShardTask | FilesTask]
     bad: list[str]  # what is known to be wrong before a sample is read
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class VerifyShardTask:
     """One shard of the split in `folder`, and its samples' rows of the index: none where that is damaged."""
 
     folder: Path
@@ -63,7 +63,7 @@ def plan(path: Path) -> Verification:
 
 
 def _plan_pack(path: Path, manifest: Manifest) -> Verification:
-    tasks: list[ShardTask | FilesTask] = []
+    tasks: list[VerifyShardTask | FilesTask] = []
     bad, samples = [], 0
     for name in SPLITS:
         folder, part = path / name, manifest.splits[name]
@@ -72,7 +72,7 @@ def _plan_pack(path: Path, manifest: Manifest) -> Verification:
         bad += faults
         first = 0
         for shard in part.shards:
-            tasks.append(ShardTask(folder, shard, index[first : first + shard.samples]))
+            tasks.append(VerifyShardTask(folder, shard, index[first : first + shard.samples]))
             first += shard.samples
     return Verification(samples, tasks, bad)
 
@@ -104,12 +104,12 @@ def run(verification: Verification, processes: int, advance: Advance) -> list[st
     return verification.bad + sorted(line for lines in found for line in lines)
 
 
-def verify_task(task: ShardTask | FilesTask, advance: Advance) -> list[str]:
+def verify_task(task: VerifyShardTask | FilesTask, advance: Advance) -> list[str]:
     """What is damaged in one piece."""
-    return _verify_shard(task, advance) if isinstance(task, ShardTask) else _verify_files(task, advance)
+    return _verify_shard(task, advance) if isinstance(task, VerifyShardTask) else _verify_files(task, advance)
 
 
-def _verify_shard(task: ShardTask, advance: Advance) -> list[str]:
+def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
     path, done = task.folder / task.shard.file, 0
     bad, digest, position = [], hashlib.sha256(), 0
     try:

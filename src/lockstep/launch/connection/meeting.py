@@ -18,11 +18,11 @@ from lockstep.files.untrusted import printable
 from lockstep.launch.connection.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
 from lockstep.launch.connection.messages import (
     Alive,
+    FailedElsewhere,
     Finished,
     Message,
     Refused,
     Terms,
-    Verdict,
     WorkerFailure,
     pack,
     receive,
@@ -63,7 +63,7 @@ class Meeting:
         self._arrived = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._agreed: asyncio.Future[Terms] = loop.create_future()
-        self._verdict: asyncio.Future[Verdict] = loop.create_future()
+        self._verdict: asyncio.Future[FailedElsewhere] = loop.create_future()
         self._finished: set[int] = set()
         self._released: asyncio.Future[None] = loop.create_future()
         self._closing = False
@@ -138,13 +138,13 @@ class Meeting:
                     return meeting
             await asyncio.sleep(timings.reconnect)
 
-    async def verdict(self) -> Verdict:
+    async def verdict(self) -> FailedElsewhere:
         """Wait until another node has failed or is lost."""
         return await asyncio.shield(self._verdict)
 
     async def tell(self, failures: Sequence[WorkerFailure]) -> None:
         """Pass this node's failures to all others."""
-        self._send(Verdict(socket.gethostname(), tuple(failures)))
+        self._send(FailedElsewhere(socket.gethostname(), tuple(failures)))
 
     async def finish(self) -> None:
         """Wait until the workers of all nodes have finished, as those of this one have, or there is a verdict."""
@@ -246,9 +246,9 @@ class Meeting:
 
     def _take(self, peer: _Peer, message: Message) -> None:
         match message:
-            case Verdict(host, failures):
+            case FailedElsewhere(host, failures):
                 shown = tuple(replace(failure, text=printable(failure.text)) for failure in failures)
-                self._judge(Verdict(printable(host), shown), source=peer)
+                self._judge(FailedElsewhere(printable(host), shown), source=peer)
             case Finished():
                 self._finish(peer.node)
             case Terms(slots, run_id) if peer.node == 0:
@@ -256,7 +256,7 @@ class Meeting:
             case Refused(why) if peer.node == 0 and not self._agreed.done():
                 self._agreed.set_exception(MeetingError(printable(why)))
 
-    def _judge(self, verdict: Verdict, source: _Peer) -> None:
+    def _judge(self, verdict: FailedElsewhere, source: _Peer) -> None:
         """Keep the first verdict, and pass it on at the first node."""
         if not self._verdict.done():
             self._verdict.set_result(verdict)
@@ -279,7 +279,7 @@ class Meeting:
         peer.writer.close()
         is_waiting = self._node == 0 and not self._agreed.done()  # the node may come again
         if not (self._closing or is_waiting or peer.node in self._finished):
-            self._judge(Verdict(peer.host, ()), source=peer)
+            self._judge(FailedElsewhere(peer.host, ()), source=peer)
 
     def _drop(self, peer: _Peer) -> None:
         """Lose a peer that does not read what is still to be sent."""

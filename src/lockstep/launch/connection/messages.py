@@ -117,7 +117,7 @@ class End(Message):
 
 
 @dataclass(frozen=True)
-class Error(Message):
+class Trouble(Message):
     """This host cannot take its part, or no longer."""
 
     text: str
@@ -198,7 +198,7 @@ class Failing(Message):
 
 
 @dataclass(frozen=True)
-class Verdict(Message):
+class FailedElsewhere(Message):
     """Why all nodes end: another host's failures, none where it is lost."""
 
     host: str
@@ -218,7 +218,7 @@ class Ended(Message):
     failures: tuple[WorkerFailure, ...] = ()
     left: tuple[int, ...] = ()
     error: str = ""
-    elsewhere: Verdict | None = None
+    elsewhere: FailedElsewhere | None = None
 
 
 # Between nodes that are started manually

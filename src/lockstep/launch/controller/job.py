@@ -82,7 +82,7 @@ class JobSeries:
         """
         display = Display(output)
         try:
-            job = Job(plan, display, direct_stdout, self._pool)
+            job = LaunchedJob(plan, display, direct_stdout, self._pool)
             outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
             job.tell(outcome)
         finally:
@@ -97,7 +97,7 @@ def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job has ended.
 
     Args:
@@ -126,7 +126,7 @@ class Outcome:
         return self.culprit is not None and not self.culprit.final
 
 
-class Job:
+class LaunchedJob:
     """The state of a running job."""
 
     def __init__(self, plan: JobPlan, display: Display, direct_stdout: bool, pool: NodePool) -> None:
@@ -154,7 +154,7 @@ class Job:
         """Have workers that understand it stop after the same step, with a checkpoint."""
         self._forward(signal.SIGUSR1)
 
-    async def run(self, goes_on: Callable[[Outcome], bool] = lambda outcome: False) -> Outcome:
+    async def run(self, goes_on: Callable[[JobOutcome], bool] = lambda outcome: False) -> JobOutcome:
         """Carry out the plan.
 
         Args:
@@ -187,7 +187,7 @@ class Job:
             self._release()
         return outcome
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: JobOutcome) -> None:
         """Show what has waited for the end, and say how the job has ended."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
         if outcome.trouble:
@@ -388,21 +388,21 @@ class Job:
 
     def _judge(
         self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
-    ) -> Outcome:
+    ) -> JobOutcome:
         """How the job has ended, by what its hosts have told."""
         if trouble:
-            return Outcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
+            return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
         # Nothing has ended where the job was given up before it had started.
         pairs = list(zip(self._remotes, ended, strict=False))
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_the_silent(failures)) if failures else None
         obeyed = culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
         if self._stop and (given_up or obeyed):
-            return Outcome(128 + self._stop, request=self._stop)
+            return JobOutcome(128 + self._stop, request=self._stop)
         if culprit is None or culprit.exit_code == STOPPED:
-            return Outcome(STOPPED, request=self.request, said=culprit.text) if culprit else Outcome(0)
+            return JobOutcome(STOPPED, request=self.request, said=culprit.text) if culprit else JobOutcome(0)
         away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
-        return Outcome(culprit.exit_code, culprit, request=self.request, away=away)
+        return JobOutcome(culprit.exit_code, culprit, request=self.request, away=away)
 
     def _not_started(self) -> tuple[str, ...]:
         """The hosts that keep the others from starting: those in trouble or, where none is, those that are late."""

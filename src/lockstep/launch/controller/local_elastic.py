@@ -22,7 +22,7 @@ from lockstep.launch.controller.signals import ignore_stopping, on_stopping
 from lockstep.launch.node.descendants import kill_descendants
 from lockstep.launch.node.worker_starter import Child, WorkerStarter, signal_group, start
 from lockstep.launch.output.display import OutputPlan, say
-from lockstep.launch.output.local_output import Output, Stream
+from lockstep.launch.output.local_output import LocalOutput, Stream
 from lockstep.launch.plan.horovodrun_plan import ElasticPlan
 from lockstep.launch.plan.hosts import names_of_this_machine, slots_here, slots_of
 from lockstep.launch.plan.job_plan import handed_on
@@ -39,7 +39,7 @@ class JobFailedError(Exception):
     """The job cannot go on; the message says why."""
 
 
-class StoppedError(Exception):
+class StopRequestedError(Exception):
     """A signal to the launcher."""
 
     def __init__(self, number: int) -> None:
@@ -47,7 +47,7 @@ class StoppedError(Exception):
 
 
 @dataclass(eq=False)
-class Worker:
+class SlotWorker:
     """A process on a slot. `after` is the generation it asks to leave, or None; `rank` counts in the present one."""
 
     slot: int
@@ -78,7 +78,7 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
         if plan.discovery_script:
             names = names_of_this_machine()
             discovery = Discovery(plan.discovery_script, plan.slots_per_host, partial(slots_here, names=names))
-        with Output(output_plan) as output:
+        with LocalOutput(output_plan) as output:
             driver = Driver(plan, output, lambda: slots_of(discovery.hosts) if discovery else plan.slots)
             try:
                 driver.run()
@@ -88,7 +88,7 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
     except JobFailedError as error:
         say(f"lockstep: {error}; all workers have ended")
         return FAILED
-    except StoppedError as error:
+    except StopRequestedError as error:
         say(f"\nlockstep: stopped by {error.signal.name}; all workers have ended")
         return 128 + error.signal
     finally:
@@ -98,17 +98,17 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
 
 
 def _stop(number: int, frame: Any) -> None:
-    raise StoppedError(number)
+    raise StopRequestedError(number)
 
 
-def ranked(members: Iterable[Worker], workers: Iterable[Worker]) -> list[Worker]:
+def ranked(members: Iterable[SlotWorker], workers: Iterable[SlotWorker]) -> list[SlotWorker]:
     """The next generation by rank: who was a member, in that order, then the others by slot."""
     living = list(workers)
     old = [worker for worker in members if worker in living]
     return old + sorted((worker for worker in living if worker not in old), key=lambda worker: worker.slot)
 
 
-def places(members: Sequence[Worker]) -> list[dict[str, int]]:
+def places(members: Sequence[SlotWorker]) -> list[dict[str, int]]:
     """Rank, local rank and size of each member; the members are in the order of ranks.
 
     The local rank is the slot and may exceed the size: a survivor keeps its GPU, and no new worker takes it.
@@ -123,17 +123,17 @@ class Driver:
         slots: How many slots this machine has at the moment.
     """
 
-    def __init__(self, plan: ElasticPlan, output: Output, slots: Callable[[], int]) -> None:
+    def __init__(self, plan: ElasticPlan, output: LocalOutput, slots: Callable[[], int]) -> None:
         self._plan = plan
         self._output = output
         self._slots = slots
         self._store, self._port = serve_store()
         self._store.set(CHANGES, "")
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, SlotWorker] = {}
         self._usable: set[int] = set()
         self._changes: list[int] = []
         self._generation = 0
-        self._members: list[Worker] = []
+        self._members: list[SlotWorker] = []
         self._members_store: Any = None
         self._lives: dict[int, int] = {}  # by slot: workers so far
         self._failures: dict[int, int] = {}
@@ -188,7 +188,7 @@ class Driver:
             elif not worker.dismissed:
                 self._finishing = True
 
-    def _note_failure(self, worker: Worker, code: int) -> None:
+    def _note_failure(self, worker: SlotWorker, code: int) -> None:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
         who = f"the worker of slot {worker.slot}" if worker.rank is None else f"worker {worker.rank}"
         text = f"{who} {how}"
@@ -233,7 +233,7 @@ class Driver:
         return [*held, *(slot for slot in range(slots) if slot not in held)][:slots]
 
     @property
-    def _survivors(self) -> list[Worker]:
+    def _survivors(self) -> list[SlotWorker]:
         """The members of the present generation that live and are to stay."""
         return [worker for worker in self._members if worker in self._workers.values() and not worker.dismissed]
 
@@ -256,7 +256,7 @@ class Driver:
             for slot in sorted(self._usable - self._workers.keys()):
                 self._workers[slot] = self._start(slot)
 
-    def _start(self, slot: int) -> Worker:
+    def _start(self, slot: int) -> SlotWorker:
         life = self._lives[slot] = self._lives.get(slot, -1) + 1
         variables = {
             **self._environment,
@@ -274,7 +274,7 @@ class Driver:
         child = forked[0] if forked else start(self._plan.job.command, variables, "none", writers)
         for stream in streams:
             stream.release()
-        return Worker(slot, worker_name(variables["HOROVOD_HOSTNAME"], slot, life), child, streams)
+        return SlotWorker(slot, worker_name(variables["HOROVOD_HOSTNAME"], slot, life), child, streams)
 
     def _dismiss(self) -> None:
         """Tell the workers that are not needed any more, and ask, to end; none while there are too few slots."""
@@ -304,12 +304,12 @@ class Driver:
             worker.rank = worker.streams[0].rank = worker.streams[1].rank = place["rank"]
             self._answer(worker, {**place, **common})
 
-    def _answer(self, worker: Worker, answer: Mapping[str, int]) -> None:
+    def _answer(self, worker: SlotWorker, answer: Mapping[str, int]) -> None:
         assert worker.after is not None
         self._store.set(answer_key(worker.name, worker.after), json.dumps(answer))
         worker.after = None
 
-    def _check_patience(self, members: Sequence[Worker]) -> None:
+    def _check_patience(self, members: Sequence[SlotWorker]) -> None:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now

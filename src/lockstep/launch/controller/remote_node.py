@@ -15,7 +15,6 @@ from lockstep.launch.connection.messages import (
     LIMIT_BYTES,
     Alive,
     Ended,
-    Error,
     Failing,
     Here,
     Message,
@@ -24,6 +23,7 @@ from lockstep.launch.connection.messages import (
     Output,
     Reached,
     Started,
+    Trouble,
     pack,
     receive,
 )
@@ -169,7 +169,7 @@ class Remote:
             match message:
                 case Output(worker, "stdout" | "stderr" as name, text):
                     await self._show(self._first_rank + worker, name, bytes_of(text))
-                case Error(text):
+                case Trouble(text):
                     self._lost(f"{self.node.host} {text}")
                 case Ended():
                     self._resolve(self.end, message)

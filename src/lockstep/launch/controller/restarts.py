@@ -16,7 +16,7 @@ from functools import partial
 
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
-from lockstep.launch.controller.job import STOPPED, Job, Outcome
+from lockstep.launch.controller.job import STOPPED, JobOutcome, LaunchedJob
 from lockstep.launch.controller.membership import Membership
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.node.snapshot_memory import new_path
@@ -154,7 +154,7 @@ class _Attempts:
                 self._resizing, self._verdict = False, _Verdict()
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
-                attempt = Job(self._numbered(plan, newcomers), self._display, self._direct_stdout, self._pool)
+                attempt = LaunchedJob(self._numbered(plan, newcomers), self._display, self._direct_stdout, self._pool)
                 watch = asyncio.create_task(self._watch(attempt, plan))
                 try:
                     outcome = await attempt.run(partial(self._judge, watch))
@@ -181,7 +181,7 @@ class _Attempts:
         most = self._options.max_restarts
         return replace(plan, snapshots=self._snapshots, newcomers=newcomers, restart=self._number, max_restarts=most)
 
-    def _judge(self, watch: asyncio.Task[None], outcome: Outcome) -> bool:
+    def _judge(self, watch: asyncio.Task[None], outcome: JobOutcome) -> bool:
         """Decide, once, whether the workers are to be started anew."""
         watch.cancel()  # the hosts do not matter any more to this attempt
         code = outcome.culprit.code if outcome.culprit else outcome.code
@@ -191,7 +191,7 @@ class _Attempts:
         self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
         return self._verdict.goes_on
 
-    def _say_why_not(self, outcome: Outcome) -> None:
+    def _say_why_not(self, outcome: JobOutcome) -> None:
         if outcome.request or not (outcome.culprit or outcome.trouble):
             return
         if outcome.culprit and outcome.culprit.final:
@@ -199,7 +199,7 @@ class _Attempts:
         elif self._restarts or not self._options.max_restarts:
             say(f"lockstep: the workers are not started anew once more: --max-restarts {self._options.max_restarts}")
 
-    def _given_up(self, attempt: Job, outcome: Outcome) -> int:
+    def _given_up(self, attempt: LaunchedJob, outcome: JobOutcome) -> int:
         """The exit code where there is no further start."""
         if not attempt.request:
             return outcome.exit_code(self._job.failure_code)
@@ -214,7 +214,7 @@ class _Attempts:
         count = "resized" if self._verdict.resized else f"restart {self._restarts} of {self._options.max_restarts}"
         say(f"lockstep: {count}, with {workers}{where}")
 
-    async def _wait_for_slots(self, attempt: Job, present: Sequence[str]) -> JobPlan | None:
+    async def _wait_for_slots(self, attempt: LaunchedJob, present: Sequence[str]) -> JobPlan | None:
         """The plan for the next start, when there are slots enough; None if there are not in time, or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
         seconds, told = self._timings.first_probe, False
@@ -235,7 +235,7 @@ class _Attempts:
                 told = True
             await asyncio.sleep(self._timings.look)
 
-    async def _watch(self, attempt: Job, plan: JobPlan) -> None:
+    async def _watch(self, attempt: LaunchedJob, plan: JobPlan) -> None:
         """While the workers run: have them stop and go on with others when the slots are others."""
         present, since = [node.host for node in plan.nodes], None
         while self._job.can_resize:

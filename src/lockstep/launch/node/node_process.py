@@ -23,7 +23,6 @@ from lockstep.launch.connection.messages import (
     NOBODY_SPOKE,
     Alive,
     End,
-    Error,
     Foreign,
     Here,
     Message,
@@ -32,6 +31,7 @@ from lockstep.launch.connection.messages import (
     Reached,
     Signal,
     Start,
+    Trouble,
     pack,
     receive,
 )
@@ -111,7 +111,7 @@ class Node:
         if not isinstance(error, (NodeError, OSError)):
             raise error
         with suppress(TimeoutError):  # where the launcher cannot be reached, what waits for it may leave no room
-            await asyncio.wait_for(self._send(Error(str(error))), self._timings.last_word)
+            await asyncio.wait_for(self._send(Trouble(str(error))), self._timings.last_word)
 
     async def _obey(self) -> int:
         """Do what the launcher says, until it is gone; the exit code."""
@@ -119,7 +119,7 @@ class Node:
         if message is None:
             return NOBODY_SPOKE
         if isinstance(message, Foreign):
-            await self._send(Error(f"has Lockstep {__version__}, which is not the launcher's"))
+            await self._send(Trouble(f"has Lockstep {__version__}, which is not the launcher's"))
             return 1
         while message:
             match message:

@@ -38,7 +38,7 @@ class Stream:
             self.writer = None
 
 
-class Output:
+class LocalOutput:
     """Carries the streams of workers on while a `with` block runs; at its end nothing that they wrote is lost.
 
     Raises:
@@ -52,7 +52,7 @@ class Output:
         self._selector.register(self._stop, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._carry, name="lockstep-output", daemon=True)
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> LocalOutput:
         self._thread.start()
         return self
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstep.report.document import Bars, Chart, Document, Intervals
+from lockstep.report.document import Bars, Chart, Document, ValueRanges
 from lockstep.report.draw.matplotlib_curves import draw_curves
 from lockstep.report.draw.palette import LIGHT, color_count
 from lockstep.report.draw.ticks import number, numbers_of, of_intervals
@@ -79,7 +79,7 @@ def write(document: Document, folder: Path) -> list[Path]:
                 files += _save(_draw_chart(part, LIGHT.line_colors(part, count)), folder, part.key)
             elif isinstance(part, Bars):
                 files += _save(_draw_bars(part), folder, part.key)
-            elif isinstance(part, Intervals):
+            elif isinstance(part, ValueRanges):
                 files += _save(_draw_intervals(part), folder, part.key)
     return files
 
@@ -146,7 +146,7 @@ def _draw_bars(bars: Bars) -> Figure:
     return figure
 
 
-def _draw_intervals(part: Intervals) -> Figure:
+def _draw_intervals(part: ValueRanges) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH_INCHES, 1.1 + 0.27 * len(part.rows)), layout="constrained")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from html import escape
 
-from lockstep.report.document import Interval, Intervals
+from lockstep.report.document import ValueRange, ValueRanges
 from lockstep.report.draw.ticks import number, of_intervals
 
 _NAMES, _PLOT, _FIGURES, _ROW, _ABOVE, _BELOW = 250, 400, 190, 26, 24, 44  # pixels
 _LONGEST_NAME = 38
 
 
-def draw(part: Intervals) -> str:
+def draw(part: ValueRanges) -> str:
     """The picture; a long name is cut, for the report's table has it."""
     place = _Axis(part)
     height = _ABOVE + _ROW * len(part.rows)
@@ -33,7 +33,7 @@ def draw(part: Intervals) -> str:
     return "\n".join([*lines, "</svg>"])
 
 
-def _row(row: Interval, place: _Axis, y: int) -> list[str]:
+def _row(row: ValueRange, place: _Axis, y: int) -> list[str]:
     name = row.name if len(row.name) <= _LONGEST_NAME else f"{row.name[: _LONGEST_NAME - 1]}…"
     low, middle, high = (place.of(value) for value in (row.low, row.middle, row.high))
     figures = f"{row.middle:.3g} ({row.low:.3g} to {row.high:.3g})"
@@ -47,7 +47,7 @@ def _row(row: Interval, place: _Axis, y: int) -> list[str]:
 class _Axis:
     """Where a value lies, in pixels from the left."""
 
-    def __init__(self, part: Intervals) -> None:
+    def __init__(self, part: ValueRanges) -> None:
         self._scale = math.log if part.is_wide else float
         ends = [self._scale(end) for end in (*part.ends, *of_intervals(part))]
         self._low, self._length = min(ends), (max(ends) - min(ends)) or 1.0

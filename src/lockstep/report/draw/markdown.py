@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lockstep.report.document import Bars, Chart, Document, Intervals, Section, Table, show
+from lockstep.report.document import Bars, Chart, Document, Section, Table, ValueRanges, show
 
 FIGURES = "figures"  # the folder of the images, beside RESULTS.md
 
@@ -30,8 +30,8 @@ def _section(section: Section) -> list[str]:
     return blocks
 
 
-def _image(part: Chart | Bars | Intervals) -> str:
-    what = part.x_label if isinstance(part, Intervals) else f"{part.y_label} against {part.x_label}"
+def _image(part: Chart | Bars | ValueRanges) -> str:
+    what = part.x_label if isinstance(part, ValueRanges) else f"{part.y_label} against {part.x_label}"
     about = f"{part.title}: {what}"
     return f"![{_plain(about)}]({FIGURES}/{part.key}.png)"
 

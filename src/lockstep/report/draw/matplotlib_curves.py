@@ -27,7 +27,7 @@ _REMARK_ROWS = 3
 _LETTER_SHARE = 0.0095  # of the axes' width, a letter of a remark
 
 
-class Curve(NamedTuple):
+class DrawnLine(NamedTuple):
     """What of a line can be drawn; NaN is a gap."""
 
     x: list[float]
@@ -58,7 +58,7 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
     return handles
 
 
-def drawable(line: Line, x_scale: Scale, y_scale: Scale) -> Curve:
+def drawable(line: Line, x_scale: Scale, y_scale: Scale) -> DrawnLine:
     """A line's points, without those that its scales cannot show: not finite, or not above zero on a logarithmic one.
 
     Points without x are left out, values without y are gaps. A line without a single value has no points.
@@ -73,15 +73,15 @@ def drawable(line: Line, x_scale: Scale, y_scale: Scale) -> Curve:
 
     y = values(line.y)
     if all(map(math.isnan, y)):
-        return Curve([], [], [], [])
-    return Curve([line.x[index] for index in kept], y, values(line.low), values(line.high))
+        return DrawnLine([], [], [], [])
+    return DrawnLine([line.x[index] for index in kept], y, values(line.low), values(line.high))
 
 
 def _fits(scale: Scale) -> Callable[[float], bool]:
     return math.isfinite if scale == "linear" else lambda value: math.isfinite(value) and value > 0
 
 
-def _draw_line(axes: Axes, line: Line, curve: Curve, colors: Sequence[str], is_crowded: bool) -> Artist:
+def _draw_line(axes: Axes, line: Line, curve: DrawnLine, colors: Sequence[str], is_crowded: bool) -> Artist:
     color = LIGHT.text if line.color is None else colors[line.color]
     number, is_long = line.color or 0, len(curve.x) > _FEW_POINTS
     is_marked = line.has_markers and not (is_crowded and is_long)

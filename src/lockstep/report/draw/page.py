@@ -15,7 +15,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from lockstep.report.document import Bars, Cell, Chart, Document, Intervals, Section, Table, show
+from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, ValueRanges, show
 from lockstep.report.draw.interval_svg import draw
 from lockstep.report.draw.matplotlib_curves import drawable
 from lockstep.report.draw.palette import DARK, LIGHT, Palette, color_count
@@ -126,13 +126,13 @@ def _section(section: Section, number: int, colors: int) -> str:
     return f'<section>\n<h2 id="section-{number}">{escape(section.title)}</h2>\n{text}{parts}</section>\n'
 
 
-def _part(part: Chart | Bars | Intervals | Table, colors: int) -> str:
+def _part(part: Chart | Bars | ValueRanges | Table, colors: int) -> str:
     if isinstance(part, Table):
         return _table(part)
-    return _intervals(part) if isinstance(part, Intervals) else _figure(part, colors)
+    return _intervals(part) if isinstance(part, ValueRanges) else _figure(part, colors)
 
 
-def _intervals(part: Intervals) -> str:
+def _intervals(part: ValueRanges) -> str:
     heading = f"<h3>{escape(part.title)}</h3>\n{_note(part.note)}"
     return f'<figure id="{escape(part.key)}">\n{heading}<div class="scroll">{draw(part)}</div>\n</figure>\n'
 

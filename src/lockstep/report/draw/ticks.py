@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lockstep.report.document import Chart, Intervals, Scale
+from lockstep.report.document import Chart, Scale, ValueRanges
 
 Numbers = Literal["plain", "bytes", "seconds"]
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -86,7 +86,7 @@ def powers(low: float, high: float, base: int) -> list[float]:
     return [float(base) ** power for power in range(first, last + 1, step)]
 
 
-def of_intervals(part: Intervals) -> list[float]:
+def of_intervals(part: ValueRanges) -> list[float]:
     """Round values of the axis of intervals, among them some within the ends."""
     low, high = part.ends
     if part.is_wide:

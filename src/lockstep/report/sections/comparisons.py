@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lockstep.report.document import Cell, Interval, Intervals, Section, Table
+from lockstep.report.document import Cell, Section, Table, ValueRange, ValueRanges
 from lockstep.report.read.fields import Record, mapping, numbers, text
 from lockstep.report.read.sources import Material
 from lockstep.report.read.studies import COMPARISON
@@ -39,7 +39,7 @@ def build(material: Material) -> Section | None:
     return Section("Benchmarks", parts=[*(chart for chart in charts if chart.rows), table])
 
 
-def _chart(index: int, name: str, record: Record) -> Intervals:
+def _chart(index: int, name: str, record: Record) -> ValueRanges:
     contestants = list(_contestants(record))
     first = contestants[0][0] if contestants else ""
     rows = []
@@ -48,10 +48,10 @@ def _chart(index: int, name: str, record: Record) -> Intervals:
         if quartiles and min(quartiles) > 0:
             interval = numbers(row, "interval", 2) or numbers(row, "wall_interval", 2)
             low, high = interval or (quartiles[0], quartiles[2])
-            rows.append(Interval(contestant, low, quartiles[1], high))
+            rows.append(ValueRange(contestant, low, quartiles[1], high))
     label = f"{text(record, 'unit') or 'the figure'}, as a ratio to {first}"
     note = "Medians of the ratios within rounds, with their 95 % intervals; of fewer than six rounds, with their range."
-    return Intervals(f"comparison-{index}", name, label, rows, (first, 1.0), note)
+    return ValueRanges(f"comparison-{index}", name, label, rows, (first, 1.0), note)
 
 
 def _rows(name: str, record: Record) -> Iterator[list[Cell]]:

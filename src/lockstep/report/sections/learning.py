@@ -14,7 +14,7 @@ TIME_NOTE = "Time is that of training alone, over all sessions; of TensorBoard f
 
 
 @dataclass(frozen=True)
-class _Figure:
+class _LearningChart:
     key: str
     title: str
     label: str
@@ -24,9 +24,11 @@ class _Figure:
 
 
 _FIGURES = (
-    _Figure("top1", "Top-1 accuracy", "top-1 (%)", 100, "Share of images whose class the network ranks first."),
-    _Figure("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
-    _Figure("loss", "Loss", "loss", 1, "Average over an epoch's images; that of training includes label smoothing."),
+    _LearningChart("top1", "Top-1 accuracy", "top-1 (%)", 100, "Share of images whose class the network ranks first."),
+    _LearningChart("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
+    _LearningChart(
+        "loss", "Loss", "loss", 1, "Average over an epoch's images; that of training includes label smoothing."
+    ),
 )
 
 
@@ -44,7 +46,7 @@ def build(material: Material) -> Section | None:
     return Section("Learning curves", text, parts)
 
 
-def _charts(runs: Sequence[Run], figure: _Figure) -> list[Chart]:
+def _charts(runs: Sequence[Run], figure: _LearningChart) -> list[Chart]:
     curves = _both_splits(runs, figure.key)
     if not curves:
         return []

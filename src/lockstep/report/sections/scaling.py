@@ -10,7 +10,7 @@ from lockstep.errors import DataError
 from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
-from lockstep.scaling_model import LEVEL, Model, Point, Series, fit, series_of
+from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Series, fit, series_of
 
 MODEL_REACH = 2  # the model is drawn up to so many times the largest measured count
 _MODES = {
@@ -46,7 +46,7 @@ class _Study:
     color: int
 
     @property
-    def base(self) -> Point:
+    def base(self) -> MeasuredPoint:
         return self.series.points[0]
 
     @property
@@ -224,15 +224,15 @@ def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     return charts
 
 
-def _epochs(point: Point) -> Sequence[float]:
+def _epochs(point: MeasuredPoint) -> Sequence[float]:
     return point.epoch_seconds
 
 
-def _trainings(point: Point) -> Sequence[float]:
+def _trainings(point: MeasuredPoint) -> Sequence[float]:
     return point.seconds
 
 
-def _time_lines(study: _Study, times_of: Callable[[Point], Sequence[float]], several: bool) -> list[Line]:
+def _time_lines(study: _Study, times_of: Callable[[MeasuredPoint], Sequence[float]], several: bool) -> list[Line]:
     known = {point.workers: times for point in study.series.points if (times := times_of(point))}
     if not known:
         return []

@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class _Figure:
+class _StorageChart:
     """A chart of several amounts, each with a word for the legend and a look."""
 
     key: str
@@ -31,7 +31,7 @@ class _Figure:
 
 
 _FIGURES = (
-    _Figure(
+    _StorageChart(
         "io-read",
         "Bytes read",
         "bandwidth (MB/s)",
@@ -40,7 +40,7 @@ _FIGURES = (
         "From storage: what disks had to deliver; network file systems count or not. Read calls count what the page "
         "cache, pipes and sockets gave, too.",
     ),
-    _Figure(
+    _StorageChart(
         "io-written",
         "Bytes written",
         "bandwidth (MB/s)",
@@ -49,7 +49,7 @@ _FIGURES = (
         "To storage: checkpoints, records and logs; network file systems count or not. Write calls count what went "
         "into pipes and sockets, too, such as gradients that Gloo sends to other workers.",
     ),
-    _Figure(
+    _StorageChart(
         "io-operations",
         "I/O operations",
         "operations a second",
@@ -57,7 +57,7 @@ _FIGURES = (
         (("read_operations", "reads", "solid"), ("write_operations", "writes", "dotted")),
         "System calls that read or write, files or else, of the workers and all processes that they started.",
     ),
-    _Figure(
+    _StorageChart(
         "io-disks",
         "The nodes' disks",
         "bandwidth (MB/s)",
@@ -65,7 +65,7 @@ _FIGURES = (
         (("node_disk_read_bytes", "read", "solid"), ("node_disk_written_bytes", "written", "dotted")),
         "All devices of the job's nodes, whoever used them.",
     ),
-    _Figure(
+    _StorageChart(
         "io-lustre",
         "Lustre",
         "bandwidth (MB/s)",
@@ -73,7 +73,7 @@ _FIGURES = (
         (("node_lustre_read_bytes", "read", "solid"), ("node_lustre_written_bytes", "written", "dotted")),
         "Of the job's nodes, whoever used it.",
     ),
-    _Figure(
+    _StorageChart(
         "io-network",
         "The nodes' network",
         "bandwidth (MB/s)",
@@ -101,7 +101,7 @@ def build(material: Material) -> tuple[Section | None, list[str]]:
     return Section("Storage and network", text, charts) if charts else None, warnings
 
 
-def _chart(figure: _Figure, found: Sequence[tuple[int, str, Rows]], longest: float) -> Chart | None:
+def _chart(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], longest: float) -> Chart | None:
     curves = [
         RunCurve(index, f"{name}, {word}", curve, look)
         for index, name, rows in found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table
 from lockstep.report.read.sources import Material
-from lockstep.scaling_model import Point, Series, series_of
+from lockstep.scaling_model import MeasuredPoint, Series, series_of
 
 _PARTS = {
     "data_wait": "waiting for data",
@@ -73,7 +73,7 @@ def _bars(series: Series, index: int) -> Bars:
     )
 
 
-def _milliseconds(point: Point, name: str) -> float:
+def _milliseconds(point: MeasuredPoint, name: str) -> float:
     return 1e3 * (point.split or {}).get(name, 0.0)
 
 

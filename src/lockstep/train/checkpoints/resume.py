@@ -42,7 +42,7 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[s
 
 
 @dataclass(frozen=True)
-class Start:
+class Beginning:
     """What a run begins with.
 
     Args:
@@ -68,7 +68,7 @@ class Start:
         return checkpoint_folder.run_folder_of(path) if path and checkpoint_folder.names_one(path) else None
 
 
-def find_start(config: TrainConfig, world: World) -> Start:
+def find_start(config: TrainConfig, world: World) -> Beginning:
     """What to go on from, the same on every worker.
 
     Where a run was named, or none, that is the newest checkpoint that is sound. Workers that are started anew go on
@@ -91,7 +91,7 @@ def find_start(config: TrainConfig, world: World) -> Start:
         found, notes = _find(config)
     path, again = world.from_main([str(found) if found else None, again])
     state = Path(path) if path else None
-    start = Start(state, again, verified=world.is_main, notes=tuple(notes))
+    start = Beginning(state, again, verified=world.is_main, notes=tuple(notes))
     if memory is None or not world.place.restart:
         return start
     snapshot = bring_newest(memory, world, after=checkpoint_folder.step_of(state) if state and again else NONE)
@@ -129,7 +129,7 @@ def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
     return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
-def open_folder(config: TrainConfig, world: World, start: Start) -> tuple[RunFolder, Checkpoints]:
+def open_folder(config: TrainConfig, world: World, start: Beginning) -> tuple[RunFolder, Checkpoints]:
     """The run's folder, created by rank 0, which alone writes checkpoints.
 
     Raises:
@@ -147,12 +147,12 @@ def open_folder(config: TrainConfig, world: World, start: Start) -> tuple[RunFol
     return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
 
 
-def _choose_run_path(config: TrainConfig, start: Start) -> Path:
+def _choose_run_path(config: TrainConfig, start: Beginning) -> Path:
     return config.run.run_dir or start.run or new_run_path(config)
 
 
 def restore(
-    start: Start,
+    start: Beginning,
     identity: dict[str, Any],
     weights: nn.Module,
     average: NoAverage,

@@ -17,7 +17,7 @@ from lockstep.config.schema import NumericsConfig
 from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW, Guard, RewindError, Training
-from lockstep.train.guards.nonfinite_trace import Buffers, Finding, trace
+from lockstep.train.guards.nonfinite_trace import Buffers, FirstBadNumber, trace
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
 
@@ -183,7 +183,7 @@ def _leave_out(job: Training, why: str) -> None:
         raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {job.advice()}")
 
 
-def _describe(job: Training, findings: Sequence[Finding]) -> str:
+def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
     """What is wrong in the step that is being taken, in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
@@ -195,7 +195,7 @@ def _where(job: Training, step: int) -> str:
     return f"step {step} (epoch {epoch}, learning rate {rate:g} now)"
 
 
-def _whose(findings: Sequence[Finding]) -> str:
+def _whose(findings: Sequence[FirstBadNumber]) -> str:
     bad = [
         f"worker {rank} on {finding.host} "
         + (f"has it first in {finding.what}" if finding.what else "had no memory to look where")

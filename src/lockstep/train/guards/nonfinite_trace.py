@@ -21,7 +21,7 @@ from lockstep.train.guards.base import Training
 from lockstep.train.losses import losses_of
 
 
-class Finding(NamedTuple):
+class FirstBadNumber(NamedTuple):
     """Of one worker: `what` is its first bad number, `loss` the sum of its samples' losses.
 
     `what` is "" where all are good; or nothing was found because there was no memory to look (then not `looked`).
@@ -70,7 +70,7 @@ class Buffers:
                 torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
-def trace(job: Training, passes: Sequence[Batch]) -> list[Finding]:
+def trace(job: Training, passes: Sequence[Batch]) -> list[FirstBadNumber]:
     """What each worker finds, by rank. Call it on all workers, with the step's passes and its weights still there."""
     for parameter in job.model.parameters():
         parameter.grad = None
@@ -87,7 +87,9 @@ def trace(job: Training, passes: Sequence[Batch]) -> list[Finding]:
         what, loss, looked = next(iter(weights), ""), 0.0, False
     finally:
         buffers.put_back()
-    return [Finding(*row) for row in job.world.gather([what, str(loss), bool(weights), socket.gethostname(), looked])]
+    return [
+        FirstBadNumber(*row) for row in job.world.gather([what, str(loss), bool(weights), socket.gethostname(), looked])
+    ]
 
 
 def _is_lack_of_memory(error: RuntimeError) -> bool:

@@ -27,10 +27,10 @@ def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strat
 
         return HorovodStrategy(world, parallel.compress)
     if name == "ddp":
-        from lockstep.train.strategies.compression import HALF_HOOKS, Compression, HalfCompression
+        from lockstep.train.strategies.compression import HALF_HOOKS, GradientCompression, HalfCompression
         from lockstep.train.strategies.ddp import DistributedStrategy
 
-        compression = Compression()
+        compression = GradientCompression()
         if parallel.compress == "powersgd":
             from lockstep.train.strategies.powersgd import PowerSGD
 

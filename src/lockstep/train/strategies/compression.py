@@ -20,7 +20,7 @@ HALF_HOOKS: dict[str, Callable[[Any, dist.GradBucket], Future]] = {
 }
 
 
-class Compression:
+class GradientCompression:
     """What the strategy asks of a compression, done without one: gradients travel as they are."""
 
     remembers_gradients = False
@@ -51,7 +51,7 @@ class Compression:
         """Go on from a state of any number of workers."""
 
 
-class HalfCompression(Compression):
+class HalfCompression(GradientCompression):
     """Gradients are summed in float16 or bfloat16: half the bytes of float32."""
 
     def __init__(self, kind: str):

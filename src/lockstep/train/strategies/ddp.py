@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lockstep.train.strategies.bare import bare_forward
 from lockstep.train.strategies.base import Strategy, Tensors
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm, has_other_buffers
-from lockstep.train.strategies.compression import Compression
+from lockstep.train.strategies.compression import GradientCompression
 from lockstep.world.world import World
 
 
@@ -31,7 +31,9 @@ class DistributedStrategy(Strategy):
 
     name = "ddp"
 
-    def __init__(self, world: World, compression: Compression, find_unused_parameters: bool, shard_optimizer: bool):
+    def __init__(
+        self, world: World, compression: GradientCompression, find_unused_parameters: bool, shard_optimizer: bool
+    ):
         super().__init__()
         self._world = world
         self._compression = compression

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.train.strategies.base import Tensors
-from lockstep.train.strategies.compression import Compression, Future
+from lockstep.train.strategies.compression import Future, GradientCompression
 from lockstep.world.world import World
 
 EARLIEST_START = 2  # torch's hook wants two plain steps
@@ -27,7 +27,7 @@ def start_step(total_steps: int) -> int:
     return max(EARLIEST_START, min(LATEST_START, round(SHARE_BEFORE_START * total_steps)))
 
 
-class PowerSGD(Compression):
+class PowerSGD(GradientCompression):
     """Factors of rank `rank` from `start_step(total_steps)` on.
 
     A bucket takes three all-reduces, each begun when the one before is done. Gloo ends them on threads of its own, so

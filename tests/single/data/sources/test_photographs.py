@@ -16,7 +16,7 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 
 from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data.pipeline.decode import centre, evaluation_pixels
-from lockstep.data.pipeline.loader_processes import FileSource, Request
+from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource
 from lockstep.data.sets import FileSplit, ImageData
 from lockstep.data.sources import image_folder
 
@@ -57,7 +57,7 @@ def _ours(photographs: ImageData) -> Figures:
     rows = []
     for epoch in range(EPOCHS):
         for samples in np.array_split(np.arange(len(split)), 12):
-            rows += [_figures(image) for image in source.__getitems__(Request(epoch, samples)).images]
+            rows += [_figures(image) for image in source.__getitems__(BatchRequest(epoch, samples)).images]
     return np.array(rows)
 
 

@@ -19,11 +19,11 @@ from lockstep.launch.connection.messages import (
     PROTOCOL,
     Alive,
     Answer,
+    FailedElsewhere,
     Introduction,
     Knock,
     Refused,
     Terms,
-    Verdict,
     WorkerFailure,
     pack,
     receive,
@@ -467,7 +467,7 @@ async def test_a_verdict_reaches_all_others(teller: int) -> None:
     others = [each for each in meetings if each is not meetings[teller]]
     await meetings[teller].tell(FAILURES)
     for other in others:
-        assert await other.verdict() == Verdict(socket.gethostname(), FAILURES)
+        assert await other.verdict() == FailedElsewhere(socket.gethostname(), FAILURES)
     await meetings[teller].close()  # and reads what comes until then
     assert not meetings[teller]._verdict.done()
     await close(*meetings)
@@ -496,7 +496,7 @@ async def test_a_lost_node_is_a_verdict_on_all_others() -> None:
         meetings = await asyncio.gather(leading, joining)
     writer.transport.abort()
     for other in meetings:
-        assert await other.verdict() == Verdict("far-away", ())
+        assert await other.verdict() == FailedElsewhere("far-away", ())
     await close(*meetings)
 
 
@@ -505,7 +505,7 @@ async def test_the_loss_of_the_first_node_is_a_verdict_on_all_others() -> None:
     first, *others = await meet(3)
     await first.close()
     for other in others:
-        assert await other.verdict() == Verdict("the first node", ())
+        assert await other.verdict() == FailedElsewhere("the first node", ())
     await close(*others)
 
 
@@ -518,7 +518,7 @@ async def test_a_silent_node_is_lost_but_those_that_live_are_not() -> None:
     for other in meetings:  # the standstill is this loop's, in which both sides of a connection live
         other._timings = Timings(heartbeat=0.01, standstill=0.1, silence=0.5)
     for other in meetings:
-        assert await other.verdict() == Verdict("silent", ())
+        assert await other.verdict() == FailedElsewhere("silent", ())
     await gone(reader)
     writer.close()
     await close(*meetings)
@@ -529,7 +529,7 @@ async def test_a_silent_first_node_is_lost() -> None:
     first, other = await meet(2)
     other._timings = Timings(heartbeat=0.01, standstill=0.1, silence=0.2)
     first._beating.cancel()
-    assert await other.verdict() == Verdict("the first node", ())
+    assert await other.verdict() == FailedElsewhere("the first node", ())
     await close(first, other)
 
 
@@ -546,7 +546,7 @@ async def test_a_node_that_stood_still_itself_does_not_take_it_for_silence() -> 
     awake = time.monotonic()
     await until(lambda: verdict.done() or first._peers[1].heard > awake)
     assert not verdict.done()
-    assert await verdict == Verdict("quiet", ())  # and then is missed
+    assert await verdict == FailedElsewhere("quiet", ())  # and then is missed
     writer.close()
     await first.close()
 
@@ -613,8 +613,8 @@ async def test_what_is_no_message_is_passed_over() -> None:
     for failures in ("1", "[1]", '[{"rank": 0}]'):
         writer.write(b'{"is": "verdict", "host": "odd", "failures": ' + failures.encode() + b"}\n")
     writer.write(b'nonsense\n{"is": "verdict", "host": 1}\n{"is": "no kind"}\n{"is": []}\n' + pack(Terms((), "")))
-    writer.write(pack(Verdict("a\x1b[1mb", FAILURES)))
-    assert await first.verdict() == Verdict("a\\x1b[1mb", FAILURES)
+    writer.write(pack(FailedElsewhere("a\x1b[1mb", FAILURES)))
+    assert await first.verdict() == FailedElsewhere("a\\x1b[1mb", FAILURES)
     assert first.terms == Terms((1, 1), "job")
     writer.close()
     await first.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.launch.controller.local_elastic import Worker, places, ranked
+from lockstep.launch.controller.local_elastic import SlotWorker, places, ranked
 
 
-def _worker(slot: int) -> Worker:
+def _worker(slot: int) -> SlotWorker:
     nothing: Any = None
-    return Worker(slot, f"localhost/{slot}/0", nothing, nothing)
+    return SlotWorker(slot, f"localhost/{slot}/0", nothing, nothing)
 
 
 def test_the_first_workers_are_ranked_by_slot() -> None:

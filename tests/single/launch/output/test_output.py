@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.launch.output.display import OutputPlan
 from lockstep.launch.output.line_splitter import BAR_SECONDS, Lines
-from lockstep.launch.output.local_output import Output
+from lockstep.launch.output.local_output import LocalOutput
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -43,7 +43,7 @@ def test_a_bar_that_was_just_shown_is_not_shown_twice() -> None:
 
 
 def test_streams_are_prefixed_and_kept_in_files(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    with Output(OutputPlan(11, folder=tmp_path)) as output:
+    with LocalOutput(OutputPlan(11, folder=tmp_path)) as output:
         first, second, error = output.open(0, "stdout"), output.open(10, "stdout"), output.open(10, "stderr")
         os.write(first.writer, b"to")
         os.write(second.writer, b"whole\n")
@@ -58,7 +58,7 @@ def test_streams_are_prefixed_and_kept_in_files(tmp_path: Path, capfdbinary: pyt
 
 
 def test_nothing_is_lost_when_much_is_written_at_the_end(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    with Output(OutputPlan(1)) as output:
+    with LocalOutput(OutputPlan(1)) as output:
         stream = output.open(0, "stdout")
         with open(stream.path, "wb") as writer:
             writer.writelines(b"%d\n" % number for number in range(50_000))
@@ -70,7 +70,7 @@ def test_what_cannot_be_written_is_said_once_and_the_rest_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rank.0").write_text("in the way")
-    with Path("/dev/full").open("w") as full, Output(OutputPlan(1, folder=tmp_path)) as output:
+    with Path("/dev/full").open("w") as full, LocalOutput(OutputPlan(1, folder=tmp_path)) as output:
         monkeypatch.setattr("sys.stdout", full)
         out, error = output.open(0, "stdout"), output.open(0, "stderr")
         for _ in range(9):
@@ -85,7 +85,7 @@ def test_what_cannot_be_written_is_said_once_and_the_rest_is_shown(
 def test_a_folder_that_cannot_be_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output-filename .*file"):
-        Output(OutputPlan(1, folder=tmp_path / "file"))
+        LocalOutput(OutputPlan(1, folder=tmp_path / "file"))
 
 
 def test_a_line_may_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
