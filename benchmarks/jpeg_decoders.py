@@ -29,7 +29,7 @@ from PIL import Image
 from torchvision import io
 
 from lockstep.data.augment.crop import RandomCrop
-from lockstep.data.augment.draws import Draws
+from lockstep.data.augment.random_draws import Draws
 from lockstep.data.pipeline import decode as decoding
 from lockstep.data.pipeline.decode import Box
 

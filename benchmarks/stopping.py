@@ -23,7 +23,7 @@ from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job
-from lockstep.train.stopping.requests import Stopping, StoppingTogether
+from lockstep.train.stopping.stop_requests import Stopping, StoppingTogether
 from lockstep.world.world import World
 
 STEPS, BATCH, WORKERS = 50, 32, 2

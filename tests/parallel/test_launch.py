@@ -18,7 +18,7 @@ from runs import final_weights
 
 from lockstep.errors import StoppedError
 from lockstep.files.jsonl import read_records
-from lockstep.launch.connection.reachability import proof
+from lockstep.launch.protocol.reachability import proof
 from lockstep.world.world import usable_cores
 
 SECRET = "5ec2e7" * 5

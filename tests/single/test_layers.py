@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Container
 
 import pytest
 from layers import LAYERS, WITHOUT_TORCH, imports, modules, part
@@ -23,23 +25,14 @@ def test_imports_go_down_only() -> None:
     assert not breaches, breaches
 
 
-def test_no_two_modules_import_each_other_at_import_time() -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Neither when they are imported nor later, nor for types alone."""
     files = modules()
-    graph: dict[str, set[str]] = {}
-    for module, path in files.items():
-        tree = ast.parse(path.read_text())
-        graph[module] = set()
-        for node in tree.body:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lockstep"):
-                base = (node.module or "").removeprefix("lockstep").removeprefix(".")
-                for alias in node.names:
-                    member = f"{base}.{alias.name}".removeprefix(".")
-                    graph[module].add(member if member in files else base)
-        graph[module] &= files.keys() - {module}
+    graph = {module: {owner(name, files) for name in imports(path)} - {module} for module, path in files.items()}
     done: set[str] = set()
 
     def visit(module: str, way: tuple[str, ...]) -> None:
-        assert module not in way, f"cycle: {' -> '.join([*way, module])}"
+        assert module not in way, f"circle: {' -> '.join([*way, module])}"
         if module not in done:
             for target in sorted(graph[module]):
                 visit(target, (*way, module))
@@ -47,6 +40,48 @@ def test_no_two_modules_import_each_other_at_import_time() -> None:
 
     for module in graph:
         visit(module, ())
+
+
+def owner(name: str, files: Container[str]) -> str:
+    """The module that an imported name is, or is in."""
+    while name not in files:
+        name = name.rpartition(".")[0] if "." in name else "__init__"
+    return name
+
+
+def test_a_class_name_means_one_class() -> None:
+    found: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    assert not {name: where for name, where in found.items() if len(where) > 1}
+
+
+def test_no_modules_have_names_that_differ_by_an_ending() -> None:
+    """Where they are not commands, which are named for what users type."""
+    found: dict[str, str] = {}
+    for module in modules():
+        if not module.startswith("cli."):
+            found[module.rpartition(".")[2]] = module
+    alike = [(found[name], found[name + ending]) for name in found for ending in ENDINGS if name + ending in found]
+    assert not alike
+
+
+ENDINGS = ("s", "es", "d", "ed", "r", "er", "ing", "ings")
+
+
+def test_no_folder_has_more_than_18_modules() -> None:
+    count = Counter(module.rpartition(".")[0] for module, path in modules().items() if path.name != "__init__.py")
+    assert max(count.values()) <= 18, count.most_common(3)
+
+
+def test_every_package_has_a_map_of_at_most_12_lines() -> None:
+    for module, path in modules().items():
+        if path.name == "__init__.py":
+            text = ast.get_docstring(ast.parse(path.read_text()))
+            assert text, module
+            assert len(text.splitlines()) <= 12, module
 
 
 @pytest.mark.cold

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.data.packed.reading import is_packed
+from lockstep.data.packed.pack_reader import is_packed
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.launch.plan.allocation import find_allocation

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.data.packed import writing
+from lockstep.data.packed import pack_writer
 from lockstep.data.packed.encode import Encoding
 
 
 def pack_folder(folder: Path, out: Path) -> Path:
     """Pack a folder as it is, with several tar files, in this process."""
-    writing.write(writing.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
+    pack_writer.write(pack_writer.make_plan(folder, out, Encoding(), 8192), 1, lambda count: None)
     return out
 
 

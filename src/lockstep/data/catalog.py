@@ -58,11 +58,11 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
         return torchvision_sets.load(source, config.data_dir, download)
 
-    from lockstep.data.packed import reading
+    from lockstep.data.packed import pack_reader
     from lockstep.data.sources import image_folder
 
     path = locate(config)
-    return reading.load(path, config) if reading.is_packed(path) else image_folder.load(path, config)
+    return pack_reader.load(path, config) if pack_reader.is_packed(path) else image_folder.load(path, config)
 
 
 def locate(config: DataConfig) -> Path:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import __version__
 from lockstep.doctor.machine import examine
 from lockstep.errors import LockstepError, first_line
-from lockstep.launch.connection.reachability import listen
+from lockstep.launch.protocol.reachability import listen
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO
 from lockstep.world.interfaces import VIRTUAL, addresses

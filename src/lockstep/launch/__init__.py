@@ -6,6 +6,6 @@
 | `controller` | carries a plan out, from where the user typed the command |
 | `node` | runs on each host, beside the workers: starts, watches and ends them |
 | `forking` | has workers forked from one process that has imported torch |
-| `connection` | what the controller and the nodes tell each other |
+| `protocol` | what the controller and the nodes tell each other |
 | `output` | what workers print, and how it reaches the user |
 """

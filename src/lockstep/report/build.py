@@ -11,12 +11,12 @@ from lockstep.report.sections import (
     batch,
     collectives,
     comparisons,
-    environments,
     large_batch,
     learning,
     loading,
     loss_scale,
     results,
+    run_environments,
     scaling,
     storage,
     throughput,
@@ -44,7 +44,7 @@ def build(material: Material, title: str) -> Document:
         large_batch.build(material),
         comparisons.build(material),
         loss_scale.build(material),
-        environments.build(material),
+        run_environments.build(material),
     ]
     return Document(
         title=title,

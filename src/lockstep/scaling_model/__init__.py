@@ -4,7 +4,7 @@
 docs/howto/studies.md has the formula.
 """
 
-from lockstep.scaling_model.model import LEVEL, LeftOutPoint, Model, Prediction, fit
+from lockstep.scaling_model.fitted_model import LEVEL, LeftOutPoint, Model, Prediction, fit
 from lockstep.scaling_model.series import MeasuredPoint, Series, machine_of, series_of
 from lockstep.scaling_model.times import Parameter
 

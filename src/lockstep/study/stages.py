@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import geometric
-from lockstep.data.augment.draws import Draws, Indices
 from lockstep.data.augment.mixing import Mixing, mixes
+from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw, Source, UserSource, as_it_is

@@ -24,7 +24,7 @@ from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
 from lockstep.train.optim.batch_plan import plan_batches
 from lockstep.train.precision import build_precision
-from lockstep.train.reporting import list_left_out
+from lockstep.train.run_records import list_left_out
 from lockstep.train.setup import build_val_loader, load_data, place_model
 from lockstep.world.world import World
 

@@ -27,7 +27,7 @@ from lockstep.train.optim.schedule import Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, logger
-from lockstep.train.stopping.requests import Stopping
+from lockstep.train.stopping.stop_requests import Stopping
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import Tracker
 from lockstep.world.world import World

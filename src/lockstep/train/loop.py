@@ -26,7 +26,8 @@ from lockstep.train.job import Job
 from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import clip_gradients, set_rate
-from lockstep.train.reporting import (
+from lockstep.train.rewind import rewind
+from lockstep.train.run_records import (
     ReportInterval,
     report_evaluation,
     report_overflow,
@@ -34,7 +35,6 @@ from lockstep.train.reporting import (
     report_stop,
     report_training,
 )
-from lockstep.train.rewind import rewind
 from lockstep.train.saving import finish_saving, save
 
 

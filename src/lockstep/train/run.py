@@ -21,8 +21,8 @@ from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
 from lockstep.train.optim.schedule import peak_rate
-from lockstep.train.reporting import list_left_out
 from lockstep.train.run_folder import logger, start_log
+from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.world import batch_time_left

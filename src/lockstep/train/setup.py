@@ -41,7 +41,7 @@ from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.schedule import build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.progress import Progress
-from lockstep.train.stopping.requests import build_stopping
+from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.train.strategies import build_strategy
 from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator

@@ -348,7 +348,7 @@ def _pack(folder: Path) -> Path:
 
 def _of_pack(name: str) -> Make:
     def make(folder: Path) -> Target:
-        from lockstep.data.packed import reading as packed
+        from lockstep.data.packed import pack_reader as packed
         from lockstep.data.sources import verify
 
         pack = _pack(folder)
@@ -603,7 +603,7 @@ def launcher_variables(folder: Path) -> Target:
 
 @target
 def launcher_messages(folder: Path) -> Target:
-    from lockstep.launch.connection.messages import LIMIT_BYTES, receive
+    from lockstep.launch.protocol.messages import LIMIT_BYTES, receive
 
     async def hear(data: bytes) -> None:
         reader = asyncio.StreamReader(limit=LIMIT_BYTES)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from lockstep.cli.data.jobs import Jobs, check_jobs, cores
+from lockstep.cli.data.processes_flag import Jobs, check_jobs, cores
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
 
@@ -50,11 +50,11 @@ def main(words: Sequence[str]) -> int:
 
     encoding = Encoding(command.short_side, command.format, command.quality)
     from lockstep.cli.data.progress import progress
-    from lockstep.data.packed import writing
+    from lockstep.data.packed import pack_writer
 
-    plan = writing.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
+    plan = pack_writer.make_plan(command.folder, command.out, encoding, command.shard_mb << 20, command.skip_corrupt)
     with progress("packing", plan.samples, "images") as advance:
-        manifest = writing.write(plan, cores(command.jobs), advance)
+        manifest = pack_writer.write(plan, cores(command.jobs), advance)
     parts = manifest.splits.values()
     for path in (path for part in parts for path in part.left_out):
         print(f"left out: {path}")

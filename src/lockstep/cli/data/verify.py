@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from lockstep.cli.data.jobs import Jobs, check_jobs, cores
+from lockstep.cli.data.processes_flag import Jobs, check_jobs, cores
 from lockstep.cli.parse import parse
 from lockstep.errors import DataError
 

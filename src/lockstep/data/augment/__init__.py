@@ -1,5 +1,6 @@
 """Random changes of images, each drawn by (seed, epoch, sample): the same for any number of workers.
 
-`draws` draws; `crop` chooses the part of an image that is decoded, `geometric` shifts, mirrors, turns and cuts out,
-`rand_augment` is RandAugment, `mixing` is MixUp and CutMix, and `progressive` changes the image size over a training.
+`random_draws` draws; `crop` chooses the part of an image that is decoded, `geometric` shifts, mirrors, turns and cuts
+out, `rand_augment` is RandAugment, `mixing` is MixUp and CutMix, and `progressive` changes the image size over a
+training.
 """

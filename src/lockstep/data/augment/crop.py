@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from lockstep.data.augment.draws import Draws
+from lockstep.data.augment.random_draws import Draws
 from lockstep.data.pipeline.decode import Box
 
 ATTEMPTS = 10

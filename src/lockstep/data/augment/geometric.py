@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment.draws import Draws
+from lockstep.data.augment.random_draws import Draws
 from lockstep.data.pipeline.sending import send
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.config.schema import AugmentConfig
-from lockstep.data.augment.draws import Draws, Indices
+from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.sending import send
 

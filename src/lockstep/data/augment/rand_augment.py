@@ -14,7 +14,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from lockstep.data.augment.draws import Draws
+from lockstep.data.augment.random_draws import Draws
 from lockstep.data.pipeline.sending import send
 
 MAGNITUDES = 30

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
 from lockstep.data.packed.encode import Encoding
-from lockstep.data.packed.reading import BLOCK
+from lockstep.data.packed.pack_reader import BLOCK
 from lockstep.data.process_pool import Advance
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.files.jsonl import write_json

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment.crop import RandomCrop
-from lockstep.data.augment.draws import Draws, Indices
 from lockstep.data.augment.geometric import mirrored
 from lockstep.data.augment.progressive import Sizes, side_at
+from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, centre, decode

@@ -14,8 +14,8 @@ import torch
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import geometric
-from lockstep.data.augment.draws import Draws, Indices
 from lockstep.data.augment.progressive import Sizes, resize, side_at
+from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import Pool
 from lockstep.data.pipeline.sending import send

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.packed.reading import SPLITS, Manifest, PackedSplit, is_packed, splits
+from lockstep.data.packed.pack_reader import SPLITS, Manifest, PackedSplit, is_packed, splits
 from lockstep.data.pipeline.image_header import header
 from lockstep.data.sets import EncodedSplit, FileSplit
 from lockstep.data.sources.folder_listing import list_images

@@ -11,7 +11,16 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.packed.reading import INDEX_FILE, ROW, SPLITS, Manifest, PackedPart, Shard, is_packed, member_name
+from lockstep.data.packed.pack_reader import (
+    INDEX_FILE,
+    ROW,
+    SPLITS,
+    Manifest,
+    PackedPart,
+    Shard,
+    is_packed,
+    member_name,
+)
 from lockstep.data.process_pool import Advance, run_all
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import DataError

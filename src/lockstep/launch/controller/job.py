@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.errors import LockstepError, StoppedError
-from lockstep.launch.connection.messages import (
+from lockstep.launch.controller.failure import Failure, first
+from lockstep.launch.controller.node_pool import NodePool
+from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
+from lockstep.launch.controller.start_errors import StartError, disagreement
+from lockstep.launch.node.descendants import allow_many_files
+from lockstep.launch.output.display import Display, OutputPlan, say
+from lockstep.launch.output.worker_output import Screen
+from lockstep.launch.plan.job_plan import SECRET, JobPlan, handed_on
+from lockstep.launch.protocol.messages import (
     End,
     Ended,
     Failing,
@@ -31,14 +39,6 @@ from lockstep.launch.connection.messages import (
     Started,
     WorkerFailure,
 )
-from lockstep.launch.controller.failure import Failure, first
-from lockstep.launch.controller.node_pool import NodePool
-from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
-from lockstep.launch.controller.start_errors import StartError, disagreement
-from lockstep.launch.node.descendants import allow_many_files
-from lockstep.launch.output.display import Display, OutputPlan, say
-from lockstep.launch.output.worker_output import Screen
-from lockstep.launch.plan.job_plan import SECRET, JobPlan, handed_on
 from lockstep.world.store import LOOPBACK
 
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides

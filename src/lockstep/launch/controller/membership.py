@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from lockstep.errors import ConfigError
-from lockstep.launch.connection.messages import NOBODY_SPOKE
 from lockstep.launch.output.display import say
 from lockstep.launch.plan.hosts import Host, first_slots, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.messages import NOBODY_SPOKE
 
 
 def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:

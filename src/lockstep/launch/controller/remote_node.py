@@ -11,7 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lockstep.launch.connection.messages import (
+from lockstep.launch.controller.start_errors import StartError, why_not_started
+from lockstep.launch.output.display import Name
+from lockstep.launch.plan.job_plan import NodePlan, handed_on
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Alive,
     Ended,
@@ -27,11 +31,7 @@ from lockstep.launch.connection.messages import (
     pack,
     receive,
 )
-from lockstep.launch.connection.pipes import bytes_of
-from lockstep.launch.controller.start_errors import StartError, why_not_started
-from lockstep.launch.output.display import Name
-from lockstep.launch.plan.job_plan import NodePlan, handed_on
-from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.pipes import bytes_of
 
 LAST_WORDS_BYTES = 1 << 13
 STAGES = (Here, Reached, Met, Started)  # of a start, in this order

@@ -1,8 +1,8 @@
 """One host's part of a job, beside its workers; nothing of it stays behind.
 
-Start with `node_process`, which obeys the controller, and `guard`, the process above it. `host_workers` is one start
-of the workers; `worker_starter` starts them, `worker_watch` notices who has died and ends the others; `cpu_binding`
-and `gpus` share the machine out. `parent_death` and `descendants` end what they have started, `dead_sockets` removes
-what the dead leave, `snapshot_memory` keeps what outlives them. `job_store` serves the workers' store, and
-`function_worker` is a worker of horovod.run.
+Start with `node_process`, which obeys the controller, and `node_guard`, the process above it. `host_workers` is one
+start of the workers; `worker_starter` starts them, `worker_watch` notices who has died and ends the others;
+`cpu_binding` and `gpus` share the machine out. `parent_death` and `descendants` end what they have started,
+`dead_sockets` removes what the dead leave, `snapshot_memory` keeps what outlives them. `job_store` serves the workers'
+store, and `function_worker` is a worker of horovod.run.
 """

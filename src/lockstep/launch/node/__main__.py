@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from lockstep.launch.node import guard, node_process
+from lockstep.launch.node import node_guard, node_process
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(lambda scratch: asyncio.run(node_process.serve(scratch))))
+    sys.exit(node_guard.guarded(lambda scratch: asyncio.run(node_process.serve(scratch))))

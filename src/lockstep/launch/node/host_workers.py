@@ -15,15 +15,15 @@ from tempfile import mkdtemp
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.launch.connection.handshake import MeetingError
-from lockstep.launch.connection.meeting import Meeting
-from lockstep.launch.connection.messages import Ended, Failing, Message, Met, NodeJob, Output, Start, Started, Terms
-from lockstep.launch.connection.pipes import reader_of, text_of
-from lockstep.launch.connection.reachability import Doors, listen, proof
 from lockstep.launch.node.descendants import kill_descendants
 from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.launch.protocol.handshake import MeetingError
+from lockstep.launch.protocol.meeting import Meeting
+from lockstep.launch.protocol.messages import Ended, Failing, Message, Met, NodeJob, Output, Start, Started, Terms
+from lockstep.launch.protocol.pipes import reader_of, text_of
+from lockstep.launch.protocol.reachability import Doors, listen, proof
 from lockstep.world.interfaces import (
     address_towards,
     addresses,

@@ -1,10 +1,10 @@
 """One host's guard of a job: starts the workers there, carries their output, and leaves nothing behind.
 
 The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh and
-its like, and speaks with it over its standard streams (`lockstep.launch.connection.messages`). When the launcher falls
+its like, and speaks with it over its standard streams (`lockstep.launch.protocol.messages`). When the launcher falls
 silent, be it killed or cut off, the job's processes on this host end. When this process is killed, its workers die with
-it, and the process that has started it (`lockstep.launch.node.guard`) ends what they have started. It stays for another
-start of the workers.
+it, and the process that has started it (`lockstep.launch.node.node_guard`) ends what they have started. It stays for
+another start of the workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import __version__
-from lockstep.launch.connection.messages import (
+from lockstep.launch.node import node_guard
+from lockstep.launch.node.descendants import adopt_orphans, allow_many_files
+from lockstep.launch.node.host_workers import HostWorkers, NodeError
+from lockstep.launch.node.snapshot_memory import SnapshotMemory
+from lockstep.launch.node.worker_starter import WorkerStarter
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.messages import (
     NOBODY_SPOKE,
     Alive,
     End,
@@ -35,14 +41,8 @@ from lockstep.launch.connection.messages import (
     pack,
     receive,
 )
-from lockstep.launch.connection.pipes import reader_of, writer_to
-from lockstep.launch.connection.reachability import Doors, reachable
-from lockstep.launch.node import guard
-from lockstep.launch.node.descendants import adopt_orphans, allow_many_files
-from lockstep.launch.node.host_workers import HostWorkers, NodeError
-from lockstep.launch.node.snapshot_memory import SnapshotMemory
-from lockstep.launch.node.worker_starter import WorkerStarter
-from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.pipes import reader_of, writer_to
+from lockstep.launch.protocol.reachability import Doors, reachable
 from lockstep.world.interfaces import addresses
 
 
@@ -145,7 +145,7 @@ class Node:
             self._heartbeat.set()
         if job.snapshots:
             self._memory = SnapshotMemory(Path(job.snapshots), job.newcomer)
-            guard.note_snapshots(self._scratch, job.snapshots)
+            node_guard.note_snapshots(self._scratch, job.snapshots)
         try:
             os.chdir(job.folder)
         except OSError as error:

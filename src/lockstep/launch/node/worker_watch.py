@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.launch.connection.messages import WorkerFailure
 from lockstep.launch.node.worker_starter import Child, signal_group
 from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.messages import WorkerFailure
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
+from lockstep.report.read.lockstep_runs import METRICS, read_run
 from lockstep.report.read.run import Run
-from lockstep.report.read.run_folders import METRICS, read_run
 from lockstep.report.read.run_labels import distinct_names
 from lockstep.report.read.studies import read_study
 from lockstep.report.read.tensorboard import EVENTS, event_files, read_tensorboard

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.files.jsonl import read_records
 from lockstep.report.read.fields import number, text
-from lockstep.report.read.run_folders import describe_damage
+from lockstep.report.read.lockstep_runs import describe_damage
 
 COMPARISON = "comparison"  # written by benchmarks/harness.py
 KINDS = ("scaling", "batch", "collectives", "loading", COMPARISON)

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data.augment.draws import Indices
+from lockstep.data.augment.random_draws import Indices
 from lockstep.data.pipeline.readers import Reader
 from lockstep.data.sets import MemorySplit, Split
 from lockstep.world.world import World, usable_cores

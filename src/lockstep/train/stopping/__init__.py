@@ -1,1 +1,4 @@
-"""Stopping after a step, with a checkpoint: on a signal to a worker (`requests`) or near a time limit (`deadline`)."""
+"""Stopping after a step, with a checkpoint.
+
+`stop_requests` sees to signals to any worker, `deadline` to time limits that come near.
+"""

@@ -16,7 +16,7 @@ from torchvision.transforms.functional import affine
 
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import geometric
-from lockstep.data.augment.draws import Draws
+from lockstep.data.augment.random_draws import Draws
 
 SHAPES = [(1, 5, 7), (3, 6, 9), (3, 8, 8)]
 

@@ -10,8 +10,8 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import RandAugment
 
-from lockstep.data.augment.draws import Draws
 from lockstep.data.augment.rand_augment import CHANGES, SIGNED, rand_augment_
+from lockstep.data.augment.random_draws import Draws
 
 # Our name, torchvision's.
 PEERS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from packs import pack_folder
 
-from lockstep.data.packed.reading import ROW, Manifest, splits
+from lockstep.data.packed.pack_reader import ROW, Manifest, splits
 from lockstep.data.sources import verify
 from lockstep.data.sources.describe import describe
 from lockstep.errors import DataError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.launch.connection.messages import NodeJob
 from lockstep.launch.controller.remote_node import Remote
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.messages import NodeJob
 
 JOB = NodeJob(
     node=0,

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.connection.messages import WorkerFailure
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.messages import WorkerFailure
 
 PATIENCE_SECONDS = 60.0  # of a test that has failed
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1000; done"

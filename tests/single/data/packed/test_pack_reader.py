@@ -21,9 +21,9 @@ from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.batch import Batch
 from lockstep.data.loaders import TrainLoader, reader_for
-from lockstep.data.packed import writing
+from lockstep.data.packed import pack_writer
 from lockstep.data.packed.encode import Encoding
-from lockstep.data.packed.reading import Manifest, PackedSplit, is_packed, splits
+from lockstep.data.packed.pack_reader import Manifest, PackedSplit, is_packed, splits
 from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.data.sharding import Sharding
@@ -202,9 +202,10 @@ def test_a_folder_with_somebody_elses_dataset_json_is_a_folder(folder: Path) -> 
 
 
 def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Path) -> None:
-    writing.write(writing.make_plan(folder, tmp_path / "many", Encoding(), 1), 1, lambda count: None)  # one image each
+    plan = pack_writer.make_plan(folder, tmp_path / "many", Encoding(), 1)  # one image each
+    pack_writer.write(plan, 1, lambda count: None)
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.packed.reading import *\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.packed.pack_reader import *\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"
         "assert len(train.shards) == 40 and all(train.read(sample) for sample in range(40))"
@@ -214,9 +215,9 @@ def test_more_shards_than_files_may_be_open_at_first(folder: Path, tmp_path: Pat
 
 
 def test_too_few_files_that_may_be_open_are_not_corrupt_images(folder: Path, tmp_path: Path) -> None:
-    writing.write(writing.make_plan(folder, tmp_path / "many", Encoding(), 1), 1, lambda count: None)
+    pack_writer.write(pack_writer.make_plan(folder, tmp_path / "many", Encoding(), 1), 1, lambda count: None)
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.packed.reading import *\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom lockstep.data.packed.pack_reader import *\n"
         "from lockstep.data.pipeline.decode import decode\nfrom lockstep.errors import *\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "train, _ = splits(Path(sys.argv[1]), Manifest.read(Path(sys.argv[1])))\n"

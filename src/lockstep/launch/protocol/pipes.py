@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from lockstep.launch.connection.messages import LIMIT_BYTES
+from lockstep.launch.protocol.messages import LIMIT_BYTES
 
 
 async def reader_of(descriptor: int) -> asyncio.StreamReader:

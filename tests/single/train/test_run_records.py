@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.train import reporting
-from lockstep.train.reporting import ReportInterval
+from lockstep.train import run_records
+from lockstep.train.run_records import ReportInterval
 from lockstep.world import accelerator
 
 LOADER, HOST, STEPS = 0.090, 0.015, 50  # seconds a batch, seconds of the host's work a step
@@ -69,7 +69,7 @@ def test_waiting_is_the_devices_where_it_has_streams_else_the_hosts(
     seconds_of_step: float, on_host: float, on_device: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()
-    monkeypatch.setattr(reporting.time, "perf_counter", lambda: clocks.host)
+    monkeypatch.setattr(run_records.time, "perf_counter", lambda: clocks.host)
     assert _waited(clocks, seconds_of_step) == pytest.approx(on_host, abs=0.02)
     clocks.__init__()  # type: ignore[misc]
     monkeypatch.setattr(accelerator, "overlaps", lambda device: True)

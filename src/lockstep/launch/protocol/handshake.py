@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from lockstep.errors import LockstepError
 from lockstep.files.untrusted import printable
-from lockstep.launch.connection.messages import (
+from lockstep.launch.plan.job_plan import SECRET
+from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Answer,
     Foreign,
@@ -28,8 +29,7 @@ from lockstep.launch.connection.messages import (
     pack,
     unpack,
 )
-from lockstep.launch.connection.reachability import CHALLENGE_BYTES, proof
-from lockstep.launch.plan.job_plan import SECRET
+from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
 
 UNPROVEN_BYTES = 1 << 10  # of one message; a host name takes at most 255
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

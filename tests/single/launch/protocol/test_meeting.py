@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.connection import meeting as module
-from lockstep.launch.connection.handshake import MeetingError, Newcomer, StrangerError, Streams, admit, introduce
-from lockstep.launch.connection.meeting import Meeting
-from lockstep.launch.connection.messages import (
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol import meeting as module
+from lockstep.launch.protocol.handshake import MeetingError, Newcomer, StrangerError, Streams, admit, introduce
+from lockstep.launch.protocol.meeting import Meeting
+from lockstep.launch.protocol.messages import (
     PROTOCOL,
     Alive,
     Answer,
@@ -29,8 +30,7 @@ from lockstep.launch.connection.messages import (
     receive,
     unpack,
 )
-from lockstep.launch.connection.reachability import listen
-from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.reachability import listen
 
 GUARD_SECONDS = 100.0
 HOME = "127.0.0.1"

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from lockstep.errors import StoppedError
 from lockstep.train import fit
-from lockstep.train.stopping.requests import REQUESTS, Stopping
+from lockstep.train.stopping.stop_requests import REQUESTS, Stopping
 
 
 @pytest.fixture

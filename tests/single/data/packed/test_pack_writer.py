@@ -23,9 +23,9 @@ from PIL import Image
 
 from lockstep.config.schema import DataConfig
 from lockstep.data.catalog import load
-from lockstep.data.packed import writing
+from lockstep.data.packed import pack_writer
 from lockstep.data.packed.encode import Encoding
-from lockstep.data.packed.reading import MANIFEST_FILE, Manifest, splits
+from lockstep.data.packed.pack_reader import MANIFEST_FILE, Manifest, splits
 from lockstep.data.sources.describe import describe
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import ConfigError, CorruptImageError, DataError
@@ -36,8 +36,8 @@ NewFolder = Callable[..., Path]
 def pack_folder(
     folder: Path, out: Path, *, encoding: Encoding | None = None, shard_bytes: int = 8192, skip_corrupt: bool = False
 ) -> Manifest:
-    plan = writing.make_plan(folder, out, encoding or Encoding(), shard_bytes, skip_corrupt)
-    return writing.write(plan, 1, lambda count: None)
+    plan = pack_writer.make_plan(folder, out, encoding or Encoding(), shard_bytes, skip_corrupt)
+    return pack_writer.write(plan, 1, lambda count: None)
 
 
 def _contents(out: Path) -> dict[str, str]:
@@ -235,7 +235,7 @@ def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_
     assert not (killed / MANIFEST_FILE).exists()
     done = {path: path.stat().st_mtime_ns for path in killed.glob("*/*.tar")}
     with pytest.raises(DataError, match="not packed to the end"):
-        writing.is_packed(killed)
+        pack_writer.is_packed(killed)
     _unblock(large)
     pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
     again = run([*PACK, large, killed, *HALVED], tmp_path, timeout=60)

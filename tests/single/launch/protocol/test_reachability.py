@@ -7,7 +7,7 @@ import ipaddress
 
 import pytest
 
-from lockstep.launch.connection.reachability import Doors, listen, proof, reachable
+from lockstep.launch.protocol.reachability import Doors, listen, proof, reachable
 from lockstep.world.interfaces import address_towards, addresses, interface_of
 
 SECONDS = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.packed.encode import Encoding
-from lockstep.data.packed.reading import (
+from lockstep.data.packed.pack_reader import (
     FORMAT,
     INDEX_FILE,
     MANIFEST_FILE,

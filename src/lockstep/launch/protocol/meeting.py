@@ -1,7 +1,7 @@
 """The connection between the nodes of a manually started job, which no common launcher connects.
 
 The first node listens, the others connect to it. They agree on the job's terms, end the job together when one of them
-fails or is lost, and wait for each other at its end. `lockstep.launch.connection.handshake` keeps strangers out.
+fails or is lost, and wait for each other at its end. `lockstep.launch.protocol.handshake` keeps strangers out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from time import monotonic
 from typing import Any
 
 from lockstep.files.untrusted import printable
-from lockstep.launch.connection.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
-from lockstep.launch.connection.messages import (
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
+from lockstep.launch.protocol.messages import (
     Alive,
     FailedElsewhere,
     Finished,
@@ -27,7 +28,6 @@ from lockstep.launch.connection.messages import (
     pack,
     receive,
 )
-from lockstep.launch.plan.timings import Timings
 
 
 @dataclass
