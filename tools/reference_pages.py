@@ -188,8 +188,6 @@ def dataclass_of(name: str) -> Any:
     """The dataclass that a command's words are read into."""
     if name == "train":
         module = import_module("lockstep.cli.parse")
-    elif name.startswith("study "):
-        module = import_module(f"lockstep.cli.{name.replace(' ', '_')}")
     else:
         module = import_module(f"lockstep.cli.{name.replace(' ', '.')}")
     own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]

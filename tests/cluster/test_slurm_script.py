@@ -63,7 +63,7 @@ def facts(slurm: Slurm, job: str) -> dict[str, str]:
 
 def test_slurm_takes_the_script(slurm: Slurm, submit: Callable[..., str]) -> None:
     submit("--test-only")
-    golden = Path(__file__).parents[1] / "single" / "launch" / "golden" / "slurm-cpus.sh"
+    golden = Path(__file__).parents[1] / "single" / "launch" / "plan" / "golden" / "slurm-cpus.sh"
     taken = slurm.run(["sbatch", "--test-only", str(golden)]).stderr
     assert "using 8 processors" in taken
 

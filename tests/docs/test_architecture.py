@@ -16,12 +16,12 @@ def test_the_figure_is_drawn_from_the_imports() -> None:
 
 
 def test_every_package_is_in_the_figure() -> None:
-    assert sorted(ORDER) == sorted(name for name, layer in LAYERS.items() if layer > 0)
+    assert sorted(ORDER) == sorted(name for name, layer in LAYERS.items() if layer >= 1)
 
 
 def test_the_page_tells_of_every_package_and_its_layer() -> None:
     rows = {name: int(layer) for layer, name in re.findall(r"^\| ([1-9]) \| `([\w]+)", PAGE, flags=re.MULTILINE)}
-    assert rows == {name: layer for name, layer in LAYERS.items() if layer > 0}
+    assert rows == {name: int(layer) for name, layer in LAYERS.items() if layer >= 1}
 
 
 def test_the_files_that_the_page_names_are_there() -> None:

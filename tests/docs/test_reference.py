@@ -155,7 +155,7 @@ def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     assert not set(_keys(json.loads((run / "environment.json").read_text()))) - words
     written = {path.name for path in run.iterdir()} - {"logs", "io", "tensorboard", "checkpoints"}
     assert written <= words
-    source = (ROOT / "src" / "lockstep" / "train" / "reporting.py").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "lockstep" / "train" / "run_records.py").read_text(encoding="utf-8")
     rare = {key.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict) for key in node.keys if key}
     assert {"skipped_steps", "sent_bytes", "side", "reason"} <= rare
     assert not rare - words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ SECONDS = 0.5
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where workers of one host look for each other
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
     for name in (*names, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -82,7 +84,6 @@ def test_a_name_that_means_another_hosts_address_beside_this_ones_is_told(monkey
 def test_the_meeting_place_of_one_host_is_the_users_own(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = rendezvous._meeting_file().parent
     folder.rmdir()
     if kind == "link":
