@@ -332,17 +332,9 @@ class Channel:
             self._control.outgoing[:HEADER_BYTES] = head[:HEADER_BYTES]
         if place:
             piggyback.pack(requests, self._control.outgoing_tensor[place])
-        if self._control.surveys:
-            same, longest = self._control.survey(head)
-            if joined or not same:
-                whole = longest <= CAPACITY_BYTES
-                return self._settle(requests, block, self._control.exchange(longest if whole else HEADER_BYTES))
-            if place:
-                self._control.exchange(place.stop)
-        else:
-            messages = self._control.exchange()
-            if joined or not fits or not all(message[: len(head)] == head for message in messages):
-                return self._settle(requests, block, messages)
+        messages = self._control.exchange()
+        if joined or not fits or not all(message[: len(head)] == head for message in messages):
+            return self._settle(requests, block, messages)
         if place:
             with self._timeline.activity(requests):
                 results = piggyback.unpack(requests, self._control.rows()[:, place])

@@ -4,16 +4,10 @@ Gloo's own all-gather of a few bytes takes four to six times as long as sending 
 against 100 us, two workers on loopback, torch 2.15), because it passes through a queue and another thread. So messages
 travel by Bruck's all-gather over plain sends and receives: ceil(log2(size)) steps for any number of workers (J. Bruck
 et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
-
-What each receives grows with the number of workers. Among many, they first find out whether all say the same, which
-takes as many steps, of some bytes each; in the usual case that is all. The steps are those of the dissemination barrier
-(D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchronization", 1988).
 """
 
 from __future__ import annotations
 
-import struct
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -22,9 +16,6 @@ from lockstep.hvd.engine.settings import NO_TIMEOUT
 
 CAPACITY_BYTES = 2048  # of a message that takes one exchange
 CONTROL_TAG = 1
-# Up to so many, 2 KiB of each take less time than the further steps that a message with tensors needs otherwise.
-GATHERED_WORKERS = 256
-SURVEY = struct.Struct("<QQQ")  # the lowest and the highest digest, and bytes of the longest message
 
 
 class Control:
@@ -40,9 +31,6 @@ class Control:
         self._bytes = memoryview(self._memory.numpy()).cast("B")  # type: ignore[arg-type]
         self.outgoing = self._bytes[:CAPACITY_BYTES]
         self.outgoing_tensor = self._memory[:CAPACITY_BYTES].zero_()
-        self.surveys = size > GATHERED_WORKERS  # whether `survey` comes before `exchange`
-        self._said = torch.zeros(2, SURVEY.size, dtype=torch.uint8, device="cpu")
-        self._said_bytes = memoryview(self._said.numpy()).cast("B")  # type: ignore[arg-type]
 
     def exchange(self, size_bytes: int = CAPACITY_BYTES) -> list[memoryview]:
         """Send what `outgoing` begins with, and return all workers' messages by rank, valid until the next exchange.
@@ -60,21 +48,6 @@ class Control:
     def rows(self) -> torch.Tensor:
         """The last messages by rank, uint8 [size, size_bytes]."""
         return self._blocks.roll(self.rank, 0) if self.rank else self._blocks
-
-    def survey(self, message: bytes) -> tuple[bool, int]:
-        """Whether all workers give the same message, as its digest of 8 bytes tells, and how long the longest is."""
-        lowest = highest = int.from_bytes(blake2b(message, digest_size=8).digest(), "little")
-        longest, distance = len(message), 1
-        while distance < self.size:
-            SURVEY.pack_into(self._said_bytes, 0, lowest, highest, longest)
-            sending = self._group.send([self._said[0]], (self.rank + distance) % self.size, CONTROL_TAG)
-            receiving = self._group.recv([self._said[1]], (self.rank - distance) % self.size, CONTROL_TAG)
-            receiving.wait(NO_TIMEOUT)
-            sending.wait(NO_TIMEOUT)
-            low, high, length = SURVEY.unpack_from(self._said_bytes, SURVEY.size)
-            lowest, highest, longest = min(lowest, low), max(highest, high), max(longest, length)
-            distance *= 2
-        return lowest == highest, longest
 
     def exchange_bytes(self, message: bytes) -> list[bytes]:
         """All workers' messages of any length, by rank. Takes two exchanges."""
