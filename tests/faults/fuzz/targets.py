@@ -10,7 +10,6 @@ import gzip
 import io
 import json
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -280,14 +279,6 @@ def old_checkpoint_pickle(folder: Path) -> Target:
 
 
 # Data
-
-
-@target
-def cifar_batch(folder: Path) -> Target:
-    from lockstep.data.sources.torchvision_sets import _join_batches
-
-    seed = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2], "filenames": ["a", "b"]}, 2)
-    return Target(seed, _of_file(folder / "batch", lambda path: _join_batches([path])), (errors.DataError,))
 
 
 def _of_image(form: str, change: Callable[[bytes], bytes] = bytes, **options: Any) -> Make:
