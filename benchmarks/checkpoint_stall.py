@@ -61,7 +61,7 @@ class Epochs:
             save(self._job)
             self.wall_in_save.append(time.perf_counter() - wall)
         train_epoch(self._job)
-        self._job.checkpoints.wait()
+        self._job.saving.checkpoints.wait()
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
         return STEPS

@@ -108,20 +108,20 @@ def quietly() -> Iterator[None]:
 def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
     """Take some steps and undo them: compiles, and lets libraries choose their kernels. Returns the seconds."""
     start = time.perf_counter()
-    weights, buffers = copy.deepcopy(job.weights.state_dict()), copy.deepcopy(job.model.state_dict())
-    job.replica.train()
+    weights, buffers = copy.deepcopy(job.network.weights.state_dict()), copy.deepcopy(job.network.model.state_dict())
+    job.network.replica.train()
     last = job.steps_per_epoch - 1  # may have fewer images, for which a compiled network is compiled anew
     for first, count in ((0, min(steps, last)), (last, 1)):
-        with closing(job.train_loader.epoch(0, first)) as batches:  # type: ignore[type-var]
+        with closing(job.loading.train_loader.epoch(0, first)) as batches:  # type: ignore[type-var]
             for position in range(first, first + count):
                 seed_all(job.config.seed, 0, 0)
                 take_step(job, next(batches), position)
     job.meter.forget()
     job.guard.report(job)
-    job.optimizer.state.clear()
-    job.weights.load_state_dict(weights)
-    if job.model is not job.weights:
-        job.model.load_state_dict(buffers)
+    job.optim.optimizer.state.clear()
+    job.network.weights.load_state_dict(weights)
+    if job.network.model is not job.network.weights:
+        job.network.model.load_state_dict(buffers)
     synchronize()
     return time.perf_counter() - start
 

@@ -29,9 +29,9 @@ def _measure(world: World, folder: Path, settings: dict[str, Any]) -> tuple[dict
     config = configure(run_dir=folder, batch_size=16, track=(), log_every=1, **settings)
     data = small_digits(100, 20)
     with closing(build_job(config, world, data, NETS["wide"]())) as job:
-        before = [parameter.detach().clone() for parameter in job.weights.parameters()]
+        before = [parameter.detach().clone() for parameter in job.network.weights.parameters()]
         figures = measure_steps(job, StepLength(steps=12, warmup_steps=2))
-        after = [parameter.detach().clone() for parameter in job.weights.parameters()]
+        after = [parameter.detach().clone() for parameter in job.network.weights.parameters()]
     return figures, all(map(torch.equal, before, after)), [float(weights.sum()) for weights in after]
 
 

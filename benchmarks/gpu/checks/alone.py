@@ -246,15 +246,15 @@ def check_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = configure(**digits_settings(Path(folder), precision="O2", loss_scale="dynamic"))
         job = build_job(config, one_worker(), small_digits(), lively_net())
-        job.replica.train()
-        batches = list(job.train_loader.epoch(0))
-        weights = [parameter.detach().clone() for parameter in job.weights.parameters()]
+        job.network.replica.train()
+        batches = list(job.loading.train_loader.epoch(0))
+        weights = [parameter.detach().clone() for parameter in job.network.weights.parameters()]
         poisoned = batches[0]._replace(images=batches[0].images.clone().fill_(60_000.0))
         take_step(job, poisoned, 0)
         loop._settle(job, job.progress.step + 1)  # a device's decision is read a step later
-        assert job.precision.loss_scale == 2.0**15, job.precision.loss_scale
-        assert all(map(torch.equal, weights, job.weights.parameters())), "a skipped step changed weights"
-        saved = dict(job.precision.state_dict())
+        assert job.optim.precision.loss_scale == 2.0**15, job.optim.precision.loss_scale
+        assert all(map(torch.equal, weights, job.network.weights.parameters())), "a skipped step changed weights"
+        saved = dict(job.optim.precision.state_dict())
         assert saved["scale"] == 2.0**15
         job.close()
 

@@ -73,13 +73,13 @@ def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit,
             figures |= {
                 "data": data.name,
                 "arch": config.model.arch,
-                "precision": job.precision.name,
-                "strategy": job.strategy.name,
+                "precision": job.optim.precision.name,
+                "strategy": job.optim.strategy.name,
                 "compress": config.parallel.compress,
                 "device": world.device.type,
                 "cores": usable_cores(),
-                "samples": job.train_loader.sharding.samples,
-                "global_batch": job.batching.global_batch,
+                "samples": job.loading.train_loader.sharding.samples,
+                "global_batch": job.optim.batching.global_batch,
                 "environment": describe_publicly(world),
             }
         world.barrier()  # rank 0's scratch folder is the run's

@@ -85,10 +85,12 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
         medians over steps, meaned over workers. Without steps apart several workers' time is not split.
     """
     clock = PhaseClock(job.world.device)
-    job = replace(job, clock=clock, schedule=Schedule("constant", peak=0.0, total_steps=1))
-    isolated = replace(job, strategy=Isolated(job.strategy), precision=Unchanged(job.precision))
+    optim = replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1))
+    job = replace(job, clock=clock, optim=optim)
+    alone = replace(optim, strategy=Isolated(optim.strategy), precision=Unchanged(optim.precision))
+    isolated = replace(job, optim=alone)
     together = job.world.size > 1 and length.apart
-    job.replica.train()
+    job.network.replica.train()
     whole, apart = [], []
     memory = 0
     with closing(_batches(job)) as batches:
@@ -105,7 +107,9 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
         "images_per_second": sum(block.images for block in whole) / sum(block.seconds for block in whole),
         "images_per_second_spread": spread([block.images / block.seconds for block in whole])._asdict(),
         "step_seconds": _mean_spread(job.world, seconds)._asdict(),
-        "gradient_bytes": sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad),
+        "gradient_bytes": sum(
+            parameter.nbytes for parameter in job.network.model.parameters() if parameter.requires_grad
+        ),
         "peak_memory_bytes": memory,
         "memory": "resident" if job.world.device.type == "cpu" else "device",
     }
@@ -125,12 +129,12 @@ def _batches(job: Job) -> Generator[tuple[int, Batch]]:
     """This worker's batches, with their positions in their epochs, without end."""
     epoch = 0
     while True:
-        yield from enumerate(job.train_loader.epoch(epoch, 0))
+        yield from enumerate(job.loading.train_loader.epoch(epoch, 0))
         epoch += 1
 
 
 def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]], steps: int) -> Block:
-    images, sharding = 0, job.train_loader.sharding
+    images, sharding = 0, job.loading.train_loader.sharding
     job.world.barrier()
     start = time.perf_counter()
     for step in range(steps):
@@ -173,27 +177,27 @@ def _mean_spread(world: World, seconds: Spread) -> Spread:
 
 def _measure_exchange(job: Job, isolated: Job) -> float:
     """Seconds in which all gradients are averaged, beyond those of the same backward pass without it."""
-    replica = job.replica
+    replica = job.network.replica
     module = replica.module if isinstance(replica, DistributedDataParallel) else replica
     seconds: dict[bool, list[float]] = {False: [], True: []}
     with bare_forward(module):
         for number in range(2 * (EXCHANGES + 1)):
             travels = number % 2 == 1
-            current = job if travels else isolated
+            strategy = (job if travels else isolated).optim.strategy
             job.world.barrier()
             start = time.perf_counter()
-            with current.strategy.accumulating(is_last=True):
+            with strategy.accumulating(is_last=True):
                 replica().backward()
-            current.strategy.finish_gradients()
+            strategy.finish_gradients()
             accelerator.synchronize(job.world.device)
             seconds[travels].append(max(job.world.gather(time.perf_counter() - start)))
-            job.model.zero_grad()
+            job.network.model.zero_grad()
     warm = {travels: median(times[1:]) for travels, times in seconds.items()}
     return max(0.0, warm[True] - warm[False])
 
 
 def _is_trained(job: Job) -> bool:
-    return any(parameter.requires_grad for parameter in job.model.parameters())
+    return any(parameter.requires_grad for parameter in job.network.model.parameters())
 
 
 def _peak_memory(world: World) -> int:

@@ -30,7 +30,7 @@ from lockstep.world.world import World
 
 
 @dataclass(frozen=True)
-class Network:
+class LoadedNetwork:
     """A trained model with the names of its classes and the input it takes."""
 
     model: nn.Module
@@ -47,7 +47,7 @@ class ImagePrediction:
     classes: list[tuple[str, float]]
 
 
-def load_network(path: Path, arch: str | None = None) -> Network:
+def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
     """Rebuild a model from an exported file, a checkpoint or a run folder, on the CPU.
 
     Args:
@@ -76,7 +76,7 @@ def load_network(path: Path, arch: str | None = None) -> Network:
         (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path}: the weights do not fit {arch}: {str(error).splitlines()[-1].strip()}") from None
-    return Network(model.float(), classes, spec, about.data)
+    return LoadedNetwork(model.float(), classes, spec, about.data)
 
 
 def agree_on_arch(path: Path, named: str, given: str | None) -> str:
@@ -97,7 +97,7 @@ def agree_on_arch(path: Path, named: str, given: str | None) -> str:
     return named
 
 
-def load_old_network(path: Path, arch: str | None, data: ImageData) -> Network:
+def load_old_network(path: Path, arch: str | None, data: ImageData) -> LoadedNetwork:
     """Rebuild a model from an older script's checkpoint file, which says nothing of its classes and input.
 
     Args:
@@ -115,7 +115,7 @@ def load_old_network(path: Path, arch: str | None, data: ImageData) -> Network:
     side = min(data.input.height, data.input.width)
     model = registry.build(arch, len(data.classes), data.input.channels, side)
     load_weights(old, model, arch)
-    return Network(model, data.classes, data.input, data.name)
+    return LoadedNetwork(model, data.classes, data.input, data.name)
 
 
 def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str | None = None) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
     world.barrier()
     if world.place.local_rank != 0:
         load()
-    return _evaluate(config, world, Network(model, data.classes, data.input, data.name), data)
+    return _evaluate(config, world, LoadedNetwork(model, data.classes, data.input, data.name), data)
 
 
-def _evaluate(config: TrainConfig, world: World, network: Network, data: ImageData) -> dict[str, Any]:
+def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData) -> dict[str, Any]:
     data = replace(data, input=network.input)
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)
@@ -193,7 +193,7 @@ def _evaluate(config: TrainConfig, world: World, network: Network, data: ImageDa
         val_loader.reader.close()
 
 
-def predict(network: Network, paths: Sequence[Path], top: int) -> Iterator[ImagePrediction]:
+def predict(network: LoadedNetwork, paths: Sequence[Path], top: int) -> Iterator[ImagePrediction]:
     """The `top` most probable classes of each image, prepared as evaluation prepares them.
 
     Raises:

@@ -94,7 +94,7 @@ def train(job: Job) -> Result:
         best_top1=progress.best_top1,
         steps=progress.step,
         seconds=progress.seconds,
-        run_dir=job.folder.path,
+        run_dir=job.saving.folder.path,
     )
 
 
@@ -104,13 +104,13 @@ def train_epoch(job: Job) -> None:
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
     job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
-    job.replica.train()
-    batches = job.train_loader.epoch(epoch, start)
+    job.network.replica.train()
+    batches = job.loading.train_loader.epoch(epoch, start)
     interval = ReportInterval(job.world.device)
     for position in range(start, steps):
         batch = interval.next_of(batches)
         if position == start:
-            job.data_wait.first_batch(interval.batch_seconds)
+            job.loading.data_wait.first_batch(interval.batch_seconds)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
@@ -135,63 +135,65 @@ def train_epoch(job: Job) -> None:
 
 def take_step(job: Job, batch: Batch, position: int) -> None:
     """One optimizer step on this worker's share of the epoch's global batch number `position`."""
-    clock = job.clock
+    clock, optim, sharding = job.clock, job.optim, job.loading.train_loader.sharding
+    strategy, precision, optimizer = optim.strategy, optim.precision, optim.optimizer
     clock.begin("optimizer")
     job.guard.begin_step(job)
-    sharding = job.train_loader.sharding
-    passes = _split(batch, sharding.passes(position, job.batching.accumulate))
+    passes = _split(batch, sharding.passes(position, optim.batching.accumulate))
     # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
-    scale = job.strategy.workers_averaged / sharding.count(position)
+    scale = strategy.workers_averaged / sharding.count(position)
     for number, part in enumerate(passes, start=1):
-        with job.strategy.accumulating(is_last=number == len(passes)):
+        with strategy.accumulating(is_last=number == len(passes)):
             clock.begin("forward")
-            with job.precision.autocast():
-                logits = job.replica(part.images)
-                losses = losses_of(job.criterion, logits.to(job.precision.loss_dtype), part)
+            with precision.autocast():
+                logits = job.network.replica(part.images)
+                losses = losses_of(optim.criterion, logits.to(precision.loss_dtype), part)
                 loss = (losses if part.weights is None else losses * part.weights).sum() * scale
             clock.begin("backward")
-            job.precision.backward(loss)
+            precision.backward(loss)
         clock.begin("metrics")
         job.meter.add(losses, logits, part.labels, part.weights)
     job.meter.end_step()
     clock.begin("reduction")
-    job.strategy.finish_gradients()
+    strategy.finish_gradients()
     clock.begin("optimizer")
     _settle(job, job.progress.step)  # now, since the device has this step's passes to do while the host waits
-    set_rate(job.optimizer, job.schedule.rate(job.progress.steps_taken))
-    job.precision.unscale(job.optimizer)
-    norm = job.guard.norm(job.optimizer, of_order_two=job.config.optim.clip_norm > 0)
+    set_rate(optimizer, optim.schedule.rate(job.progress.steps_taken))
+    precision.unscale(optimizer)
+    norm = job.guard.norm(optimizer, of_order_two=job.config.optim.clip_norm > 0)
     if job.guard.allows(job, passes):
         _step(job, norm)
     else:
-        job.strategy.forget_gradients()
-    job.model.zero_grad()
+        strategy.forget_gradients()
+    job.network.model.zero_grad()
     clock.end()
 
 
 def _step(job: Job, norm: torch.Tensor | None) -> None:
     """The optimizer's own part of a step, which the loss scaler may skip."""
-    job.copies.protect()
+    precision, optimizer, average = job.optim.precision, job.optim.optimizer, job.optim.average
+    job.saving.copies.protect()
     if job.config.optim.clip_norm:
-        clip_gradients(job.optimizer, job.config.optim.clip_norm, norm)
-    step, loss_scale = job.progress.step + 1, job.precision.loss_scale
-    taken = job.precision.step(job.optimizer)
+        clip_gradients(optimizer, job.config.optim.clip_norm, norm)
+    step, loss_scale = job.progress.step + 1, precision.loss_scale
+    taken = precision.step(optimizer)
     if taken is None:
-        job.average.update(unless=job.precision.found_inf)
-        if job.strategy.remembers_gradients:
+        average.update(unless=precision.found_inf)
+        if job.optim.strategy.remembers_gradients:
             _settle(job, step)
         return
     if taken:
-        job.average.update()
+        average.update()
     _conclude(job, step, taken, loss_scale)
 
 
 def _settle(job: Job, step: int) -> None:
     """Learn whether a step was taken, if the device decided that and it was not read yet; all that follows from it."""
-    loss_scale = job.precision.loss_scale
-    taken = job.precision.outcome(job.optimizer)
+    precision = job.optim.precision
+    loss_scale = precision.loss_scale
+    taken = precision.outcome(job.optim.optimizer)
     if taken is False:
-        job.average.take_back()
+        job.optim.average.take_back()
     if taken is not None:
         _conclude(job, step, taken, loss_scale)
 
@@ -202,13 +204,14 @@ def _conclude(job: Job, step: int, taken: bool, loss_scale: float) -> None:
     Raises:
         NonFiniteLossError, RewindError: As for `report_overflow`.
     """
+    precision, strategy = job.optim.precision, job.optim.strategy
     if not taken:
-        job.strategy.forget_gradients()
+        strategy.forget_gradients()
         report_overflow(job, step)
         return
     job.progress.skipped_in_a_row = 0
-    if job.precision.loss_scale != loss_scale:
-        job.strategy.rescale(job.precision.loss_scale / loss_scale)
+    if precision.loss_scale != loss_scale:
+        strategy.rescale(precision.loss_scale / loss_scale)
 
 
 def _split(batch: Batch, passes: int) -> list[Batch]:
@@ -248,12 +251,12 @@ def _end_epoch(job: Job) -> dict[str, Any]:
 
 def _evaluate(job: Job) -> Totals:
     """Evaluate the model; cut short, and so of no use, if the workers agree to stop while training is to go on."""
-    model = job.average.model
-    job.strategy.broadcast(model.buffers())
-    batches: Iterable[Batch] = job.val_loader
+    model = job.optim.average.model
+    job.optim.strategy.broadcast(model.buffers())
+    batches: Iterable[Batch] = job.loading.val_loader
     if job.progress.step < job.last_step:
-        batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.val_loader))))
-    return evaluate(model, batches, job.precision, job.meter)
+        batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.loading.val_loader))))
+    return evaluate(model, batches, job.optim.precision, job.meter)
 
 
 def _stopped(job: Job) -> StoppedError:
@@ -268,7 +271,7 @@ def _stopped(job: Job) -> StoppedError:
         raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {problem}")
     return StoppedError(
         f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
-        f"{job.folder.path}; the same command with --resume auto goes on from there"
+        f"{job.saving.folder.path}; the same command with --resume auto goes on from there"
     )
 
 

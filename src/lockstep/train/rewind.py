@@ -19,10 +19,10 @@ from lockstep.train.job import Job
 
 def newest_good(job: Job) -> Path | None:
     """The newest snapshot or checkpoint of this run, the same on every worker; None where there is none yet."""
-    for folder in (job.checkpoints, job.snapshots):
+    for folder in (job.saving.checkpoints, job.saving.snapshots):
         with suppress(CheckpointError):  # then the one before is the newest
             folder.wait()
-    found = checkpoint_folder.newest(job.folder.checkpoints) if job.world.is_main else None
+    found = checkpoint_folder.newest(job.saving.folder.checkpoints) if job.world.is_main else None
     path = job.world.from_main(str(found) if found else None)
     good, memory = Path(path) if path else None, job.world.place.snapshots
     snapshot = bring_newest(memory, job.world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
@@ -42,17 +42,23 @@ def rewind(job: Job, trouble: RewindError) -> None:
             f"{trouble}; --on-nan rewind has no checkpoint to go back to yet: add --checkpoint-steps N, or use "
             f"--on-nan skip"
         )
-    job.strategy.forget_gradients()
-    job.model.zero_grad()
+    job.optim.strategy.forget_gradients()
+    job.network.model.zero_grad()
     progress = restore(
-        Beginning(path), job.identity, job.weights, job.average, job.optimizer, job.strategy, job.precision
+        Beginning(path),
+        job.saving.identity,
+        job.network.weights,
+        job.optim.average,
+        job.optim.optimizer,
+        job.optim.strategy,
+        job.optim.precision,
     )
     job.meter.forget()
     job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
-    checkpoint_folder.go_back(job.checkpoints, progress, job.world)
-    job.snapshots.forget_after(progress.step, NONE)
+    checkpoint_folder.go_back(job.saving.checkpoints, progress, job.world)
+    job.saving.snapshots.forget_after(progress.step, NONE)
     job.progress.become(progress)
     job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
     job.say(

@@ -52,10 +52,10 @@ def run_with(
     io = io or start_counting(config.run.io_every, world)
     check_workers(config, world.size)
     job = build_job(config, world, data, model)
-    log = job.folder.log(world.rank)
+    log = job.saving.folder.log(world.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
-    for folder in (job.checkpoints, job.snapshots):
+    for folder in (job.saving.checkpoints, job.saving.snapshots):
         folder.report_to(lambda line: job.say([line]), job.stopping.writing)
     workers = world.gather(_describe_worker(world))
     if left := _time_left(config, world):
@@ -63,7 +63,7 @@ def run_with(
         job.notes.append(left.tell())
     with job.stopping.listening():
         try:
-            with io.recording(job.folder.path), closing(job):
+            with io.recording(job.saving.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 result = train(job)
                 problem = finish_saving(job, export=True)
@@ -97,22 +97,24 @@ def _describe_worker(world: World) -> str:
 
 
 def _introduce(job: Job, workers: list[str]) -> list[str]:
-    config, sharding, progress = job.config, job.train_loader.sharding, job.progress
-    parameters = sum(parameter.numel() for parameter in job.model.parameters())
-    peak, how = peak_rate(config.optim, job.batching.global_batch)
+    config, progress, optim, data = job.config, job.progress, job.optim, job.loading.data
+    sharding = job.loading.train_loader.sharding
+    parameters = sum(parameter.numel() for parameter in job.network.model.parameters())
+    peak, how = peak_rate(config.optim, optim.batching.global_batch)
     rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
     exact = sharding.samples % sharding.global_batch == 0
     lines = [
         f"Lockstep {__version__}, torch {torch.__version__}: {config.model.arch} ({parameters:,} parameters) on "
-        f"{job.data.name} ({len(job.data.train):,} + {len(job.data.val):,} images, {len(job.data.classes)} classes)",
+        f"{data.name} ({len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes)",
         *workers,
-        f"strategy {job.strategy.name}{_describe_parallel(job)}, precision {job.precision.name}, seed {config.seed}",
-        f"global batch {job.batching.global_batch} = {job.batching.reason}",
+        f"strategy {optim.strategy.name}{_describe_parallel(job)}, "
+        f"precision {optim.precision.name}, seed {config.seed}",
+        f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
         f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
-        f"learning rate {peak:g} = {how}; {config.optim.schedule}, {job.schedule.warmup_steps} steps of warm-up",
-        f"run folder {job.folder.path}",
+        f"learning rate {peak:g} = {how}; {config.optim.schedule}, {optim.schedule.warmup_steps} steps of warm-up",
+        f"run folder {job.saving.folder.path}",
     ]
-    lines += [*_describe_sizes(job), *job.notes, *list_left_out(job.data.left_out)]
+    lines += [*_describe_sizes(job), *job.notes, *list_left_out(data.left_out)]
     if progress.step:
         lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
     job.tracker.record(
@@ -122,11 +124,11 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
             "time_seconds": progress.seconds,
             "unix_time": time.time(),
             "workers": job.world.size,
-            "global_batch": job.batching.global_batch,
+            "global_batch": optim.batching.global_batch,
             "steps_per_epoch": job.steps_per_epoch,
             "peak_lr": peak,
             "arch": config.model.arch,
-            "data": job.data.name,
+            "data": job.loading.data.name,
             "parameters": parameters,
         }
     )
@@ -146,7 +148,7 @@ def _describe_parallel(job: Job) -> str:
 
 def _describe_sizes(job: Job) -> list[str]:
     """The sides of training images by epoch, in one line, if they change."""
-    sizes, spec = job.config.data.sizes_by_epoch, job.data.input
+    sizes, spec = job.config.data.sizes_by_epoch, job.loading.data.input
     if not sizes:
         return []
     sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
@@ -154,13 +156,14 @@ def _describe_sizes(job: Job) -> list[str]:
 
 
 def _conclude(job: Job, result: Result) -> list[str]:
-    left_out = job.world.union(job.train_loader.reader.left_out | job.val_loader.reader.left_out)
+    left_out = job.world.union(job.loading.train_loader.reader.left_out | job.loading.val_loader.reader.left_out)
     right = round(result.top1 * result.samples)
     return [
         f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
         f"{result.seconds:.1f} s of training",
-        f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; its weights: {job.folder.model}",
+        f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
+        f"its weights: {job.saving.folder.model}",
         *target_accuracy.describe(job),
         *list_left_out(left_out),
     ]

@@ -66,7 +66,7 @@ def report_steps(job: Job, interval: ReportInterval) -> None:
             "kind": "step",
             "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
             **_common(job, totals, seconds),
-            "lr": job.optimizer.param_groups[0]["lr"],
+            "lr": job.optim.optimizer.param_groups[0]["lr"],
             "data_wait": wait_seconds / seconds,
             **_loss_scale(job),
             **_traffic(job),
@@ -96,11 +96,11 @@ def report_overflow(job: Job, step: int) -> None:
             more; raised on all workers.
         RewindError: The weights are none, and training may go back; likewise.
     """
-    progress, scale = job.progress, job.precision.loss_scale
-    if not are_finite(job.world, job.model):
+    progress, scale = job.progress, job.optim.precision.loss_scale
+    if not are_finite(job.world, job.network.model):
         job.guard.refuse_weights(job, step - 1, f"the weights are NaN or infinite before step {step}")
     progress.leave_out(step)
-    now = "now" if job.precision.adapts_loss_scale else "stays"
+    now = "now" if job.optim.precision.adapts_loss_scale else "stays"
     job.tracker.say(f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}")
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
@@ -119,7 +119,7 @@ def report_training(job: Job) -> None:
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
     job.tracker.record(record | {"data_wait": share} | ({"side": side} if side else {}))
-    job.say(job.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
+    job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float) -> None:
@@ -163,7 +163,7 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         elif step not in skipped:
             raise NonFiniteLossError(
                 f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.optimizer.param_groups[0]['lr']:g} "
+                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.optim.optimizer.param_groups[0]['lr']:g} "
                 f"now). {job.advice()}"
             )
     return finite
@@ -171,15 +171,15 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
 
 def _loss_scale(job: Job) -> dict[str, Any]:
     """In fp16 the loss scale; there, and with --on-nan skip and rewind, the steps that were left out so far."""
-    scaled, left_out = bool(job.precision.state_dict()), {"skipped_steps": job.progress.skipped_steps}
+    scaled, left_out = bool(job.optim.precision.state_dict()), {"skipped_steps": job.progress.skipped_steps}
     if scaled:
-        return {"loss_scale": job.precision.loss_scale, **left_out}
+        return {"loss_scale": job.optim.precision.loss_scale, **left_out}
     return left_out if job.config.numerics.on_nan != "stop" else {}
 
 
 def _traffic(job: Job) -> dict[str, Any]:
     """With compression: bytes of gradients before and after it, on this worker, since the last record."""
-    traffic = job.strategy.traffic.take()
+    traffic = job.optim.strategy.traffic.take()
     if not traffic.plain_bytes:
         return {}
     return {"gradient_bytes": traffic.plain_bytes, "sent_bytes": traffic.sent_bytes}

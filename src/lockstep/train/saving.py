@@ -13,21 +13,21 @@ from lockstep.train.job import Job
 
 def take_snapshot(job: Job) -> Snapshot:
     """The job's state after its last step, on rank 0 after `gather_state`; training on changes nothing of it."""
-    copies = job.copies
-    weights = job.weights.state_dict()
+    copies = job.saving.copies
+    weights = job.network.weights.state_dict()
     # The next forward pass changes these already; all else is changed by the step, before which copies are protected.
-    buffers = copies.steady({name: tensor for name, tensor in job.weights.named_buffers() if name in weights})
+    buffers = copies.steady({name: tensor for name, tensor in job.network.weights.named_buffers() if name in weights})
     with copies.making() as wait:
         return Snapshot(
             step=job.progress.step,
             model=copies.copy({**weights, **buffers}),
-            average=copies.copy(job.average.state_dict()),
-            optimizer=copies.copy(job.optimizer.state_dict()),
-            strategy=copies.copy(job.strategy.state_dict()),
-            precision=copies.copy({"name": job.precision.name, **job.precision.state_dict()}),
+            average=copies.copy(job.optim.average.state_dict()),
+            optimizer=copies.copy(job.optim.optimizer.state_dict()),
+            strategy=copies.copy(job.optim.strategy.state_dict()),
+            precision=copies.copy({"name": job.optim.precision.name, **job.optim.precision.state_dict()}),
             progress=job.progress.to_mapping(),
             about=job.about(),
-            job=job.identity,
+            job=job.saving.identity,
             wait=wait,
         )
 
@@ -41,12 +41,12 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
         RewindError: Instead, where training may go back.
     """
     job.replicas.check(job.progress.step)  # first: a NaN on one worker alone is its fault, and not the training's
-    if not are_finite(job.world, job.weights):
+    if not are_finite(job.world, job.network.weights):
         step = job.progress.step
         job.guard.refuse_weights(
             job, step, f"the weights are NaN or infinite after step {step}; no checkpoint of them is written"
         )
-    job.strategy.gather_state(job.optimizer)
+    job.optim.strategy.gather_state(job.optim.optimizer)
     return partial(take_snapshot, job)
 
 
@@ -60,8 +60,8 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
         NonFiniteLossError: They are not; raised on all workers.
     """
     if not durably and job.world.size > job.world.place.local_size:  # each host keeps a copy of its own
-        job.strategy.broadcast([*job.weights.buffers(), *job.average.model.buffers()])
-    (job.checkpoints if durably else job.snapshots).save(prepare_snapshot(job), is_best)
+        job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
+    (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
 
 
 def finish_saving(job: Job, export: bool = False) -> str:
@@ -72,12 +72,12 @@ def finish_saving(job: Job, export: bool = False) -> str:
     """
     problems = []
     try:
-        job.checkpoints.wait()
+        job.saving.checkpoints.wait()
     except CheckpointError as error:
         problems.append(str(error))
     try:
         if export:
-            job.checkpoints.export_best(job.folder.model)
+            job.saving.checkpoints.export_best(job.saving.folder.model)
     except CheckpointError as error:
         problems.append(str(error))
     problems += job.tracker.unwritten()

@@ -32,6 +32,7 @@ from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.replica_check import build_replica_check
 from lockstep.train.job import Job
+from lockstep.train.job_parts import Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
@@ -134,35 +135,24 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     if start.run is not None and start.run != folder.path.resolve():
         progress.forget_best()  # the best of the other folder stays there
     go_back(checkpoints, progress, world)
+    criterion = partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing)
+    schedule = build_schedule(config.optim, peak, config.epochs, steps_per_epoch)
+    data_wait = DataWait(describe_loading(config, world, data, processes))
+    snapshots = open_snapshots(config, world, strategy, progress.step)
     return Job(
         config=config,
         world=world,
-        data=data,
-        model=model,
-        weights=weights,
-        replica=replica,
-        average=average,
-        criterion=partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing),
-        optimizer=optimizer,
-        schedule=build_schedule(config.optim, peak, config.epochs, steps_per_epoch),
-        batching=batching,
-        strategy=strategy,
-        precision=precision,
-        train_loader=train_loader,
-        val_loader=val_loader,
-        data_wait=DataWait(describe_loading(config, world, data, processes)),
+        network=Network(model, weights, replica),
+        loading=Loading(data, train_loader, val_loader, data_wait),
+        optim=Optimization(criterion, precision, strategy, optimizer, schedule, batching, average),
+        saving=Saving(folder, checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
-        folder=folder,
-        checkpoints=checkpoints,
-        snapshots=open_snapshots(config, world, strategy, progress.step),
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
-        identity=identity,
         notes=notes,
-        copies=HostCopies(world.device),
     )
 
 

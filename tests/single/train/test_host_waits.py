@@ -26,6 +26,7 @@ from lockstep.nn.global_batch_norm import GlobalBatchNorm
 from lockstep.train.fit import configure
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.job import Job
+from lockstep.train.job_parts import Network
 from lockstep.train.loop import take_step
 from lockstep.train.metrics import Meter
 from lockstep.train.optim.build import build_optimizer
@@ -170,16 +171,14 @@ def _on_fake_device(job: Job, config: TrainConfig) -> Job:
     with DEVICE:
         model = precision.prepare(_net(config.parallel.sync_bn))
     weights = precision.weights_of(model)
+    optimizer = build_optimizer(weights, config.optim, job.optim.strategy)
+    average = build_average(model, weights, config.model.ema_decay)
     return dataclasses.replace(
         job,
         config=config,
         world=world,
-        model=model,
-        replica=model,
-        weights=weights,
-        precision=precision,
-        optimizer=build_optimizer(weights, config.optim, job.strategy),
-        average=build_average(model, weights, config.model.ema_decay),
+        network=Network(model, weights, replica=model),
+        optim=dataclasses.replace(job.optim, precision=precision, optimizer=optimizer, average=average),
         meter=Meter(world),
         guard=build_guard(config.numerics, precision, DEVICE.type),
     )
@@ -194,12 +193,12 @@ def test_the_host_waits_as_often_as_the_table_says(row: str, tmp_path: Path, mon
     waits = HostWaits()
     device = Device(waits)
     monkeypatch.setattr(
-        torch.Tensor, "backward", lambda loss: device.give_gradients(job.model)
+        torch.Tensor, "backward", lambda loss: device.give_gradients(job.network.model)
     )  # torch's needs a driver
     monkeypatch.setattr(accelerator, "new_event", lambda _, timing=False: Mark(device))
     monkeypatch.setattr(accelerator, "current_stream", lambda _: Mark(device))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        images = torch.randn(96, 1, 8, 8, device=DEVICE, dtype=job.precision.input_dtype)
+        images = torch.randn(96, 1, 8, 8, device=DEVICE, dtype=job.optim.precision.input_dtype)
         batch = Batch(images, torch.randint(0, 10, (96,), device=DEVICE))
         for step in range(STEPS):
             waits.seen.clear()

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data.batch import Batch
-from lockstep.data.loaders import TrainLoader
-from lockstep.data.sets import ImageData
 from lockstep.errors import NonFiniteLossError
-from lockstep.train.losses import Criterion
+from lockstep.train.job_parts import Loading, Network, Optimization
 from lockstep.train.metrics import Meter
-from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.world.world import World
 
@@ -31,19 +27,13 @@ class Training(Protocol):
     @property
     def world(self) -> World: ...
     @property
-    def data(self) -> ImageData: ...
-    @property
-    def train_loader(self) -> TrainLoader: ...
+    def loading(self) -> Loading: ...
     @property
     def steps_per_epoch(self) -> int: ...
     @property
-    def model(self) -> nn.Module: ...
+    def network(self) -> Network: ...
     @property
-    def criterion(self) -> Criterion: ...
-    @property
-    def precision(self) -> Precision: ...
-    @property
-    def optimizer(self) -> Optimizer: ...
+    def optim(self) -> Optimization: ...
     @property
     def meter(self) -> Meter: ...
     @property

@@ -39,7 +39,7 @@ class Watch(Guard):
         return torch.linalg.vector_norm(self._norms) if of_order_two else None
 
     def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
-        return bool(self._is_finite(job.optimizer)) or self._goes_on(job, passes)
+        return bool(self._is_finite(job.optim.optimizer)) or self._goes_on(job, passes)
 
     def _is_finite(self, optimizer: Optimizer) -> torch.Tensor:
         """Whether the gradients are, as a scalar on their device."""
@@ -60,7 +60,7 @@ class DeferredWatch(Watch):
         self._kept: list[torch.Tensor] = []
 
     def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
-        self._kept.append(self._is_finite(job.optimizer))
+        self._kept.append(self._is_finite(job.optim.optimizer))
         return True
 
     def report(self, job: Training) -> None:
@@ -92,7 +92,7 @@ class Skip(Watch):
         self._buffers = Buffers()
 
     def begin_step(self, job: Training) -> None:
-        self._buffers.keep(job.model)
+        self._buffers.keep(job.network.model)
 
     def _goes_on(self, job: Training, passes: Sequence[Batch]) -> bool:
         self._buffers.put_back()
@@ -119,7 +119,7 @@ class ScaledRewind(Guard):
 
     def begin_step(self, job: Training) -> None:
         if job.progress.step + 1 in self._left_out:
-            self._buffers.keep(job.model)
+            self._buffers.keep(job.network.model)
 
     def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
         if job.progress.step + 1 not in self._left_out:
@@ -191,7 +191,7 @@ def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
 
 
 def _where(job: Training, step: int) -> str:
-    epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optimizer.param_groups[0]["lr"]
+    epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optim.optimizer.param_groups[0]["lr"]
     return f"step {step} (epoch {epoch}, learning rate {rate:g} now)"
 
 

@@ -72,17 +72,17 @@ class Buffers:
 
 def trace(job: Training, passes: Sequence[Batch]) -> list[FirstBadNumber]:
     """What each worker finds, by rank. Call it on all workers, with the step's passes and its weights still there."""
-    for parameter in job.model.parameters():
+    for parameter in job.network.model.parameters():
         parameter.grad = None
     buffers = Buffers()
-    buffers.keep(job.model)
+    buffers.keep(job.network.model)
     seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # as the step was, for dropout
-    weights = [f"the weight {name}" for name, tensor in job.model.named_parameters() if _is_bad(tensor)]
+    weights = [f"the weight {name}" for name, tensor in job.network.model.named_parameters() if _is_bad(tensor)]
     looked = True
     try:
         what, loss = _run(job, passes, weights)
     except RuntimeError as error:
-        if not _is_lack_of_memory(error) or _works_together(job.model):
+        if not _is_lack_of_memory(error) or _works_together(job.network.model):
             raise
         what, loss, looked = next(iter(weights), ""), 0.0, False
     finally:
@@ -107,7 +107,7 @@ def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tupl
     `weights` are the bad ones.
     """
     inputs, outputs, losses_found, total = [], [], [], 0.0
-    named = [(name, parameter) for name, parameter in job.model.named_parameters() if parameter.requires_grad]
+    named = [(name, parameter) for name, parameter in job.network.model.named_parameters() if parameter.requires_grad]
     bad_gradients: set[str] = set()
 
     def look(name: str, module: nn.Module, output: Any) -> None:
@@ -116,15 +116,19 @@ def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tupl
 
     hooks = [
         module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
-        for name, module in job.model.named_modules()
+        for name, module in job.network.model.named_modules()
     ]
     done = 0
     try:
         for part in passes:
             rows = part.images.flatten(1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
             inputs += [_sample(job, done + row) for row in rows]
-            with job.precision.autocast():
-                losses = losses_of(job.criterion, job.model(part.images).to(job.precision.loss_dtype), part)
+            with job.optim.precision.autocast():
+                losses = losses_of(
+                    job.optim.criterion,
+                    job.network.model(part.images).to(job.optim.precision.loss_dtype),
+                    part,
+                )
                 loss = (losses if part.weights is None else losses * part.weights).sum()
             rows = losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
             losses_found += [f"the loss of {_sample(job, done + row)}" for row in rows]
@@ -147,10 +151,10 @@ def _is_bad(tensor: Any) -> bool:
 def _sample(job: Training, position: int) -> str:
     """A sample of this worker's part of the step, by its number in the training set."""
     epoch, step = divmod(job.progress.step, job.steps_per_epoch)
-    share = next(iter(job.train_loader.sharding.epoch(epoch, step)))
+    share = next(iter(job.loading.train_loader.sharding.epoch(epoch, step)))
     if position >= len(share):
         return "a filler"
-    sample, split = int(share[position]), job.data.train
+    sample, split = int(share[position]), job.loading.data.train
     return f"sample {sample} of the training set" + (
         f" ({split.name(sample)})" if isinstance(split, EncodedSplit) else ""
     )

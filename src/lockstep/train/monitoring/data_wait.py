@@ -18,7 +18,7 @@ NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", 
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadingFacts:
     """How training images reach a worker.
 
     `kind` is where they are: in memory, in a file each, in a packed set, or the user's own data set. `cores` are this
@@ -38,7 +38,7 @@ class Loading:
     room_bytes: int = 0
 
 
-def describe_loading(config: TrainConfig, world: World, data: ImageData, processes: LoaderProcesses) -> Loading:
+def describe_loading(config: TrainConfig, world: World, data: ImageData, processes: LoaderProcesses) -> LoadingFacts:
     """The facts that the advice goes by."""
     split, spec = data.train, data.input
     kind: Literal["memory", "files", "packed", "user"] = "user"
@@ -46,7 +46,7 @@ def describe_loading(config: TrainConfig, world: World, data: ImageData, process
         kind = "memory"
     elif isinstance(split, EncodedSplit):
         kind = "files" if isinstance(split, FileSplit) else "packed"
-    return Loading(
+    return LoadingFacts(
         kind=kind,
         processes=processes,
         cores=cores_of_worker(world),
@@ -71,7 +71,7 @@ def network_of(path: Path) -> str:
     return kind if kind in NETWORK or kind.startswith("fuse.") else ""
 
 
-def advise(loading: Loading) -> str:
+def advise(loading: LoadingFacts) -> str:
     """The remedy that fits, in one line."""
     processes, cores = loading.processes, loading.cores
     if loading.kind == "memory":
@@ -97,7 +97,7 @@ def advise(loading: Loading) -> str:
     return _advise_on_cores(loading)
 
 
-def _advise_on_memory(loading: Loading) -> str:
+def _advise_on_memory(loading: LoadingFacts) -> str:
     augment = loading.augment
     flags = ("rotate", "zoom", "shear", "rand_augment")
     heavy = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags if getattr(augment, flag))
@@ -109,7 +109,7 @@ def _advise_on_memory(loading: Loading) -> str:
     )
 
 
-def _advise_on_cores(loading: Loading) -> str:
+def _advise_on_cores(loading: LoadingFacts) -> str:
     """The cores decode all the time: less to decode for each image, or more cores."""
     if loading.decode == "gpu":
         return (
@@ -137,7 +137,7 @@ def _cores(number: int) -> str:
 class DataWait:
     """Says what to do where much time goes into waiting for data, and each advice once."""
 
-    def __init__(self, loading: Loading):
+    def __init__(self, loading: LoadingFacts):
         self._loading = loading
         self._has_started, self._start_seconds = False, 0.0
         self._said = ""

@@ -72,12 +72,11 @@ class Hungry(nn.Module):
 
 def _job(model: nn.Module) -> Any:
     return SimpleNamespace(
-        model=model,
         config=SimpleNamespace(seed=0),
-        progress=Progress(),
         world=WORLD,
-        precision=Precision(),
-        criterion=None,
+        network=SimpleNamespace(model=model),
+        optim=SimpleNamespace(precision=Precision(), criterion=None),
+        progress=Progress(),
     )
 
 

@@ -1,0 +1,82 @@
+"""The parts of a job that belong together, so that functions take what they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lockstep.data.loaders import EvalLoader, TrainLoader
+from lockstep.data.sets import ImageData
+from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
+from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.losses import Criterion
+from lockstep.train.monitoring.data_wait import DataWait
+from lockstep.train.optim.batch_plan import Batching
+from lockstep.train.optim.ema import NoAverage
+from lockstep.train.optim.schedule import Schedule
+from lockstep.train.precision import Precision
+from lockstep.train.run_folder import RunFolder
+from lockstep.train.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Network:
+    """The model in its forms.
+
+    Args:
+        model: It computes.
+        weights: What the optimizer changes and checkpoints hold: the model, or its float32 copy where it computes in
+            fp16.
+        replica: What training calls: the model, compiled and wrapped by the strategy.
+    """
+
+    model: nn.Module
+    weights: nn.Module
+    replica: nn.Module
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The data, and how batches of it come."""
+
+    data: ImageData
+    train_loader: TrainLoader
+    val_loader: EvalLoader
+    data_wait: DataWait
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """From a loss to other weights.
+
+    Args:
+        criterion: One loss a sample: (logits [N, K], labels [N]) to [N].
+        average: The moving average of the weights.
+    """
+
+    criterion: Criterion
+    precision: Precision
+    strategy: Strategy
+    optimizer: Optimizer
+    schedule: Schedule
+    batching: Batching
+    average: NoAverage
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What outlives the workers, and where it is.
+
+    Args:
+        identity: What a checkpoint must have in common with a job that goes on from it.
+        copies: Where the state is copied to before it is written.
+    """
+
+    folder: RunFolder
+    checkpoints: Checkpoints
+    snapshots: Checkpoints
+    identity: dict[str, Any]
+    copies: HostCopies
