@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from commands import LOCKSTEP, Job, run, started
 from safetensors.torch import load_file
 
 from lockstep.files.jsonl import read_records
-from lockstep.launch.node.snapshot_memory import PREFIX
 from lockstep.train.checkpoints import checkpoint_folder
+from lockstep.world.launcher_environment import SNAPSHOTS
 
 SNAPSHOT_STEPS = 5
 START_SECONDS = 120.0  # on a machine that does other things too
@@ -44,13 +45,15 @@ JOBS = {
 class Outcome:
     """What a disturbed job has come to: a list of breaches, which should be empty.
 
-    `struck_at` has for each kill the newest recorded step and how often the job had begun to train before.
+    `struck_at` has for each kill the newest recorded step and how often the job had begun to train before, `memory` the
+    folders that the workers said outlive them.
     """
 
     kills: int = 0
     at_start: int = 0
     struck_at: list[tuple[int, int]] = field(default_factory=list)
     repeated: list[int] = field(default_factory=list)
+    memory: set[str] = field(default_factory=set)
     seconds: float = 0.0
     breaches: list[str] = field(default_factory=list)
 
@@ -65,7 +68,6 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
     outcome, began = Outcome(), time.monotonic()
     calm, struck = folder / "calm", folder / "struck"
     folder.mkdir(exist_ok=True)
-    others = memory_of_jobs()
     done = run(command(words, calm, epochs), folder, timeout=START_SECONDS * 4)
     assert done.returncode == 0, done.stderr
     with started(command(words, struck, epochs, restarts=kills), folder) as job:
@@ -79,7 +81,7 @@ def disturb(words: Sequence[str], folder: Path, epochs: int, kills: int, chance:
     outcome.repeated = [step - starts[begun] for step, begun in outcome.struck_at if begun < len(starts)]
     if outcome.repeated and max(outcome.repeated) > SNAPSHOT_STEPS:
         outcome.breaches.append(f"{max(outcome.repeated)} recorded steps were taken again")
-    outcome.breaches += [*differences(calm, struck), *leftovers(struck, others)]
+    outcome.breaches += [*differences(calm, struck), *leftovers(struck, outcome.memory)]
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -94,6 +96,9 @@ def strike(job: Job, run: Path, outcome: Outcome, chance: random.Random) -> bool
     alive = job.workers()
     if not alive:
         return job.poll() is None
+    for each in alive:
+        with suppress(psutil.Error):
+            outcome.memory.add(each.environ()[SNAPSHOTS])
     outcome.struck_at.append((newest_step(run), len(starts_of(run))))
     chance.choice(alive).kill()
     outcome.kills += 1
@@ -146,14 +151,9 @@ def same_tensors(one: Path, other: Path) -> bool:
     return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
-def memory_of_jobs() -> set[Path]:
-    """What elastic jobs keep in this host's memory."""
-    return set(Path("/dev/shm").glob(f"{PREFIX}*"))
-
-
-def leftovers(run: Path, others: set[Path]) -> list[str]:
-    """Processes of the job, and its memory on this host, but for what other jobs had there before."""
-    found = [f"{path} is left" for path in memory_of_jobs() - others]
+def leftovers(run: Path, memory: set[str]) -> list[str]:
+    """Processes of the job, and its memory on this host, where other jobs have some, too."""
+    found = [f"{path} is left" for path in memory if Path(path).exists()] if memory else ["nobody knew of any memory"]
     processes = psutil.process_iter(["pid", "cmdline"])
     return found + [f"process {each.pid} is left" for each in processes if str(run) in (each.info["cmdline"] or ())]
 
