@@ -27,7 +27,7 @@ from harness import Bar, Unit, compare, existing_folder
 
 from lockstep.config.schema import DataConfig
 from lockstep.data.sets import MemorySplit
-from lockstep.data.sources import image_folder as image_folder
+from lockstep.data.sources import image_folder
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from cases import CASES

@@ -56,5 +56,5 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             base = node.module or ""
-            found |= {f"{base}.{alias.name}" for alias in node.names} if base.count(".") < 2 else {base}
+            found |= {f"{base}.{alias.name}" for alias in node.names}
     return {name.removeprefix("lockstep.") for name in found if name.startswith("lockstep.")}

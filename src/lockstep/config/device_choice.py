@@ -1,4 +1,4 @@
-"""What the flags that choose a device and its library take; `lockstep.world` makes something of it."""
+"""What the flags that choose a device and its library take. `lockstep.world.world.connect` acts on it."""
 
 from __future__ import annotations
 

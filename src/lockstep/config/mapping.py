@@ -116,6 +116,8 @@ def _describe(hint: Any) -> str:
         return " or ".join(repr(option) for option in options)
     if origin is tuple:
         return f"a list of {_describe(options[0])}"
+    if origin is dict or dataclasses.is_dataclass(hint):
+        return "a mapping"
     return {
         type(None): "null",
         str: "a string",

@@ -1,5 +1,7 @@
 """The launcher: starts a job's workers on one host or many, and ends them.
 
+Start with `command_workers`, by which Lockstep's own commands get workers; `worker_exit` makes exit codes of errors.
+
 | package | what it is |
 |---|---|
 | `plan` | pure: from options and environment to the commands that `--dry-run` prints |

@@ -1,4 +1,10 @@
-"""Training: `fit` for Python, `run` for the command line."""
+"""Training: `fit` for Python, `run` for the command line.
+
+`setup` puts a `job` together (of `job_parts`), `loop` trains it, `evaluation` evaluates, `run_records` records and
+`saving` saves; `rewind` goes back after trouble. `inference` and `export` use what was trained. In packages: the ways
+to train (`strategies`, `precision`, `optim`), what watches over it (`guards`, `stopping`, `monitoring`), and what is
+kept (`checkpoints`, `trackers`).
+"""
 
 from lockstep.train.fit import fit
 from lockstep.train.loop import Result

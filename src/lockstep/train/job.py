@@ -72,12 +72,8 @@ class Job:
 
     def close(self) -> None:
         """End what the job started."""
-        parts = (self.optim.strategy, self.loading.train_loader.reader, self.loading.val_loader.reader)
-        with ExitStack() as stack:  # each, even if another's fails
-            for closing in (
-                *parts,
-                self.tracker,
-                self.saving.snapshots,
-                self.saving.checkpoints,
-            ):  # from the last to the first
+        readers = self.loading.train_loader.reader, self.loading.val_loader.reader
+        writers = self.tracker, self.saving.snapshots, self.saving.checkpoints
+        with ExitStack() as stack:  # each, even if another's fails; from the last to the first
+            for closing in (self.optim.strategy, *readers, *writers):
                 stack.callback(closing.close)

@@ -133,7 +133,7 @@ class RunWatch:
         self._workers: dict[int, WorkerFiles] = {}
 
     def look(self, now: float) -> RunView:
-        """Read what is new; of a long file a portion, see `Snapshot.share_read`."""
+        """Read what is new; of a long file a portion, see `RunView.share_read`."""
         news = self._records.read()
         if news.is_new or not self._config:
             self._config = read_config(self.path)

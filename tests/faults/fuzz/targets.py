@@ -594,7 +594,19 @@ def launcher_variables(folder: Path) -> Target:
 
 @target
 def launcher_messages(folder: Path) -> Target:
-    from lockstep.launch.protocol.messages import LIMIT_BYTES, receive
+    from lockstep.launch.protocol.messages import (
+        LIMIT_BYTES,
+        Ended,
+        FailedElsewhere,
+        Here,
+        Knock,
+        MessageError,
+        Output,
+        Terms,
+        WorkerFailure,
+        pack,
+        receive,
+    )
 
     async def hear(data: bytes) -> None:
         reader = asyncio.StreamReader(limit=LIMIT_BYTES)
@@ -603,13 +615,10 @@ def launcher_messages(folder: Path) -> Target:
         while await receive(reader):
             pass
 
-    seed = [
-        {"is": "here", "versions": {"torch": "2"}, "doors": {"10.0.0.1": 4}},
-        {"is": "output", "worker": 1, "name": "stdout", "text": "x"},
-        {"is": "knock", "node": 1, "challenge": "", "protocol": 4},
-        {"is": "verdict", "host": "a", "failures": [{"rank": 3, "code": 1, "age": 0.5}]},
-    ]
-    return Target(_lines(seed), lambda data: asyncio.run(hear(data)), (), as_json=True)
+    failed = FailedElsewhere("a", (WorkerFailure(rank=3, code=1, age=0.5),))
+    messages = [Here({"torch": "2"}, {"10.0.0.1": 4}), Output(1, "stdout", "x"), Knock(1, ""), failed]
+    seed = b"".join(pack(each) for each in [*messages, Ended(left=(5,), elsewhere=failed), Terms((2, 1), "job")])
+    return Target(seed, lambda data: asyncio.run(hear(data)), (MessageError,), as_json=True)
 
 
 # Records and reports

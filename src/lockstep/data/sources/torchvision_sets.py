@@ -69,26 +69,31 @@ def _read_cifar(name: str, root: Path, download: bool) -> tuple[MemorySplit, Mem
     kind: Any = _CIFAR[name]
     folder = root / kind.base_folder
     wanted = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
-    if not all(check_integrity(str(folder / file), md5) for file, md5 in wanted):
+    try:
+        contents = _unpickled(folder, wanted)
+    except (OSError, RuntimeError, DataError):
         if not download:
-            raise RuntimeError("a file is missing or damaged")
+            raise RuntimeError("a file is missing or damaged") from None
         datasets.utils.download_and_extract_archive(kind.url, root, filename=kind.filename, md5=kind.tgz_md5)
-    contents = {file: _unpickled(folder / file, md5) for file, md5 in wanted}
+        contents = _unpickled(folder, wanted)
     classes = contents[kind.meta["filename"]][kind.meta["key"]]
     train, val = (_join_batches([contents[file] for file, _ in part]) for part in (kind.train_list, kind.test_list))
     return train, val, tuple(classes)
 
 
-def _unpickled(path: Path, md5: str) -> Any:
-    """What a file of CIFAR's holds: a pickle, which may run anything, but these are the very bytes of its authors.
+def _unpickled(folder: Path, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What CIFAR's files hold, by name and MD5: pickles, which may run anything, but these are their authors' bytes.
 
     Raises:
-        RuntimeError: They are others.
+        RuntimeError: One is missing, or has other bytes.
     """
-    content = read_bytes(path, MOST_BYTES)
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-        raise RuntimeError(f"{path.name} is damaged")
-    return pickle.loads(content, encoding="latin1")
+    contents = {}
+    for name, md5 in files:
+        content = read_bytes(folder / name, MOST_BYTES)
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+            raise RuntimeError(f"{name} is damaged")
+        contents[name] = pickle.loads(content, encoding="latin1")
+    return contents
 
 
 def _join_batches(contents: Sequence[Mapping[str, Any]]) -> MemorySplit:

@@ -73,10 +73,8 @@ class State:
             HostsUpdatedInterrupt: They have; on every worker.
             SystemExit: They have, and all workers are started anew, with the state as it is now.
         """
-        from lockstep.world.elastic_rendezvous import (  # of the launcher; not before an elastic job asks
-            REMOVED,
-            host_changes,
-        )
+        # Not before an elastic job asks.
+        from lockstep.world.elastic_rendezvous import REMOVED, host_changes
 
         news = host_changes(self._changes_seen) if self._get_rank() == 0 else None
         must_stop = self._commits.must_stop()

@@ -4,5 +4,5 @@ Start with `channel`, the thread, and `request`, what it is asked for. `agreemen
 common, over `control` (`piggyback` carries small payloads along); `execution` fuses what was agreed and runs it, by
 `transfers`, `reduction` and `adasum`, over the `connections` and `process_groups`. `stall` reports who is missing,
 `timeline` records when what happened; `settings` are Horovod's variables, `context` one job's objects, and `current`
-the one that is initialized. Imports world and files.
+the one that is initialized.
 """

@@ -25,7 +25,6 @@ class Control:
         self._group = group
         self.rank = rank
         self.size = size
-        # Not zeros: among many workers most of it is never touched, and so takes no memory.
         self._memory = torch.empty(size * CAPACITY_BYTES, dtype=torch.uint8, device="cpu")
         self._blocks = self._memory.view(size, CAPACITY_BYTES)
         self._bytes = memoryview(self._memory.numpy()).cast("B")  # type: ignore[arg-type]

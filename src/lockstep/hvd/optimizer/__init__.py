@@ -2,5 +2,5 @@
 
 Start with `distributed`, which chooses: `gradient_optimizer` averages gradients, in the buckets that
 `gradient_reducer` plans and reduces while backward still runs; `adasum_optimizer` combines steps. `wrapper` is what
-both share. Imports ops and the engine.
+both share.
 """

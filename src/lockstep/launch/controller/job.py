@@ -434,7 +434,7 @@ class LaunchedJob:
         if ended is None:
             return []
         if isinstance(ended, Lost):
-            return [Failure(-1, host, 1, f"lost {remote.node.host}: {ended.why}", ended.seen)]
+            return [Failure(-1, host, 1, f"lost {remote.node.host}: {ended.why}", ended.seen or time.monotonic())]
         if elsewhere := ended.elsewhere:
             return [self._failure(elsewhere.host, each) for each in elsewhere.failures] or [
                 Failure(-1, elsewhere.host, 1, f"lost {elsewhere.host}", time.monotonic())

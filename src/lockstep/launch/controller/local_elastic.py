@@ -171,7 +171,7 @@ class Driver:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in self._workers.values():
                 worker.end(number)
-            deadline = time.monotonic() + Timings().host_end
+            deadline = time.monotonic() + Timings().elastic_end
             while time.monotonic() < deadline and any(each.process.poll() is None for each in self._workers.values()):
                 time.sleep(POLL_SECONDS)
         kill_descendants()

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lockstep.launch.controller.start_errors import StartError, why_not_started
@@ -41,10 +41,10 @@ Show = Callable[[int, Name, bytes], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Lost:
-    """A node process that is gone, and why; `seen` before the workers stopped that were ended for it."""
+    """A node process that is gone, and why; `seen` when, where that was before other workers were ended for it."""
 
     why: str
-    seen: float = field(default_factory=time.monotonic)
+    seen: float | None = None
 
 
 class Remote:
@@ -217,7 +217,7 @@ class Remote:
     def _lost(self, why: str) -> None:
         """No answer will come any more."""
         self._is_lost = True
-        self._resolve(self.end, Lost(why or "its part of the launcher has ended unexpectedly"))
+        self._resolve(self.end, Lost(why or "its part of the launcher has ended unexpectedly", time.monotonic()))
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in STAGES:
             if not self.answer(kind).done():

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.config.mapping import from_mapping
+from lockstep.errors import ConfigError
 from lockstep.launch.node.worker_starter import Child, signal_group
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import WorkerFailure
@@ -103,7 +105,14 @@ def _failure_of(worker: Worker) -> WorkerFailure:
     now, code = time.monotonic(), worker.code or 0
     try:
         error = json.loads(worker.error_file.read_text())["lockstep"]
-        age = now - error["monotonic_seconds"]
-        return WorkerFailure(worker.rank, error["exit_code"], age, error["text"], error["lost_peer"], error["final"])
-    except (OSError, ValueError, KeyError, TypeError):
+        fields = {name: error[name] for name in ("text", "lost_peer", "final")}
+        fields |= {"rank": worker.rank, "code": error["exit_code"], "age": now - error["monotonic_seconds"]}
+        return from_mapping(WorkerFailure, fields, str(worker.error_file))
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        ConfigError,
+    ):  # a script may write anything there
         return WorkerFailure(worker.rank, code, now - worker.seen)

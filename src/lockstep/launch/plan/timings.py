@@ -33,6 +33,7 @@ class Timings:
             knows more of why they did not come.
         settle: In which failures that belong together become known.
         worker_end: A worker's, from SIGTERM to SIGKILL.
+        elastic_end: The same where a local elastic job ends.
         host_end: For the end of one host's workers, as another part of the launcher counts it.
         job_end: For the end of all hosts' parts.
         forced_end: For what is ended by SIGKILL.
@@ -61,6 +62,7 @@ class Timings:
     by_hand: float = 5.0
     settle: float = 0.5
     worker_end: float = 3.0
+    elastic_end: float = 5.0
     host_end: float = 5.0
     job_end: float = 6.0
     forced_end: float = 2.0

@@ -25,6 +25,7 @@ from lockstep.launch.protocol.messages import (
     Introduction,
     Knock,
     Message,
+    MessageError,
     Refused,
     pack,
     unpack,
@@ -155,7 +156,10 @@ async def _receive(connection: socket.socket) -> Message:
         if not part:  # disconnected, or the line is too long
             raise StrangerError
         line += part
-    message = unpack(line)
+    try:
+        message = unpack(line)
+    except MessageError:
+        raise StrangerError from None
     if not message:
         raise StrangerError
     return message

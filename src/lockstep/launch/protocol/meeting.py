@@ -22,6 +22,7 @@ from lockstep.launch.protocol.messages import (
     FailedElsewhere,
     Finished,
     Message,
+    MessageError,
     Refused,
     Terms,
     WorkerFailure,
@@ -236,7 +237,7 @@ class Meeting:
 
     async def _listen(self, peer: _Peer) -> None:
         try:
-            while message := await receive(peer.reader):
+            while message := await _next(peer.reader):
                 peer.heard = monotonic()
                 self._take(peer, message)
         except (OSError, ValueError):
@@ -297,6 +298,13 @@ class Meeting:
                 peer.send(Alive())
                 if now - peer.heard > self._timings.silence:
                     self._drop(peer)
+
+
+async def _next(reader: asyncio.StreamReader) -> Message | None:
+    """The next message, past those that are not as they should be."""
+    while True:
+        with suppress(MessageError):
+            return await receive(reader)
 
 
 async def _connect(address: str, port: int, own: str) -> socket.socket:

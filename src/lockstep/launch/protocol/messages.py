@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from lockstep.config.mapping import from_mapping
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
@@ -281,16 +281,29 @@ class Foreign(Message):
     """The first message of another version of Lockstep, whatever it says."""
 
 
-KINDS = {kind.__name__.lower(): kind for kind in Message.__subclasses__() if kind is not Foreign}
+def _name(kind: type[Message]) -> str:
+    """What a kind is called on the line; `error` for every version, so that it can say that it is another one."""
+    return "error" if kind is Trouble else kind.__name__.lower()
+
+
+KINDS = {_name(kind): kind for kind in Message.__subclasses__() if kind is not Foreign}
+
+
+class MessageError(Exception):
+    """A message of a known kind is not as it should be."""
 
 
 def pack(message: Message) -> bytes:
     """The line that says it."""
-    return json.dumps({"is": type(message).__name__.lower(), **asdict(message)}).encode() + b"\n"
+    return json.dumps({"is": _name(type(message)), **asdict(message)}).encode() + b"\n"
 
 
 def unpack(line: bytes) -> Message | None:
-    """The message in a line; None for anything else, such as a login's greeting."""
+    """The message in a line; None for anything else, such as a login's greeting.
+
+    Raises:
+        MessageError: A field is missing, unknown, or of another type.
+    """
     try:
         values = parse_json(line)
     except ValueError:
@@ -304,12 +317,16 @@ def unpack(line: bytes) -> Message | None:
         return None
     try:
         return from_mapping(KINDS[kind], values, kind)
-    except (ConfigError, TypeError, ValueError):
-        return None
+    except (ConfigError, TypeError, ValueError) as error:
+        raise MessageError(f"{kind}: {first_line(error)}") from None
 
 
 async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None at the end of the stream. Lines that are none are passed over."""
+    """The next message; None at the end of the stream. Lines that are none are passed over.
+
+    Raises:
+        MessageError: As for `unpack`.
+    """
     while line := await reader.readline():
         if message := unpack(line):
             return message

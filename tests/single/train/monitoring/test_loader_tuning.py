@@ -19,7 +19,7 @@ from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
 from lockstep.data.loaders import reader_for
 from lockstep.data.pipeline.readers import Placement, Reader
 from lockstep.data.sets import ImageData, MemorySplit
-from lockstep.data.sources import image_folder as image_folder
+from lockstep.data.sources import image_folder
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import CorruptImageError
 from lockstep.train import fit

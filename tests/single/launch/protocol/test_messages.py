@@ -1,0 +1,107 @@
+"""Messages come out as they went in, and what is none of them is told from what is a damaged one."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol import messages
+from lockstep.launch.protocol.messages import KINDS, PROTOCOL, FailedElsewhere, Message, MessageError, pack, unpack
+from lockstep.launch.protocol.pipes import bytes_of, text_of
+
+FAILURE = messages.WorkerFailure(rank=3, code=-9, age=0.5, text="ValueError: \u00d7", lost_peer=True, final=True)
+ELSEWHERE = FailedElsewhere("b", (FAILURE,))
+JOB = messages.NodeJob(
+    node=0,
+    nodes=2,
+    workers=1,
+    slots=(1, 2),
+    host="a",
+    command=("python", "x.py"),
+    environment={"A": "1"},
+    folder="/",
+    bind="none",
+    secret="s",
+    heartbeat=True,
+    stdout=-1,
+    interfaces=("eth0",),
+    meeting_host="",
+    meeting_port=0,
+    patience=30.0,
+    loopback=False,
+    snapshots="",
+    newcomer=False,
+    restart=1,
+    max_restarts=2,
+    timings=Timings(silence=8.0),
+)
+EACH: list[Message] = [
+    messages.Alive(),
+    JOB,
+    messages.Reach({"10.0.0.1": 4}),
+    messages.Start("10.0.0.1", 4, "10.0.0.2"),
+    messages.Signal(15),
+    messages.End(5.0),
+    messages.Trouble("has no folder /x"),
+    messages.Here({"torch": "2"}, {"10.0.0.1": 4}),
+    messages.Reached({"10.0.0.1": "10.0.0.2"}),
+    messages.Met(),
+    messages.Started(2, 4, "why"),
+    messages.Output(1, "stdout", text_of(b"\xff\xe2\n")),
+    messages.Failing(),
+    ELSEWHERE,
+    messages.Ended((FAILURE,), (7,), "the store", ELSEWHERE),
+    messages.Knock(1, "00"),
+    messages.Answer("p", "c"),
+    messages.Introduction("p", 2, 1, "a"),
+    messages.Refused("why"),
+    messages.Terms((2, 1), "job"),
+    messages.Finished(),
+]
+
+
+@pytest.mark.parametrize("message", EACH, ids=lambda message: type(message).__name__)
+def test_each_comes_out_as_it_went_in(message: Message) -> None:
+    line = pack(message)
+    assert line.endswith(b"\n")
+    assert b"\n" not in line[:-1]
+    assert unpack(line) == message
+
+
+def test_there_is_one_of_each_kind_here() -> None:
+    assert {type(message) for message in EACH} == {*KINDS.values()}
+
+
+def test_any_bytes_of_a_worker_arrive() -> None:
+    message = unpack(pack(messages.Output(0, "stderr", text_of(bytes(range(256))))))
+    assert isinstance(message, messages.Output)
+    assert bytes_of(message.text) == bytes(range(256))
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"Welcome to node7\n", b"[1]\n", b"{}\n", b'{"is": "nothing"}\n', b'{"is": []}\n', b"\xff\n"]
+)
+def test_what_is_no_message_is_none(line: bytes) -> None:
+    assert unpack(line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"is": "signal"}\n',
+        b'{"is": "signal", "number": "15"}\n',
+        b'{"is": "signal", "number": 15, "more": 1}\n',
+        b'{"is": "terms", "slots": 2, "run_id": ""}\n',
+        b'{"is": "failedelsewhere", "host": "a", "failures": [{"rank": 1}]}\n',
+        pack(JOB).replace(b'"silence": 8.0', b'"silence": 0.0'),
+    ],
+)
+def test_a_damaged_message_is_an_error_that_names_it(line: bytes) -> None:
+    with pytest.raises(MessageError, match=r"^[a-z]+: "):
+        unpack(line)
+
+
+def test_another_version_is_recognized_and_can_be_told_so() -> None:
+    other = pack(JOB).replace(f'"protocol": {PROTOCOL}'.encode(), b'"protocol": 99').replace(b'"node": 0', b'"knot": 0')
+    assert isinstance(unpack(other), messages.Foreign)
+    assert unpack(b'{"is": "error", "text": "has another"}') == messages.Trouble("has another")
