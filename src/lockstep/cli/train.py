@@ -39,9 +39,18 @@ def main(words: Sequence[str]) -> int:
     catalog.check(config.data)
     work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
-    backend = config.parallel.dist_backend
-    start = command.workers, backend, command.where, check, _elastic(command)
-    return run_workers(WorkerCommand(["train", *words], work, config.device, *start))
+    return run_workers(
+        WorkerCommand(
+            ["train", *words],
+            work,
+            config.device,
+            workers=command.workers,
+            backend=config.parallel.dist_backend,
+            where=command.where,
+            check=check,
+            elastic=_elastic(command),
+        )
+    )
 
 
 def _time_left(time_limit: str | None, since: float) -> list[str]:

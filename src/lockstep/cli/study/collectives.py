@@ -75,8 +75,17 @@ class CollectivesCommand:
 def main(words: Sequence[str]) -> int:
     command = parse(CollectivesCommand, "study collectives", words)
     work = partial(_measure, command)
-    start = command.workers, command.dist_backend, command.where, _check_workers
-    return run_workers(WorkerCommand(["study", "collectives", *words], work, command.device, *start))
+    return run_workers(
+        WorkerCommand(
+            ["study", "collectives", *words],
+            work,
+            command.device,
+            workers=command.workers,
+            backend=command.dist_backend,
+            where=command.where,
+            check=_check_workers,
+        )
+    )
 
 
 def _check_workers(size: int) -> None:

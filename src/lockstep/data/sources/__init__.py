@@ -1,7 +1,7 @@
 """Where images come from.
 
-`digits` is embedded; `torchvision_sets` are MNIST, CIFAR and ImageNet in torchvision's layouts, `image_folder` (listed
-by `folder_listing`) any folder of images, `user_dataset` what the user's function returns, `synthetic` random images.
-`prepare_imagenet` makes folders of ImageNet's archives (`meta_mat`), `verify` decodes
-everything once, and `describe` says what a data set is.
+`digits` is embedded; `torchvision_sets` are MNIST, Fashion-MNIST and CIFAR, which torchvision fetches; `image_folder`
+(listed by `folder_listing`) is any folder of images, `user_dataset` what the user's function returns, `synthetic`
+random images. `prepare_imagenet` makes folders of ImageNet's archives (`meta_mat`), `verify` decodes everything once,
+and `describe` says what a data set is.
 """

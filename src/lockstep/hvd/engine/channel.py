@@ -347,7 +347,7 @@ class Channel:
     def _settle(self, requests: Sequence[Request], block: bytes, messages: Sequence[memoryview]) -> bool:
         """The rest of a round whose messages differ."""
         heads = [HEADER.unpack_from(message) for message in messages]
-        if HEADER_BYTES + max(length for length, _, _ in heads) > len(messages[0]):
+        if HEADER_BYTES + max(length for length, _, _ in heads) > CAPACITY_BYTES:
             blocks = self._control.exchange_bytes(block)
         else:
             blocks = [

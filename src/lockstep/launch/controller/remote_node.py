@@ -48,7 +48,10 @@ class Lost:
 
 
 class Remote:
-    """A host's node process, as the launcher sees it: for one start of the workers, or several."""
+    """A host's node process, as the launcher sees it: for one start of the workers, or several.
+
+    `end` is done when it is known how its part has ended, or that it is lost.
+    """
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -71,7 +74,7 @@ class Remote:
         self._show = show
         self._first_rank = 0
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
-        self._end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
 
     @property
     def is_lost(self) -> bool:
@@ -117,11 +120,6 @@ class Remote:
         for task in self._tasks:
             task.add_done_callback(self._watch_over)
         self._stdout = stdout
-
-    @property
-    def end(self) -> asyncio.Future[Ended | Lost]:
-        """How its part has ended, or that it is lost, when that is known."""
-        return self._end
 
     def answer(self, kind: type[T]) -> asyncio.Future[T]:
         """The message of a kind, when it comes; a failure if the node process ends before."""
