@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.errors import WorldError
 from lockstep.hvd.engine import current
 from lockstep.hvd.engine.context import Context
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 
 
@@ -137,8 +137,19 @@ def _register(context: Context, process_set: ProcessSet) -> None:
     _registered[number] = process_set
 
 
-def _agree(context: Context, name: str, note: str) -> None:
-    context.channels[0].submit(Request("agreement", name, [], note=note, urgent=True)).wait()
+class Agreement(Collective, kind="agreement"):
+    """The workers compare what each says about one thing."""
+
+    __slots__ = ()
+
+    @classmethod
+    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
+        (name, mine), (_, theirs) = terms, others
+        return f"{name}: One rank said {mine}, another {theirs}." if mine != theirs else ""
+
+
+def _agree(context: Context, name: str, said: str) -> None:
+    context.channels[0].submit(Agreement(name, terms=(name, said), urgent=True)).wait()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

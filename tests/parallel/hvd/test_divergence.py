@@ -147,12 +147,12 @@ def test_an_error_in_one_workers_engine_ends_the_operation_on_all() -> None:
     def work(world: World) -> str:
         hvd.init()
         if hvd.rank() == 1:  # as if this worker alone had run out of memory
-            import lockstep.hvd.engine.execution as execution
+            import lockstep.hvd.ops.allreduce as module
 
             def fail(*_: Any) -> None:
                 raise MemoryError("no memory left")
 
-            execution.Execution._reduce = fail  # type: ignore[method-assign, assignment]
+            module.reduce_fused = fail  # type: ignore[assignment]
         with pytest.raises(hvd.HorovodInternalError, match="shut down") as error:
             hvd.allreduce(torch.ones(100_000), name="x")
         return str(error.value)

@@ -15,7 +15,7 @@ from worker_group import run_in_workers
 
 from lockstep import hvd
 from lockstep.hvd.engine.connections import Links
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
@@ -166,7 +166,7 @@ def sabotage(what: str) -> None:
     """Leave out one of the things that the order rests on."""
 
     @contextmanager
-    def no_wait(links: Links, device: torch.device, batch: list[Request]) -> Iterator[Any]:
+    def no_wait(links: Links, device: torch.device, batch: list[Collective]) -> Iterator[Any]:
         for request in batch:
             request.written = {}
         with on_stream(links, device, batch) as stream:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.hvd.engine.request import Request, ghost
+from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.optimizer.gradient_reducer import Bucket, Slot, _no_gradient
 from lockstep.world import accelerator
 
@@ -26,7 +26,7 @@ def test_no_gradient_of_a_sparse_parameter_is_on_its_device() -> None:
 def test_capturing_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "is_capturing", lambda device: True)
     with pytest.raises(ValueError, match=r"allreduce\.w cannot be captured into a graph"):
-        Request("allreduce", "w", [torch.zeros(3, device=META)]).follow_stream()
+        Allreduce("w", [torch.zeros(3, device=META)]).follow_stream()
 
 
 @pytest.mark.parametrize("capturing", [True, False])
@@ -38,7 +38,7 @@ def test_who_says_that_a_graph_is_being_captured(monkeypatch: pytest.MonkeyPatch
 
 def test_a_worker_that_has_joined_without_a_gpu_is_told() -> None:
     """Zeros on the CPU would be reduced by Gloo, and the other workers wait in NCCL for ever."""
-    said: dict[str, Any] = Request("allreduce", "w", [torch.zeros(3, device=META)]).describe()
+    said: dict[str, Any] = Allreduce("w", [torch.zeros(3, device=META)]).describe()
     assert said["devices"] == ["GPU"]
     with pytest.raises(ValueError, match="has joined, has none"):
-        ghost(said, torch.device("cpu"))
+        Allreduce.of_zeros(said, torch.device("cpu"))

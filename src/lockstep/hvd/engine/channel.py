@@ -26,8 +26,10 @@ from lockstep.hvd.engine import piggyback
 from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
 from lockstep.hvd.engine.connections import Links
 from lockstep.hvd.engine.control import CAPACITY_BYTES, Control
+from lockstep.hvd.engine.exchange import Exchange
 from lockstep.hvd.engine.execution import Execution
-from lockstep.hvd.engine.request import Request, explain_mismatch, ghost
+from lockstep.hvd.engine.mismatch import explain_mismatch
+from lockstep.hvd.engine.request import Collective, kind_of
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.exceptions import HorovodInternalError
@@ -37,7 +39,6 @@ from lockstep.world.peer_loss import end_process
 BACKOFF_SECONDS = (0.0005, 0.05)
 NEWS_SECONDS = 3.0
 SETTLE_SECONDS = 2.0  # for the device to end what does not depend on a lost worker
-JOINABLE = ("allreduce", "barrier")
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
     "being processed.  If you want to request another tensor, use a different tensor name."
@@ -94,14 +95,15 @@ class Channel:
         self._control = control
         self._links = links
         self._failed = failed
-        self._execution = Execution(links, control, self.ranks, settings.fusion_threshold_bytes, timeline, self._finish)
+        exchange = Exchange(control, self.ranks)
+        self._execution = Execution(links, exchange, settings.fusion_threshold_bytes, timeline, self._finish)
         self._lock = threading.Lock()
         self._bell = Bell()
-        self._pending: dict[bytes, Request] = {}  # by key, in order of submission
+        self._pending: dict[bytes, Collective] = {}  # by key, in order of submission
         self._bytes_waiting = 0
         self._urgent = False
         self._asleep = False
-        self._join: tuple[Request, torch.device] | None = None
+        self._join: tuple[Collective, torch.device] | None = None
         self._device: torch.device | None = None  # the accelerator that this worker's tensors are on
         self._alone = threading.Lock()  # taken where there is no thread of the engine's own
         self._last_joined = -1
@@ -113,7 +115,7 @@ class Channel:
             self._thread = threading.Thread(target=self._work, name=f"lockstep-hvd-{ranks}", daemon=True)
             self._thread.start()
 
-    def submit(self, request: Request) -> Request:
+    def submit(self, request: Collective) -> Collective:
         """Take a request; it finishes in the communication thread, or at once where this worker is alone.
 
         Raises:
@@ -141,7 +143,7 @@ class Channel:
             self._bell.ring()
         return request
 
-    def _run_alone(self, request: Request) -> None:
+    def _run_alone(self, request: Collective) -> None:
         try:
             with self._alone, torch.no_grad():
                 self._execution.run([request])
@@ -155,7 +157,7 @@ class Channel:
             self._urgent = True
         self._bell.ring()
 
-    def join(self, request: Request, device: torch.device) -> None:
+    def join(self, request: Collective, device: torch.device) -> None:
         """Go along with whatever the others reduce, by zeros on `device`, until all workers have joined."""
         if self._thread is None:
             request.finish(0)
@@ -221,8 +223,8 @@ class Channel:
             thread.join(timeout_seconds)
             self._fail_pending()
 
-    def _finish(self, request: Request, result: Any = None, error: str | None = None) -> None:
-        """Hand over an outcome, unless the request is a ghost's or has failed already."""
+    def _finish(self, request: Collective, result: Any = None, error: str | None = None) -> None:
+        """Hand over an outcome, unless the request is of zeros, for the others, or has failed already."""
         with self._lock:
             if self._pending.get(request.key) is not request:
                 return
@@ -344,7 +346,7 @@ class Channel:
             self._execution.run(requests)
         return True
 
-    def _settle(self, requests: Sequence[Request], block: bytes, messages: Sequence[memoryview]) -> bool:
+    def _settle(self, requests: Sequence[Collective], block: bytes, messages: Sequence[memoryview]) -> bool:
         """The rest of a round whose messages differ."""
         heads = [HEADER.unpack_from(message) for message in messages]
         if HEADER_BYTES + max(length for length, _, _ in heads) > CAPACITY_BYTES:
@@ -365,14 +367,14 @@ class Channel:
             self._all_joined()
         return bool(verdict.agreed or verdict.mismatched or newly_joined)
 
-    def _carry_out(self, verdict: Verdict, requests: dict[bytes, Request]) -> None:
+    def _carry_out(self, verdict: Verdict, requests: dict[bytes, Collective]) -> None:
         """Execute what is agreed, by zeros where this worker has joined, and fail what is not."""
         descriptions = self._describe([*verdict.mismatched, *verdict.lacking], requests)
         errors = {name: explain_mismatch(descriptions[name]) for name in verdict.mismatched}
         for name in verdict.lacking:
-            kind = next(iter(descriptions[name].values()))["kind"]
-            if kind not in JOINABLE:
-                errors[name] = f"{kind.capitalize()} is not supported with Join at this time."
+            kind = kind_of(next(iter(descriptions[name].values())))
+            if not kind.joinable:
+                errors[name] = f"{kind.kind.capitalize()} is not supported with Join at this time."
         for name, error in errors.items():
             if name in requests:
                 self._finish(requests[name], error=error)
@@ -381,11 +383,12 @@ class Channel:
             if name in requests:
                 agreed.append(requests[name])
             elif self._join is not None and name not in errors:
-                agreed.append(ghost(next(iter(descriptions[name].values())), self._join[1]))
+                description = next(iter(descriptions[name].values()))
+                agreed.append(kind_of(description).of_zeros(description, self._join[1]))
         self._execution.run([request for request in agreed if request.key not in errors])
 
     def _describe(
-        self, names: Sequence[bytes], requests: dict[bytes, Request]
+        self, names: Sequence[bytes], requests: dict[bytes, Collective]
     ) -> dict[bytes, dict[int, dict[str, Any]]]:
         """What the workers that have these requests say of them, by name and global rank."""
         if not names:

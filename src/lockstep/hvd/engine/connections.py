@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers, GlooTransfers, StagedTransfers, Transfers
 from lockstep.world import accelerator
@@ -73,7 +73,7 @@ class Links:
         return DeviceTransfers(self._group, self._rank, self._size)
 
     @contextmanager
-    def on_stream(self, device: torch.device, batch: Sequence[Request]) -> Iterator[Any]:
+    def on_stream(self, device: torch.device, batch: Sequence[Collective]) -> Iterator[Any]:
         """Work on the set's own stream, after the streams on which the tensors came about; None for the CPU."""
         if device.type == "cpu":
             yield None

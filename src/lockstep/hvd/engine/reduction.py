@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch.distributed import ReduceOp
 
@@ -11,6 +14,33 @@ REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: 
 # Truth values are reduced as whole numbers: Sum and Max say whether any is true, Product, Min and Average whether all.
 WIRE_TYPES = {torch.bool: torch.int32}
 HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+class Reduction(NamedTuple):
+    """How tensors are reduced: the operation, AVERAGE to PRODUCT, and the factors before and after it."""
+
+    operation: int
+    prescale: float
+    postscale: float
+
+    @classmethod
+    def of(cls, operation: int, prescale: float, postscale: float) -> Reduction:
+        """In plain numbers: 2, 2.0 and numpy's 2.0 must look alike to the other workers."""
+        return cls(int(operation), float(prescale), float(postscale))
+
+
+def difference_of_reductions(one: Sequence[Any], other: Sequence[Any]) -> str:
+    """Say how the reductions of two workers differ; empty where they do not."""
+    (operation, *factors), (others_operation, *others_factors) = one, other
+    if operation != others_operation:
+        mine, theirs = OPERATION_NAMES[operation], OPERATION_NAMES[others_operation]
+        return f"reduction operation: One rank said {mine}, but another rank said {theirs}."
+    if factors != others_factors:
+        return (
+            f"prescale and/or postscale factors: One rank sent factors {tuple(factors)}, but another rank sent factors "
+            f"{tuple(others_factors)}."
+        )
+    return ""
 
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
@@ -39,3 +69,14 @@ def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:
     if operation == PRODUCT:
         return rows.prod(0, dtype=rows.dtype)
     return rows.amin(0) if operation == MIN else rows.amax(0)
+
+
+def copy_scaled(tensor: torch.Tensor, output: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Make `output`, which may be the tensor itself, the tensor times factor / divisor."""
+    if output is tensor:
+        scale_(output, factor, divisor)
+    elif tensor.is_floating_point() and factor / divisor != 1:
+        torch.mul(tensor, factor / divisor, out=output)
+    else:
+        output.copy_(tensor)
+        scale_(output, factor, divisor)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any
 
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 
 logger = logging.getLogger("lockstep.hvd")
 
@@ -64,7 +64,7 @@ class Timeline:
             with self._lock:
                 self._write(name="CYCLE_START", ph="i", s="p", ts=self._now())
 
-    def activity(self, batch: Sequence[Request]) -> AbstractContextManager[Any]:
+    def activity(self, batch: Sequence[Collective]) -> AbstractContextManager[Any]:
         """Spans the execution of requests that are executed as one."""
         return nullcontext() if self._file is None else _Activity(self, batch)
 
@@ -74,7 +74,7 @@ class Timeline:
     def _at(self, moment: float) -> int:
         return max(0, round((moment - self._start) * 1e6))
 
-    def record(self, batch: Sequence[Request], began: float, ended: float) -> None:
+    def record(self, batch: Sequence[Collective], began: float, ended: float) -> None:
         """Write the waiting and the execution of requests, whose moments are of the monotonic clock, in seconds."""
         with self._lock:
             for request in batch:
@@ -104,7 +104,7 @@ class Timeline:
 
 
 class _Activity(AbstractContextManager[None]):
-    def __init__(self, timeline: Timeline, batch: Sequence[Request]) -> None:
+    def __init__(self, timeline: Timeline, batch: Sequence[Collective]) -> None:
         self._timeline = timeline
         self._batch = batch
         self._began = time.monotonic()

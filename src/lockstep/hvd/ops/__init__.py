@@ -1,5 +1,6 @@
-"""The collectives that users call, one file each.
+"""The collectives, one file each: a `Collective`, what distinguishes it, and the functions that users call.
 
-Each checks its arguments and asks the engine through `submission`; `functions` broadcasts parameters, optimizers and
-objects, `sparse` reduces sparse gradients, and `join` lets a worker with no more data take part.
+The functions check their arguments and ask the engine through `submission`; `adasum` is one way to reduce, `functions`
+broadcasts parameters, optimizers and objects, `sparse` reduces sparse gradients, and `join` lets a worker with no more
+data take part.
 """

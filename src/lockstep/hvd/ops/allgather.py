@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from lockstep.hvd.engine.exchange import Exchange
 from lockstep.hvd.engine.reduction import AVERAGE
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.allreduce import allreduce
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -16,17 +17,37 @@ from lockstep.hvd.process_sets import ProcessSet, global_process_set
 Tensor = torch.Tensor
 
 
+class Allgather(Collective, kind="allgather"):
+    """The workers' rows, in order of rank."""
+
+    __slots__ = ()
+    free_rows = True
+
+    def execute(self, exchange: Exchange) -> Any:
+        rows = exchange.numbers([tensor.shape[0] for tensor in self.tensors])
+        outputs = []
+        for index, tensor in enumerate(map(Tensor.contiguous, self.tensors)):
+            counts = [numbers[index] for numbers in rows]
+            output = tensor.new_empty((sum(counts), *tensor.shape[1:]))
+            if len(set(counts)) == 1:
+                exchange.transfers.all_gather(output, tensor)
+            else:
+                exchange.transfers.all_to_all(output.split(counts), [tensor] * exchange.size)
+            outputs.append(output)
+        return tuple(outputs) if self.grouped else outputs[0]
+
+
 def _submit(
     tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet, grouped: bool, urgent: bool = False
-) -> Request:
+) -> Allgather:
     if not tensors:
         raise ValueError("a grouped allgather needs at least one tensor")
     if any(isinstance(tensor, Tensor) and tensor.dim() == 0 for tensor in tensors):
         raise IndexError("allgather joins tensors along their first dimension, and a scalar has none")
-    return submit("allgather", tensors, name, process_set, grouped=grouped, urgent=urgent)
+    return submit(Allgather, tensors, name, process_set, grouped=grouped, urgent=urgent)
 
 
-class _Allgather(torch.autograd.Function):
+class _DifferentiableAllgather(torch.autograd.Function):
     """The gradient of a worker's rows is the average over the workers' gradients of these rows."""
 
     @staticmethod
@@ -48,7 +69,7 @@ class _Allgather(torch.autograd.Function):
 
 def _gather(tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet, grouped: bool) -> Any:
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-        return _Allgather.apply(grouped, name, process_set, *tensors)
+        return _DifferentiableAllgather.apply(grouped, name, process_set, *tensors)
     return _submit(tensors, name, process_set, grouped, urgent=True).wait()
 
 

@@ -9,14 +9,92 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compression, Compressor
-from lockstep.hvd.engine import current
-from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine import current, piggyback
+from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
+from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.fusion import reduce_fused
+from lockstep.hvd.engine.reduction import (
+    ADASUM,
+    AVERAGE,
+    OPERATION_NAMES,
+    SUM,
+    Reduction,
+    copy_scaled,
+    difference_of_reductions,
+    scale_,
+)
+from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.adasum import adasum_
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
+
+
+class Allreduce(Collective, kind="allreduce"):
+    """The only kind of which several are carried out as one, and the only one with results for who has joined.
+
+    Args:
+        operation: AVERAGE to PRODUCT.
+    """
+
+    __slots__ = ("reduction",)
+    dtypes = REDUCED_TYPES
+    joinable = True
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        operation: int = SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        **options: bool,
+    ) -> None:
+        self.reduction = Reduction.of(operation, prescale, postscale)
+        super().__init__(name, tensors, self.reduction, **options)
+
+    @property
+    def fused_by(self) -> Reduction | None:
+        return None if self.reduction.operation == ADASUM else self.reduction
+
+    @classmethod
+    def execute_all(cls, batch: Sequence[Allreduce], exchange: Exchange) -> list[Any]:
+        alone = len(batch) == 1 and exchange.size > 1
+        if place := piggyback.place_of(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
+            # Were nothing else pending, it would have travelled in the round's message: sum in that order here too,
+            # so that timing changes no bit.
+            piggyback.pack(batch, exchange.control.outgoing_tensor[place])
+            exchange.control.exchange(place.stop)
+            return piggyback.unpack(batch, exchange.control.rows()[:, place])
+        reduction = batch[0].reduction
+        tensors = [tensor for member in batch for tensor in member.tensors]
+        in_place = [member.in_place for member in batch for _ in member.tensors]
+        outputs = [
+            tensor
+            if inside and tensor.is_contiguous()
+            else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor, inside in zip(tensors, in_place, strict=True)
+        ]
+        pairs = list(zip(tensors, outputs, strict=True))
+        if reduction.operation == ADASUM:
+            for tensor, output in pairs:
+                copy_scaled(tensor, output, reduction.prescale)
+                adasum_(output, exchange.transfers)
+                scale_(output, reduction.postscale)
+        else:
+            for dtype in dict.fromkeys([tensor.dtype for tensor in tensors]):
+                reduce_fused([pair for pair in pairs if pair[0].dtype == dtype], reduction, exchange)
+        results = [
+            tensor.copy_(output) if inside and output is not tensor else output
+            for (tensor, output), inside in zip(pairs, in_place, strict=True)
+        ]
+        return [tuple(results)] if batch[0].grouped else results
+
+    @classmethod
+    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
+        return difference_of_reductions(terms, others)
 
 
 def resolve_operation(op: int | None, average: bool | None) -> int:
@@ -62,24 +140,24 @@ def _submit(
     op: int,
     scales: tuple[float, float],
     process_set: ProcessSet,
-    **details: Any,
-) -> Request:
+    **options: bool,
+) -> Allreduce:
     check_adasum(op, process_set)
     if not tensors:
         raise ValueError("a grouped allreduce needs at least one tensor")
     return submit(
-        "allreduce",
+        Allreduce,
         tensors,
         name,
         process_set,
         operation=op,
         prescale=scales[0],
         postscale=scales[1],
-        **details,
+        **options,
     )
 
 
-class _Allreduce(torch.autograd.Function):
+class _DifferentiableAllreduce(torch.autograd.Function):
     """All-reduce of a list of tensors; the gradients are all-reduced in the same way."""
 
     @staticmethod
@@ -105,7 +183,7 @@ def _reduce(
     process_set: ProcessSet,
 ) -> Any:
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-        return _Allreduce.apply(grouped, name, op, scales, process_set, *tensors)
+        return _DifferentiableAllreduce.apply(grouped, name, op, scales, process_set, *tensors)
     return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
 
 

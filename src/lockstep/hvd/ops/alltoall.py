@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 
 
+class Alltoall(Collective, kind="alltoall"):
+    """Rows to and from each worker, point to point.
+
+    Args:
+        splits: Rows that go to each worker, which may differ between workers.
+    """
+
+    __slots__ = ("splits",)
+    free_rows = True
+
+    def __init__(self, name: str, tensors: Sequence[Tensor], splits: list[int], **options: bool) -> None:
+        super().__init__(name, tensors, (), **options)
+        self.splits = splits
+
+    def execute(self, exchange: Exchange) -> tuple[Tensor, Tensor]:
+        tensor, splits = self.tensors[0].contiguous(), self.splits
+        received = [numbers[exchange.rank] for numbers in exchange.numbers(splits)]
+        output = tensor.new_empty((sum(received), *tensor.shape[1:]))
+        exchange.transfers.all_to_all(output.split(received), tensor[: sum(splits)].split(splits))
+        return output, torch.tensor(received, dtype=torch.int32, device="cpu")
+
+
 def _submit(
     tensor: Tensor, splits: Tensor | None, name: str | None, process_set: ProcessSet, urgent: bool = False
-) -> Request:
+) -> Alltoall:
     rows = _checked_splits(tensor, splits, process_set)
-    return submit("alltoall", [tensor], name, process_set, splits=rows, urgent=urgent)
+    return submit(Alltoall, [tensor], name, process_set, splits=rows, urgent=urgent)
 
 
 def _checked_splits(tensor: Any, splits: Any, process_set: ProcessSet) -> list[int]:
@@ -47,7 +71,7 @@ def _checked_splits(tensor: Any, splits: Any, process_set: ProcessSet) -> list[i
     return counts
 
 
-class _Alltoall(torch.autograd.Function):
+class _DifferentiableAlltoall(torch.autograd.Function):
     """The gradients travel back the way the rows came; rows that were not sent have none."""
 
     @staticmethod
@@ -86,7 +110,7 @@ def alltoall(
         HorovodInternalError, TypeError, AttributeError: As `allreduce`.
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
-        pair = _Alltoall.apply(tensor, splits, name, process_set)
+        pair = _DifferentiableAlltoall.apply(tensor, splits, name, process_set)
     else:
         pair = _submit(tensor, splits, name, process_set, urgent=True).wait()
     output: Tensor = pair[0]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lockstep.hvd.engine import current
+from lockstep.hvd.engine.exchange import Exchange
 from lockstep.hvd.engine.reduction import AVERAGE
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.allreduce import allreduce
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
@@ -16,14 +18,47 @@ from lockstep.hvd.process_sets import ProcessSet, global_process_set
 Tensor = torch.Tensor
 
 
-def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, **details: Any) -> Request:
+class Broadcast(Collective, kind="broadcast"):
+    """One worker's tensor goes to all.
+
+    Args:
+        root: The sender's global rank.
+    """
+
+    __slots__ = ("root",)
+
+    def __init__(self, name: str, tensors: Sequence[Tensor], root: int, **options: bool) -> None:
+        self.root = int(root)  # 2, 2.0 and numpy's 2 must look alike to the other workers
+        super().__init__(name, tensors, (self.root,), **options)
+
+    def execute(self, exchange: Exchange) -> Tensor:
+        root = exchange.ranks.index(self.root)
+        tensor = self.tensors[0]
+        in_place = self.in_place and tensor.is_contiguous()
+        output = tensor if in_place else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        if exchange.rank == root and not in_place:
+            output.copy_(tensor)
+        exchange.transfers.broadcast(output, root)
+        return tensor.copy_(output) if self.in_place and not in_place else output
+
+    @classmethod
+    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
+        (mine,), (theirs,) = terms, others
+        if mine == theirs:
+            return ""
+        return (
+            f"BROADCAST root ranks: One rank specified root rank {mine}, but another rank specified root rank {theirs}."
+        )
+
+
+def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, **options: bool) -> Broadcast:
     current.get_for_operation()
     if process_set.process_set_id is not None and root_rank not in (process_set.ranks or ()):
         raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
-    return submit("broadcast", [tensor], name, process_set, root=root_rank, **details)
+    return submit(Broadcast, [tensor], name, process_set, root=root_rank, **options)
 
 
-class _Broadcast(torch.autograd.Function):
+class _DifferentiableBroadcast(torch.autograd.Function):
     """The gradient of the root's tensor is the average of the workers' gradients; the others' is zero."""
 
     @staticmethod
@@ -57,7 +92,7 @@ def broadcast(
         HorovodInternalError, TypeError, AttributeError: As `allreduce`.
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
-        result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+        result: Tensor = _DifferentiableBroadcast.apply(tensor, root_rank, name, process_set)
         return result
     return _submit(tensor, root_rank, name, process_set, urgent=True).wait()  # type: ignore[no-any-return]
 

@@ -5,10 +5,23 @@ from __future__ import annotations
 import torch
 
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 from lockstep.world import accelerator
+
+
+class Join(Collective, kind="join"):
+    """What a worker that has joined waits for; the others have no such request."""
+
+    __slots__ = ()
+
+
+class Barrier(Collective, kind="barrier"):
+    """Done once all workers have asked for it, or have joined."""
+
+    __slots__ = ()
+    joinable = True
 
 
 def join(device: int = -1) -> int:
@@ -26,7 +39,7 @@ def join(device: int = -1) -> int:
     Raises:
         HorovodInternalError: A worker is lost, or Horovod is not running.
     """
-    request = Request("join", "all", [])
+    request = Join("all")
     context = current.get_for_operation()
     context.channels[0].join(request, _own_device(device))
     last: int = request.wait()
@@ -45,4 +58,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         HorovodInternalError, ValueError, TypeError: As `allreduce`.
     """
-    submit("barrier", [], None, process_set, urgent=True).wait()
+    submit(Barrier, [], None, process_set, urgent=True).wait()

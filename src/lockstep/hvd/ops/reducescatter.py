@@ -8,8 +8,17 @@ from typing import Any
 import torch
 
 from lockstep.hvd.compression import Compression, Compressor
-from lockstep.hvd.engine.reduction import AVERAGE, SUM
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.exchange import Exchange
+from lockstep.hvd.engine.reduction import (
+    AVERAGE,
+    SUM,
+    WIRE_TYPES,
+    Reduction,
+    difference_of_reductions,
+    reduce_rows,
+    scale_,
+)
+from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.allreduce import resolve_operation
@@ -20,9 +29,57 @@ Tensor = torch.Tensor
 Scales = tuple[float, float]
 
 
+class Reducescatter(Collective, kind="reducescatter"):
+    """Each worker gets its rows of all tensors, and reduces them itself, in the order of the ranks.
+
+    Args:
+        operation: AVERAGE or SUM.
+    """
+
+    __slots__ = ("reduction",)
+    dtypes = REDUCED_TYPES
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        operation: int = SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        **options: bool,
+    ) -> None:
+        self.reduction = Reduction.of(operation, prescale, postscale)
+        super().__init__(name, tensors, self.reduction, **options)
+
+    def execute(self, exchange: Exchange) -> Any:
+        outputs = [self._scatter(tensor, exchange) for tensor in self.tensors]
+        return tuple(outputs) if self.grouped else outputs[0]
+
+    def _scatter(self, tensor: Tensor, exchange: Exchange) -> Tensor:
+        operation, prescale, postscale = self.reduction
+        wire = tensor.to(WIRE_TYPES.get(tensor.dtype, tensor.dtype))
+        scaled = wire.clone(memory_format=torch.contiguous_format) if prescale != 1 else wire.contiguous()
+        scale_(scaled, prescale)
+        counts = rows_of_each(tensor.shape[0], exchange.size)
+        pieces = wire.new_empty((exchange.size, counts[exchange.rank], *tensor.shape[1:]))
+        exchange.transfers.all_to_all(list(pieces), scaled.split(counts))
+        output = reduce_rows(pieces, SUM)
+        scale_(output, postscale, exchange.size if operation == AVERAGE else 1)
+        return output.to(tensor.dtype)
+
+    @classmethod
+    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
+        return difference_of_reductions(terms, others)
+
+
+def rows_of_each(rows: int, size: int) -> list[int]:
+    """How many of `rows` each of `size` workers gets: the first ones get one more where they do not divide."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
 def _submit(
-    tensors: Sequence[Tensor], name: str | None, op: int, scales: Scales, process_set: ProcessSet, **details: Any
-) -> Request:
+    tensors: Sequence[Tensor], name: str | None, op: int, scales: Scales, process_set: ProcessSet, **options: bool
+) -> Reducescatter:
     op = resolve_operation(op, None)
     if op not in (AVERAGE, SUM):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
@@ -32,11 +89,11 @@ def _submit(
         raise ValueError("reducescatter shares out rows of the first dimension, and a scalar has none")
     prescale, postscale = scales
     return submit(
-        "reducescatter", tensors, name, process_set, operation=op, prescale=prescale, postscale=postscale, **details
+        Reducescatter, tensors, name, process_set, operation=op, prescale=prescale, postscale=postscale, **options
     )
 
 
-class _Reducescatter(torch.autograd.Function):
+class _DifferentiableReducescatter(torch.autograd.Function):
     """The gradient is gathered from the workers, each of which has that of its rows."""
 
     @staticmethod
@@ -58,7 +115,7 @@ def _scatter(
     tensors: Sequence[Tensor], grouped: bool, name: str | None, op: int, scales: Scales, process_set: ProcessSet
 ) -> Any:
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-        return _Reducescatter.apply(grouped, name, op, scales, process_set, *tensors)
+        return _DifferentiableReducescatter.apply(grouped, name, op, scales, process_set, *tensors)
     return _submit(tensors, name, op, scales, process_set, grouped=grouped, urgent=True).wait()
 
 

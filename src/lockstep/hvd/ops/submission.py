@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.request import Request
+from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.process_sets import ProcessSet
 from lockstep.world import accelerator
 
-REDUCED_TYPES = frozenset(
-    {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}
-)
-MOVED_TYPES = REDUCED_TYPES | {  # as bytes
-    *(torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.complex64, torch.complex128),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
-}
+AnyCollective = TypeVar("AnyCollective", bound=Collective)
 
-_handles: dict[int, Request] = {}
+_handles: dict[int, Collective] = {}
 _handle_numbers = itertools.count()
 
 
 def submit(
-    kind: str,
+    collective: type[AnyCollective],
     tensors: Sequence[torch.Tensor],
     name: str | None,
     process_set: ProcessSet,
     **details: Any,
-) -> Request:
+) -> AnyCollective:
     """Check the tensors and the caller's membership, and hand the request to the process set's channel.
 
     Args:
-        details: Further arguments of `Request`.
+        details: Further arguments of the collective.
 
     Raises:
         AttributeError: `tensors` holds something else, or the name is no string.
@@ -46,11 +39,11 @@ def submit(
         HorovodInternalError: Horovod is not running.
     """
     context = current.get_for_operation()
-    types = REDUCED_TYPES if kind in ("allreduce", "reducescatter") else MOVED_TYPES
+    kind = collective.kind
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise AttributeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__!r}")
-        if tensor.dtype not in types or tensor.layout is not torch.strided or not _is_carried(tensor):
+        if tensor.dtype not in collective.dtypes or tensor.layout is not torch.strided or not _is_carried(tensor):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
         raise ValueError(f"the tensors of a grouped {kind} must be on one device")
@@ -68,10 +61,11 @@ def submit(
         name = f"noname.{context.count(kind, number)}"
     elif not isinstance(name, str):
         raise AttributeError(f"the name of a tensor is a string, not {name!r}")
-    request = Request(kind, name, tensors, **details)
+    request = collective(name, tensors, **details)
     if tensors and not tensors[0].is_cpu:
         request.follow_stream()
-    return channel.submit(request)
+    channel.submit(request)
+    return request
 
 
 def _is_carried(tensor: torch.Tensor) -> bool:
@@ -96,7 +90,7 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
         return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def handle_of(request: Request) -> int:
+def handle_of(request: Collective) -> int:
     """A number that stands for the request until it is synchronised."""
     handle = next(_handle_numbers)
     _handles[handle] = request

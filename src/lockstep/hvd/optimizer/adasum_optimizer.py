@@ -10,7 +10,7 @@ import torch
 
 from lockstep.hvd.compression import Compressor
 from lockstep.hvd.engine.reduction import ADASUM
-from lockstep.hvd.ops.allreduce import check_adasum
+from lockstep.hvd.ops.allreduce import Allreduce, check_adasum
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.wrapper import Wrapper
 
@@ -52,7 +52,7 @@ class AdasumOptimizer(Wrapper):
             tensors = [tensor for tensor, _ in pairs]
             name = f"step.{self._names.get(parameters[0], 'noname')}" if parameters else None
             request = submit(
-                "allreduce",
+                Allreduce,
                 tensors,
                 name,
                 self._process_set,

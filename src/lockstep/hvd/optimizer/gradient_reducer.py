@@ -19,6 +19,7 @@ from lockstep.hvd.compression import Compression, Compressor
 from lockstep.hvd.engine import current
 from lockstep.hvd.engine.reduction import AVERAGE
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.process_sets import ProcessSet
@@ -255,7 +256,7 @@ class Gradients:
         pairs = () if plain else [self._compress(gradient) for gradient in gradients]
         average = self._operation == AVERAGE
         request = submit(
-            "allreduce",
+            Allreduce,
             gradients if plain else [tensor for tensor, _ in pairs],
             name,
             self._process_set,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.hvd.engine.execution import FUSED_BYTES
+from lockstep.hvd.engine.fusion import FUSED_BYTES
 from lockstep.hvd.optimizer.distributed import _check_groups
 from lockstep.hvd.optimizer.gradient_reducer import BUCKET_BYTES, plan_buckets
 
