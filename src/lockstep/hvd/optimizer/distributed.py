@@ -100,8 +100,8 @@ def DistributedOptimizer(
         if reduces:
             wrapper._gradients = Gradients(
                 [(name, parameter) for name, parameter in parameters if parameter.requires_grad],
-                group_indices,
                 compression,
+                group_indices,
                 backward_passes_per_step,
                 op,
                 gradient_predivide_factor,

@@ -22,7 +22,7 @@ from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allreduce import Allreduce
 from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.ops.submission import submit
-from lockstep.hvd.process_sets import ProcessSet
+from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 BUCKET_BYTES = 25 << 20
@@ -89,13 +89,13 @@ class Gradients:
     def __init__(
         self,
         named_parameters: Sequence[tuple[str, Tensor]],
-        groups: Sequence[Sequence[int]],
-        compression: type[Compressor],
-        passes: int,
-        operation: int,
-        predivide: float,
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
+        compression: type[Compressor] = Compression.none,
+        groups: Sequence[Sequence[int]] = (),
+        passes: int = 1,
+        operation: int = AVERAGE,
+        predivide: float = 1.0,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
     ) -> None:
         context = current.get()
         self._context = current.context

@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import nn
 
 import lockstep.hvd as hvd
 from lockstep.hvd.compression import Compressor
+from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.sync_batch_norm import HorovodPeers
 from lockstep.train.strategies.base import Strategy, Traffic
 from lockstep.train.strategies.batch_norm import check_batch_norm, convert_batch_norm
@@ -22,10 +23,10 @@ NEVER = 1 << 30  # backward passes after which gradients would be reduced, where
 
 
 class HorovodStrategy(Strategy):
-    """hvd.DistributedOptimizer's reduction, with its fused buckets that travel while backward goes on.
+    """The reduction that hvd.DistributedOptimizer has, of fused buckets that travel while backward goes on.
 
-    The distributed optimizer stands in front of one that never steps: the gradients that travel are the model's, and
-    with master weights (O2) the optimizer that steps changes others.
+    Without the optimizer: the gradients that travel are the model's, and with master weights (O2) the optimizer that
+    steps changes others.
     """
 
     name = "horovod"
@@ -35,7 +36,7 @@ class HorovodStrategy(Strategy):
         self._world = world
         self._compress = compress
         self.workers_averaged = world.size
-        self._reducer: Any = None
+        self._gradients: Gradients | None = None
         hvd.init()
 
     def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
@@ -44,10 +45,8 @@ class HorovodStrategy(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if trained:
-            self._reducer = hvd.DistributedOptimizer(
-                optim.SGD([parameter for _, parameter in trained], lr=0.0), trained, self._compressor()
-            )
+        if trained and self._world.size > 1:
+            self._gradients = Gradients(trained, self._compressor())
         return model
 
     def _compressor(self) -> type[Compressor]:
@@ -56,13 +55,13 @@ class HorovodStrategy(Strategy):
         return counting_compressor(HALF_DTYPES[self._compress], self.traffic)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
-        if self._reducer is not None:
-            self._reducer.set_backward_passes_per_step(1 if is_last else NEVER)
+        if self._gradients is not None:
+            self._gradients.set_passes(1 if is_last else NEVER)
         return nullcontext()
 
     def finish_gradients(self) -> None:
-        if self._reducer is not None:
-            self._reducer.synchronize()
+        if self._gradients is not None:
+            self._gradients.finish()
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         hvd.broadcast_parameters([(str(number), tensor) for number, tensor in enumerate(tensors)], root_rank=0)
