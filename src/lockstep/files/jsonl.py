@@ -10,11 +10,11 @@ import errno
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from lockstep.files.atomic import whole
 from lockstep.files.untrusted import open_plain, parse_json
 
 LONGEST_LINE = 16 << 20  # characters; the longest record, of a job of thousands of workers, has a hundredth of that
@@ -22,28 +22,8 @@ LONGEST_LINE = 16 << 20  # characters; the longest record, of a job of thousands
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write one indented JSON object in place of `path`, whole or not at all, and sync it."""
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # a file system that syncs no folders
-    finally:
-        os.close(descriptor)
+    with whole(path, durable=True) as partial:
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def format_record(record: Mapping[str, Any]) -> str:
@@ -113,13 +93,8 @@ def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Rewrite a file with only the records that `keep` accepts, whole or not at all."""
     if not path.exists():
         return
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))
 
 
 def number_within(value: object, largest: float) -> float | None:

@@ -23,8 +23,9 @@ from torch import nn
 from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
+from lockstep.files.atomic import whole
 from lockstep.train.checkpoints.checkpoint_folder import load_model
-from lockstep.train.checkpoints.checkpoint_format import METADATA_KEY, PARTIAL
+from lockstep.train.checkpoints.checkpoint_format import METADATA_KEY
 from lockstep.train.checkpoints.checkpoint_format import export as export_weights
 from lockstep.train.checkpoints.snapshot import Tensors
 from lockstep.train.inference import agree_on_arch, load_network
@@ -109,23 +110,17 @@ def export(
     weights, about = load_model(source)
     if arch is not None:
         agree_on_arch(source, str(about.get("arch")), arch)
-    partial = output.with_name(PARTIAL + output.name)
     try:
-        partial.touch()
-        if kind == "safetensors":
-            result = _write_weights(weights, about, partial, output)
-        else:
+        with whole(output) as partial:
+            partial.touch()
+            if kind == "safetensors":
+                return _write_weights(weights, about, partial, output)
             network = load_network(source, arch)
             program = Program(network.model, network.input, with_normalization)
             write = _write_torch if kind == "torch" else _write_onnx
-            result = _write_program(program, about, write, partial, output)
-        os.replace(partial, output)
+            return _write_program(program, about, write, partial, output)
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from None
-    finally:
-        if partial.parent.is_dir():
-            partial.unlink(missing_ok=True)
-    return result
 
 
 def _write_weights(weights: Tensors, about: Mapping[str, Any], partial: Path, output: Path) -> Exported:

@@ -31,8 +31,9 @@ from lockstep.data.process_pool import Advance, run_all
 from lockstep.data.sets import FileSplit
 from lockstep.data.sources.folder_listing import list_images, name_of, validation_folder
 from lockstep.errors import ConfigError, DataError
+from lockstep.files.atomic import PARTIAL, partial_of, whole
 from lockstep.files.folder_lock import alone
-from lockstep.files.jsonl import sync_folder, write_json
+from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_json
 
 
@@ -95,7 +96,7 @@ def _check_places(folder: Path, out: Path) -> None:
         raise ConfigError(f"OUT {out} and FOLDER {folder} lie in each other; name another OUT")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"OUT {out} is a file; name a new folder")
-    own = {f"{name}.part" for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
+    own = {PARTIAL + name for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
     others = out.is_dir() and any(path.name not in own for path in out.iterdir())
     if others and not is_begun(out) and not is_packed(out):
         raise ConfigError(f"OUT {out} holds other things; name a new folder")
@@ -219,7 +220,7 @@ def _write_all(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
     finally:
         for task in missing:  # of processes that were ended
             for path in (task.path, task.record_path):
-                path.with_name(path.name + ".part").unlink(missing_ok=True)
+                partial_of(path).unlink(missing_ok=True)
     records.update((task.path, ShardRecord.of(task)) for task in missing)
     parts = {name: _write_index(plan.out / name, plan.tasks[name], records) for name in SPLITS}
     manifest = Manifest(plan.name, plan.classes, plan.settings, plan.source, parts)
@@ -240,14 +241,10 @@ def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path
     if not rows:
         raise DataError(f"none of the images for {folder} can be decoded, {left_out[0]} among them")
     path = folder / INDEX_FILE
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
-        np.save(file, np.array(rows, ROW))
-        file.flush()
-        os.fsync(file.fileno())
-    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-    os.replace(partial, path)
-    sync_folder(folder)
+    with whole(path, durable=True) as partial:
+        with partial.open("wb") as file:
+            np.save(file, np.array(rows, ROW))
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
     return PackedPart(len(rows), digest, tuple(shards), tuple(left_out))
 
 

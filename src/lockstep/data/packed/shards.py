@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import BLOCK
 from lockstep.data.process_pool import Advance
 from lockstep.errors import CorruptImageError, DataError
+from lockstep.files.atomic import whole
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_json
 
@@ -73,28 +73,20 @@ def write_shard(task: ShardTask, advance: Advance) -> None:
         DataError: It cannot be written, as on a full disk, or an image cannot be read for now.
         CorruptImageError: An image is missing, or cannot be decoded, and has to be.
     """
-    partial = task.path.with_name(task.path.name + ".part")
     try:
         task.path.unlink(missing_ok=True)  # of other files: it must not lie beside the record of these
-        with partial.open("wb") as file:
-            record = _write_items(file, task, advance)
-            file.flush()
-            os.fsync(file.fileno())
-        write_json(task.record_path, asdict(record))
-        os.replace(partial, task.path)
+        with whole(task.path, durable=True) as partial:
+            with partial.open("wb") as file:
+                record = _write_items(file, task, advance)
+            write_json(task.record_path, asdict(record))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fix = "make room there" if full else "mend that"
         raise DataError(
             f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again: it goes on"
         ) from None
     except MemoryError:
-        partial.unlink(missing_ok=True)
         raise DataError(f"memory ran out at {task.path}; lower -j and run the same command again: it goes on") from None
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardRecord:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from lockstep.data.sources import meta_mat
 from lockstep.errors import DataError, first_line
+from lockstep.files.atomic import PARTIAL, partial_of, whole
 from lockstep.files.folder_lock import alone
 
 OFFICIAL_MD5 = {
@@ -149,12 +150,12 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
 
     Yields the bytes of each file, as it is done. A whole folder keeps its name all along.
     """
-    partial = target.with_name(target.name + ".part")
+    partial = partial_of(target)
     with _writing(target):
         if target.is_dir() and partial.is_dir():
             raise DataError(f"{target} and {partial} are both there; remove {partial}, and run the same command again")
         found = _sizes(target if target.is_dir() else partial)
-        others = sorted({name.removesuffix(".part") for name in found} - members.keys())
+        others = sorted(found.keys() - members.keys())
         if others:
             raise DataError(
                 f"{target} holds {others[0]}, which is not in the archives; remove it, or name another DEST"
@@ -174,8 +175,9 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The bytes of all that lies in a folder and below, by names in it."""
-    return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
+    """The bytes of all whole files that lie in a folder and below, by names in it."""
+    files = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(PARTIAL))
+    return {str(path.relative_to(folder)): path.lstat().st_size for path in files}
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
@@ -185,21 +187,15 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     content = source.read()
     if len(content) != member.size:
         raise tarfile.ReadError("unexpected end of data")
-    partial = target.with_name(target.name + ".part")
-    with _writing(target):
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+    with _writing(target), whole(target) as partial:
+        partial.write_bytes(content)
 
 
 def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; name a new folder, or one that this command has begun")
-    for part in (folder / "train", folder / "val", folder / "val.part"):
-        found = {path.name.removesuffix(".part") for path in part.iterdir()} if part.is_dir() else set()
+    for part in (folder / "train", folder / "val", partial_of(folder / "val")):
+        found = {path.name.removeprefix(PARTIAL) for path in part.iterdir()} if part.is_dir() else set()
         others = sorted(found - set(classes))
         if others:
             raise DataError(f"{part} holds {others[0]}, which is not in the archives; remove it, or name another DEST")

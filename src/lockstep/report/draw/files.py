@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from lockstep.files.atomic import whole
 from lockstep.report.document import Document
 from lockstep.report.draw import images, markdown, page
 
@@ -23,15 +23,7 @@ def write(document: Document, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     figures = images.write(document, folder / markdown.FIGURES)
     # Last, so that they never speak of figures that are not there.
-    _write(folder / RESULTS, markdown.render(document))
-    _write(folder / PAGE, page.render(document))
+    for name, text in ((RESULTS, markdown.render(document)), (PAGE, page.render(document))):
+        with whole(folder / name, shared=True) as partial:
+            partial.write_text(text, encoding="utf-8")
     return [folder / RESULTS, folder / PAGE, *figures]
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

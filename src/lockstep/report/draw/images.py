@@ -5,12 +5,12 @@ Text of records is drawn as it is: nothing in it is read as mathematics.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockstep.files.atomic import whole
 from lockstep.report.document import Bars, Chart, Document, ValueRanges
 from lockstep.report.draw.matplotlib_curves import draw_curves
 from lockstep.report.draw.palette import LIGHT, color_count
@@ -88,12 +88,9 @@ def _save(figure: Figure, folder: Path, key: str) -> list[Path]:
     files = []
     # Without date and version the same document gives the same bytes.
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        path, unfinished = folder / f"{key}.{suffix}", folder / f".{key}.{suffix}.{os.getpid()}"
-        try:
-            figure.savefig(unfinished, format=suffix, dpi=_DPI, metadata=metadata)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        path = folder / f"{key}.{suffix}"
+        with whole(path, shared=True) as partial:
+            figure.savefig(partial, format=suffix, dpi=_DPI, metadata=metadata)
         files.append(path)
     return files
 

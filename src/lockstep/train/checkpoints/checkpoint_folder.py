@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import CheckpointError
+from lockstep.files.atomic import PARTIAL, partial_of, sync
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.background_writer import BackgroundWriter
-from lockstep.train.checkpoints.checkpoint_format import MANIFEST_FILE, MODEL_FILE, PARTIAL, sync
+from lockstep.train.checkpoints.checkpoint_format import MANIFEST_FILE, MODEL_FILE
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 from lockstep.train.progress import Progress
 from lockstep.world.peer_loss import unbroken
@@ -166,7 +167,7 @@ class CheckpointFolder(Checkpoints):
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         target = self.folder / _name_of(snapshot.step)
-        partial = self.folder / f"{PARTIAL}{target.name}"
+        partial = partial_of(target)
         self._make(self.folder)
         self._clear_partial()
         partial.mkdir()
@@ -205,7 +206,7 @@ class CheckpointFolder(Checkpoints):
                 path.unlink(missing_ok=True)
 
     def _point_best_at(self, target: Path) -> None:
-        link = self.folder / f"{PARTIAL}best"
+        link = partial_of(self.folder / "best")
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
         os.replace(link, self.folder / "best")
@@ -215,7 +216,7 @@ class CheckpointFolder(Checkpoints):
 
     def _set_aside(self, path: Path) -> Path:
         """Give a checkpoint another name, so that no half-removed one is ever taken for one."""
-        doomed = path.with_name(PARTIAL + "old-" + path.name)
+        doomed = partial_of(path.with_name(f"old-{path.name}"))
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(path, doomed)
         return doomed

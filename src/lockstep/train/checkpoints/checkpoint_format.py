@@ -26,11 +26,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from lockstep.errors import CheckpointError
+from lockstep.files.atomic import sync, whole
 from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 
 FORMAT = 1
-PARTIAL = ".partial-"
 METADATA_KEY = "lockstep"
 MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
@@ -122,12 +122,8 @@ def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    partial = path.with_name(PARTIAL + path.name)
-    try:
+    with whole(path) as partial:
         _save_tensors(weights, partial, {METADATA_KEY: json.dumps(about)})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
@@ -161,18 +157,6 @@ def describe_file(path: Path) -> dict[str, Any] | None:
             return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     except (OSError, ValueError):
         return None
-
-
-def sync(path: Path) -> None:
-    """Have the kernel put a file, or a folder's list of names, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that syncs no folders
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError
+from lockstep.files.atomic import partial_of
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
-from lockstep.train.checkpoints.checkpoint_format import PARTIAL
 from lockstep.train.strategies import Strategy
 from lockstep.world.world import World
 
@@ -93,7 +93,7 @@ def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
     """Give the holder's snapshot to the workers that take it; whether all have it whole, the same on all."""
     files = {path.name: path.stat().st_size for path in snapshot.iterdir()} if world.rank == holder else {}
     files = world.gather(files)[holder]
-    partial = snapshot.with_name(PARTIAL + snapshot.name)
+    partial = partial_of(snapshot)
     if not all(world.gather(not takes or _make_room(partial, sum(files.values())))):
         return False
     problem = ""

@@ -105,7 +105,9 @@ def test_shards_are_webdataset_tars_that_depend_on_names_and_contents_alone(fold
             file = archive.extractfile(member)
             assert file is not None
             assert file.read() == (b"0" if member.name.startswith("blue") else b"1")
-    traces = [path for path in (tmp_path / "out").rglob("*") if path.suffix in (".part", ".json")]
+    traces = [
+        path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".partial-") or path.suffix == ".json"
+    ]
     assert traces == [tmp_path / "out" / MANIFEST_FILE]
 
 
@@ -233,7 +235,7 @@ def test_a_killed_packing_goes_on_and_ends_with_the_same_bytes(large: Path, tmp_
         _, alive = psutil.wait_procs(workers, timeout=10)
         assert not alive
     assert not (killed / MANIFEST_FILE).exists()
-    done = {path: path.stat().st_mtime_ns for path in killed.glob("*/*.tar")}
+    done = {path: path.stat().st_mtime_ns for path in killed.glob("*/[!.]*.tar")}
     with pytest.raises(DataError, match="not packed to the end"):
         pack_writer.is_packed(killed)
     _unblock(large)
@@ -254,7 +256,7 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Pa
         assert "stopped" in job.text
         assert "Traceback" not in job.text
         assert not psutil.wait_procs(workers, timeout=10)[1]
-    assert not list((tmp_path / "out").rglob("*.part"))
+    assert not list((tmp_path / "out").rglob(".partial-*"))
 
 
 def test_a_killed_worker_is_named_and_the_command_goes_on(large: Path, tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_a_full_disk_is_one_message_and_leaves_no_partial_file(large: Path, tmp_
     assert len(done.stderr.splitlines()) == 1
     assert "train-000000.tar cannot be written (File too large)" in done.stderr
     assert "goes on" in done.stderr
-    assert not list((tmp_path / "out").rglob("*.part"))
+    assert not list((tmp_path / "out").rglob(".partial-*"))
     pack_folder(large, tmp_path / "out", shard_bytes=4 << 20)
 
 
@@ -290,7 +292,7 @@ def test_a_disk_that_is_full_at_once_leaves_nothing_that_is_in_the_way(
         with pytest.raises(DataError, match=r"cannot be written.*No space left"):
             pack_folder(folder, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
-    (tmp_path / "out" / "packing.json.part").touch()  # as a kill may leave it
+    (tmp_path / "out" / ".partial-packing.json").touch()  # as a kill may leave it
     assert pack_folder(folder, tmp_path / "out").splits["train"].samples == 40
 
 

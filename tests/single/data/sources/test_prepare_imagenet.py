@@ -281,8 +281,8 @@ def test_foreign_files_are_refused_before_anything_is_renamed(archives: Archives
 def test_a_class_that_is_there_twice_names_what_to_remove(archives: Archives, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     _prepare(archives, dest)
-    (dest / "train" / "n01000000.part").mkdir()
-    with pytest.raises(DataError, match=r"are both there; remove .*n01000000\.part"):
+    (dest / "train" / ".partial-n01000000").mkdir()
+    with pytest.raises(DataError, match=r"are both there; remove .*\.partial-n01000000"):
         _prepare(archives, dest)
 
 

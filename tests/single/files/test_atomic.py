@@ -1,0 +1,86 @@
+"""A file is there whole, or as it was before."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.files.atomic import partial_of, sync, whole
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "weights.pt2"
+    path.write_text("before")
+    with whole(path, durable=durable) as partial:
+        assert partial.suffix == ".pt2"
+        partial.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_after_an_error_all_is_as_it_was(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def write() -> None:
+        with whole(path) as partial:
+            partial.write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_kill_has_left_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    partial_of(path).write_text("a longer text of before")
+    with whole(path) as partial:
+        partial.write_text("new")
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"file": "new"}
+
+
+def test_a_shared_file_is_written_beside_that_of_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with whole(path, shared=True) as partial:
+        assert str(os.getpid()) in partial.name
+        partial_of(path).write_text("another's")
+        partial.write_text("own")
+    assert path.read_text() == "own"
+
+
+def test_a_folder_that_is_removed_meanwhile_hides_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def write() -> None:
+        with whole(folder / "file"):
+            folder.rmdir()
+            raise ValueError("the first error")
+
+    with pytest.raises(ValueError, match="first"):
+        write()
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [(errno.EINVAL, nullcontext()), (errno.ENOTSUP, nullcontext()), (errno.EIO, pytest.raises(OSError, match="I/O"))],
+)
+def test_a_file_system_that_syncs_no_folders_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, outcome: AbstractContextManager[Any]
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, "I/O")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with outcome:
+        sync(tmp_path)
