@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.files.jsonl import number_within, read_records
+from lockstep.files.fields import plausible
+from lockstep.files.jsonl import read_records
 
 KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})
 _NO_AMOUNTS = _NEEDED | {"kind"}
-LARGEST = 1e18  # larger numbers are damage
-LONGEST_SECONDS = 1e6  # so are records of more time
+LONGEST_SECONDS = 1e6  # records of more time are damage
 MOST_STRETCHES = 100_000  # of the longest record; a damaged one's time would else be cut into more than memory holds
 
 
@@ -69,15 +69,11 @@ def _whole(path: Path, on_damage: Callable[[Path], None]) -> Iterator[Mapping[st
         if record.get("kind") != KIND:
             continue
         figures = {name: value for name, value in record.items() if name != "kind"}
-        is_whole = figures.keys() >= _NEEDED and all(map(_is_number, figures.values()))
+        is_whole = figures.keys() >= _NEEDED and None not in map(plausible, figures.values())
         if not is_whole or record["seconds"] > LONGEST_SECONDS:
             on_damage(path)
         elif record["seconds"] > 0:
             yield record
-
-
-def _is_number(value: object) -> bool:
-    return number_within(value, LARGEST) is not None
 
 
 def _stretches(start: float, end: float, width: float) -> Iterator[tuple[int, float]]:

@@ -95,10 +95,3 @@ def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
         return
     with whole(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))
-
-
-def number_within(value: object, largest: float) -> float | None:
-    """A field's value where it is a number to count with: not True or False, NaN, or beyond `largest`; else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
-        return None
-    return value

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
-from lockstep.files.jsonl import number_within
+from lockstep.files.fields import number, plausible
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
 MOST_WORKERS = 10_000_000  # more is a damaged record
 # Amounts above 0 that are smaller or larger are damage, too, and would overflow in the fit.
-SMALLEST, LARGEST = 1e-12, 1e18
+SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     groups: dict[tuple[str, ...], dict[tuple[int, object], Mapping[str, Any]]] = {}
     problems = []
     scaling = (record for record in records if record.get("kind") == KIND)
-    for number, record in enumerate(scaling, 1):
+    for index, record in enumerate(scaling, 1):
         problem = _problem(record)
         if problem:
-            problems.append((record, f"scaling record {number}{_place(record)} is left out: {problem}"))
+            problems.append((record, f"scaling record {index}{_place(record)} is left out: {problem}"))
             continue
         done.add(_turn(record))
-        repeat = record.get("repeat") if _number(record.get("repeat")) is not None else f"record {number}"
+        repeat = record.get("repeat") if number(record, "repeat") is not None else f"record {index}"
         for mode in dict.fromkeys(record["modes"]):
             key = (mode, _text(record, "job"), _same(record, mode), _text(record, "source"), machine_of(record))
             group = groups.setdefault(key, {})
@@ -216,7 +216,7 @@ def _split(record: Mapping[str, Any]) -> dict[str, float]:
     split = record.get("split_seconds")
     if not isinstance(split, Mapping):
         return {}
-    parts = {str(name): _number(value) for name, value in split.items()}
+    parts = {str(name): plausible(value) for name, value in split.items()}
     whole = {name: value for name, value in parts.items() if value is not None and value >= 0}
     return whole if len(whole) == len(parts) else {}
 
@@ -243,14 +243,8 @@ def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _positive(record: Mapping[str, Any], name: str) -> float | None:
-    value = _number(record.get(name))
+    value = number(record, name)
     return value if value is not None and value >= SMALLEST else None
-
-
-def _number(value: object) -> float | None:
-    """A number of a size that occurs, or None for anything else that a damaged record may hold."""
-    number = number_within(value, LARGEST)
-    return None if number is None else float(number)
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

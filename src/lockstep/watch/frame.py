@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from lockstep.files.fields import count, one_line
 from lockstep.watch.canvas import sparkline
 from lockstep.watch.chart import ChartLine, draw_chart
 from lockstep.watch.run import Checkpoint, Condition, RunView, duration
-from lockstep.watch.values import count, one_line
 from lockstep.watch.workers import WorkerView
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
     name = Text.assemble((f"{arch} on {data}" if arch and data else folder, "bold"))
     precision = one_line(snapshot.setting("numerics", "precision"))
     facts = [precision] if precision else []
-    if (workers := count(job.get("workers"))) is not None:
+    if (workers := count(job, "workers")) is not None:
         facts.insert(0, f"{workers} worker{'s' if workers != 1 else ''}")
-    if (batch := count(job.get("global_batch"))) is not None:
+    if (batch := count(job, "global_batch")) is not None:
         facts.append(f"global batch {batch:,}")
-    if (parameters := count(job.get("parameters"))) is not None:
+    if (parameters := count(job, "parameters")) is not None:
         facts.append(f"{_short(parameters)} parameters")
     facts = [f" · {fact}" for fact in facts]
     while facts and name.cell_len + sum(map(len, facts)) > width:

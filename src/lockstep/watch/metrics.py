@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
+from lockstep.files.fields import count, number, one_line
 from lockstep.watch.thinning import Thinned
-from lockstep.watch.values import count, number, one_line
 
 Split = Literal["train", "val"]
 RECENT = 8  # records of steps of which "now" is the median: one alone, at an epoch's end, may be of a single step
@@ -37,7 +37,7 @@ class Metrics:
         self.top1_after: dict[int, float] = {}  # of each evaluation
         self.ending = ""  # how the last session ended; empty while it has not
         self.is_complete = False  # and nothing is left to be trained
-        self._epochs = count(config.get("epochs"))
+        self._epochs = count(config, "epochs")
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._times = Thinned()  # unix time by step, of the last session
 
@@ -54,9 +54,9 @@ class Metrics:
         handle = handlers.get(kind) if isinstance(kind, str) else None
         if handle is None:
             return
-        self.step = count(record.get("step")) or 0
-        self.time_seconds = number(record.get("time_seconds")) or self.time_seconds
-        self._pass_time(number(record.get("unix_time")))
+        self.step = count(record, "step") or 0
+        self.time_seconds = number(record, "time_seconds") or self.time_seconds
+        self._pass_time(number(record, "unix_time"))
         handle(record)
 
     def _pass_time(self, unix_time: float | None) -> None:
@@ -74,9 +74,9 @@ class Metrics:
         self._recent.clear()
 
     def _add_steps(self, record: Mapping[str, Any]) -> None:
-        self.figures = {name: value for name in STEP_FIGURES if (value := number(record.get(name))) is not None}
+        self.figures = {name: value for name in STEP_FIGURES if (value := number(record, name)) is not None}
         self._add_curves(record, "train")
-        rate = number(record.get("images_per_second"))
+        rate = number(record, "images_per_second")
         if rate is not None:
             self.rates.add(self.step, rate)
             self._recent.append(rate)
@@ -84,18 +84,18 @@ class Metrics:
             self._times.add(self.step, self.last_time)
 
     def _add_epoch(self, record: Mapping[str, Any]) -> None:
-        self._epochs = count(record.get("epochs")) or self._epochs
+        self._epochs = count(record, "epochs") or self._epochs
         if record.get("split") != "val":
             return
         self._add_curves(record, "val")
-        top1 = number(record.get("top1"))
+        top1 = number(record, "top1")
         if top1 is not None:
             self.top1_after[self.step] = top1
         if self.step == self.last_step:
             self.ending, self.is_complete = "finished", True
 
     def _reach(self, record: Mapping[str, Any]) -> None:
-        desired = number(record.get("desired_acc"))
+        desired = number(record, "desired_acc")
         name = f"desired accuracy {100 * desired:g} % reached" if desired is not None else "desired accuracy reached"
         self.ending, self.is_complete = name, True
 
@@ -105,13 +105,13 @@ class Metrics:
     def _add_curves(self, record: Mapping[str, Any], split: Split) -> None:
         epoch = self.epoch
         for name in ("loss", "top1"):
-            value = number(record.get(name))
+            value = number(record, name)
             if value is not None and epoch is not None:
                 self.curves[name, split].add(epoch, value)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        return count(self.job.get("steps_per_epoch")) or None
+        return count(self.job, "steps_per_epoch") or None
 
     @property
     def epoch(self) -> float | None:
@@ -127,7 +127,7 @@ class Metrics:
     def last_step(self) -> int | None:
         """Steps of the whole run."""
         planned = self.epochs * self.steps_per_epoch if self.epochs and self.steps_per_epoch else None
-        most = count(self._config.get("max_steps"))
+        most = count(self._config, "max_steps")
         return min((steps for steps in (planned, most) if steps), default=None)
 
     @property

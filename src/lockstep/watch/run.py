@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from lockstep.config.run_names import RUNS
 from lockstep.errors import ConfigError
+from lockstep.files.fields import count, plausible
 from lockstep.files.untrusted import read_yaml
 from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
-from lockstep.watch.values import count, number
 from lockstep.watch.workers import WorkerFiles, WorkerView
 
 SILENT_SECONDS = 60.0  # without any record, at least: a busy file system may take as long
@@ -82,7 +82,7 @@ class RunView:
     @cached_property  # of all workers, and asked for each
     def silent_seconds(self) -> float:
         """How long a run may be silent and still be thought to run."""
-        every = number(self.setting("run", "io_every", default=0))
+        every = plausible(self.setting("run", "io_every", default=0))
         if every is not None and any(worker.last_time for worker in self.workers):
             return max(SILENT_SECONDS, SILENT_IO_RECORDS * every)
         return max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds)
@@ -147,7 +147,7 @@ class RunWatch:
 
     def _ranks(self) -> range:
         """The workers of the last session; before its record, those that have files."""
-        workers = count(self._metrics.job.get("workers"))
+        workers = count(self._metrics.job, "workers")
         if workers is not None:
             return range(min(workers, MOST_WORKERS))
         names = [path.stem.rpartition("-")[2] for path in (self.path / "logs").glob("worker-*.log")]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LOST_PEER
+from lockstep.files.fields import number, one_line, plausible
 from lockstep.files.io_records import KIND, worker_file
 from lockstep.files.untrusted import open_plain
 from lockstep.watch.tail import Tail
-from lockstep.watch.values import number, one_line
 
 IO_BYTES = 64 << 10  # of the end of its I/O records, some 200 of them
 LOG_BYTES = 16 << 10  # of the end of its log: a traceback
@@ -63,13 +63,13 @@ class WorkerFiles:
 
     def _add(self, record: Mapping[str, Any]) -> None:
         """Take in an I/O record; what it lacks, or holds of nonsense, is passed over."""
-        time = number(record.get("unix_time"))
-        read, seconds = number(record.get("read_bytes")), number(record.get("seconds"))
+        time = number(record, "unix_time")
+        read, seconds = number(record, "read_bytes"), number(record, "seconds")
         if time is None:
             return
         self.worker.last_time = time
         if read is not None and seconds is not None and seconds > 0:
-            rate = number(read / seconds)
+            rate = plausible(read / seconds)
             if rate is not None:
                 self.worker.read_rates.append(rate)
 

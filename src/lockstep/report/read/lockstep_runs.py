@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.files.fields import number, text, whole
 from lockstep.files.jsonl import read_records
 from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.read.curve import Curve
-from lockstep.report.read.fields import number, text, whole
 from lockstep.report.read.run import Run, Split
 
 METRICS = "metrics.jsonl"

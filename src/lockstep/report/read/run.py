@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from lockstep.files.fields import number, text, whole
 from lockstep.report.read.curve import Curve
-from lockstep.report.read.fields import number, text, whole
 from lockstep.scaling_model import machine_of
 
 Split = Literal["train", "val"]

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from lockstep.report.read.fields import number
+from lockstep.files.fields import number
 from lockstep.report.read.run import Run
 
 Found = TypeVar("Found")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.files.fields import number, text
 from lockstep.files.jsonl import read_records
-from lockstep.report.read.fields import number, text
 from lockstep.report.read.lockstep_runs import describe_damage
 
 COMPARISON = "comparison"  # written by benchmarks/harness.py

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from lockstep.files.fields import Record, number, spread, text, whole
 from lockstep.report.document import Chart, Line, Mark, Section
-from lockstep.report.read.fields import Record, number, spread, text, whole
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
 from lockstep.scaling_model import machine_of

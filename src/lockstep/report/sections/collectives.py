@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.files.fields import Record, number, rows, spread, text, whole
 from lockstep.report.document import Chart, Line, Section
-from lockstep.report.read.fields import Record, number, rows, spread, text, whole
 from lockstep.report.read.sources import Material
 from lockstep.scaling_model import machine_of
 

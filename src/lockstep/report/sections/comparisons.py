@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lockstep.files.fields import Record, mapping, numbers, text
 from lockstep.report.document import Cell, Section, Table, ValueRange, ValueRanges
-from lockstep.report.read.fields import Record, mapping, numbers, text
 from lockstep.report.read.sources import Material
 from lockstep.report.read.studies import COMPARISON
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from lockstep.files.fields import Record, number, text, whole
 from lockstep.report.document import Cell, Chart, Line, Section, Table
-from lockstep.report.read.fields import Record, number, text, whole
 from lockstep.report.read.sources import Material
 from lockstep.report.read.studies import LARGE_BATCH
 

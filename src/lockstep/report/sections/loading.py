@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lockstep.files.fields import Record, mapping, rows, spread, text, whole
 from lockstep.report.document import Cell, Chart, Line, Section, Table
-from lockstep.report.read.fields import Record, mapping, rows, spread, text, whole
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
 from lockstep.scaling_model import machine_of

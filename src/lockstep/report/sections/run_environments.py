@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.files.fields import mapping, number, text
 from lockstep.report.document import Cell, Section, Table
-from lockstep.report.read.fields import mapping, number, text
 from lockstep.report.read.sources import Material
 
 Facts = Mapping[str, Any]

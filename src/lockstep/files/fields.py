@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.files.jsonl import number_within
-
 Record = Mapping[str, Any]  # of a file that may be damaged: any field may be missing or of another kind
 
 LARGEST = 1e39  # no float of 32 bits is larger; a larger number is damage and would overflow in sums and products
 LARGEST_WHOLE = 1e18  # larger ones have no place in NumPy's integers
 
 
+def plausible(value: object) -> float | None:
+    """A number to count with; None for all else: True and False, NaN, infinities, and what is too large."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        return None
+    return float(value)
+
+
 def number(record: Record, *keys: str) -> float | None:
     """A number of a size that occurs; several keys lead into mappings within mappings."""
-    value = number_within(_at(record, keys), LARGEST)
-    return None if value is None else float(value)
+    return plausible(_at(record, keys))
 
 
 def whole(record: Record, *keys: str) -> int | None:
     """A whole number of at most `LARGEST_WHOLE`."""
     value = number(record, *keys)
     return int(value) if value is not None and abs(value) <= LARGEST_WHOLE and value == int(value) else None
+
+
+def count(record: Record, *keys: str) -> int | None:
+    """A whole number that is not negative."""
+    value = whole(record, *keys)
+    return value if value is not None and value >= 0 else None
 
 
 def text(record: Record, *keys: str) -> str | None:
@@ -48,8 +58,8 @@ def numbers(record: Record, key: str, count: int) -> list[float] | None:
     value = record.get(key)
     if not isinstance(value, list) or len(value) != count:
         return None
-    found = [number_within(item, LARGEST) for item in value]
-    return [float(item) for item in found if item is not None] if None not in found else None
+    found = [number for item in value if (number := plausible(item)) is not None]
+    return found if len(found) == count else None
 
 
 def spread(record: Record, *keys: str) -> tuple[float, float, float] | None:
@@ -68,3 +78,10 @@ def _at(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def one_line(value: object) -> str:
+    """A text in one line, in which nothing is left that a terminal would obey; empty for what is no text."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(sign if sign.isprintable() else " " if sign.isspace() else "\ufffd" for sign in value)

@@ -6,13 +6,14 @@ import math
 
 import pytest
 
-from lockstep.report.read.fields import number, spread, whole
+from lockstep.files.fields import count, number, one_line, spread, whole
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], math.nan, math.inf, 10**400, -(10**400), 1e300])
 def test_what_is_no_number_of_a_size_that_occurs_is_none(value: object) -> None:
     assert number({"a": {"b": value}}, "a", "b") is None
     assert whole({"a": value}, "a") is None
+    assert count({"a": value}, "a") is None
     assert spread({"a": {"median": value}}, "a") is None
 
 
@@ -20,3 +21,20 @@ def test_numbers_are_ones_that_numpy_can_hold() -> None:
     assert isinstance(number({"a": 10**30}, "a"), float)
     assert whole({"a": 10**30}, "a") is None
     assert (whole({"a": 8.0}, "a"), whole({"a": 8.5}, "a")) == (8, None)
+    assert (whole({"a": -3}, "a"), count({"a": -3}, "a"), count({"a": 0}, "a")) == (-3, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("naïve 図 ·", "naïve 図 ·"),
+        ("a\x1b[2Jb\x9bc\x07", "a\ufffd[2Jb\ufffdc\ufffd"),
+        ("a\nb\r\tc\u2028d", "a b  c d"),
+        ("\u202eright to left", "\ufffdright to left"),
+        ("bad name \udcff", "bad name \ufffd"),
+        (7, ""),
+        (None, ""),
+    ],
+)
+def test_text_becomes_one_line_that_no_terminal_obeys(text: object, line: str) -> None:
+    assert one_line(text) == line
