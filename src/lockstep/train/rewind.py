@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.errors import CheckpointError, NonFiniteLossError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
-from lockstep.train.checkpoints.resume import Beginning, restore
+from lockstep.train.checkpoints.resume import ResumePoint, restore
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
 
@@ -44,15 +44,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
         )
     job.optim.strategy.forget_gradients()
     job.network.model.zero_grad()
-    progress = restore(
-        Beginning(path),
-        job.saving.identity,
-        job.network.weights,
-        job.optim.average,
-        job.optim.optimizer,
-        job.optim.strategy,
-        job.optim.precision,
-    )
+    progress = restore(ResumePoint(path), job.saving.identity, job.network.weights, job.optim)
     job.meter.forget()
     job.replicas.forget()
     if progress.step >= trouble.step:

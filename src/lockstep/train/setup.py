@@ -22,11 +22,8 @@ from lockstep.errors import ConfigError, DataError
 from lockstep.models import pretrained, registry
 from lockstep.seeding import seed_all
 from lockstep.train.calibration import calibrate
-from lockstep.train.checkpoints.checkpoint_folder import go_back
-from lockstep.train.checkpoints.legacy_format import is_old
-from lockstep.train.checkpoints.legacy_resume import begin_at, take_over
 from lockstep.train.checkpoints.memory_snapshots import open_snapshots
-from lockstep.train.checkpoints.resume import Beginning, find_start, identify, open_folder, restore
+from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.nonfinite import build_guard
@@ -41,7 +38,6 @@ from lockstep.train.optim.build import build_optimizer
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.schedule import build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
-from lockstep.train.progress import Progress
 from lockstep.train.stopping.stop_requests import build_stopping
 from lockstep.train.strategies import build_strategy
 from lockstep.train.trackers import build_trackers
@@ -88,10 +84,10 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     """
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
-    start = find_start(config, world)
-    notes = list(start.notes)
+    point = find_resume_point(config, world)
+    notes = list(point.notes)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
-    notes += _start_from_pretrained(model, config, world) if start.state is None else []
+    notes += _start_from_pretrained(model, config, world) if point.state is None else []
     precision = build_precision(config.numerics, world.device.type)
     batching = plan_batches(config, world.size)
     sharding = build_sharding(config, world, data, batching)
@@ -117,26 +113,12 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     average = build_average(model, weights, config.model.ema_decay)
     optimizer = build_optimizer(weights, config.optim, strategy)
     peak, _ = peak_rate(config.optim, batching.global_batch)
-
-    progress, identity = Progress(), identify(config, data, batching)
-    if start.state is not None and world.from_main(is_old(start.state)):
-        progress, taken_over = take_over(start.state, config, weights, optimizer, steps_per_epoch)
-        notes += taken_over
-        precision.refresh()
-        average.begin()
-        start = Beginning()  # its run has no folder of ours
-    elif start.state is not None:
-        progress = restore(start, identity, weights, average, optimizer, strategy, precision)
-        notes += ["going on from memory: the state of this step was kept there"] * start.is_snapshot
-    begun = progress if start.again else begin_at(progress, config, steps_per_epoch)
-    if begun is not progress:
-        progress, start = begun, Beginning()
-    folder, checkpoints = open_folder(config, world, start)
-    if start.run is not None and start.run != folder.path.resolve():
-        progress.forget_best()  # the best of the other folder stays there
-    go_back(checkpoints, progress, world)
     criterion = partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing)
     schedule = build_schedule(config.optim, peak, config.epochs, steps_per_epoch)
+    optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average)
+    identity = identify(config, data, batching)
+    beginning = begin(point, config, world, identity, weights, optim, steps_per_epoch)
+    folder, progress = beginning.folder, beginning.progress
     data_wait = DataWait(describe_loading(config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     return Job(
@@ -144,15 +126,15 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         world=world,
         network=Network(model, weights, replica),
         loading=Loading(data, train_loader, val_loader, data_wait),
-        optim=Optimization(criterion, precision, strategy, optimizer, schedule, batching, average),
-        saving=Saving(folder, checkpoints, snapshots, identity, HostCopies(world.device)),
+        optim=optim,
+        saving=Saving(folder, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
-        notes=notes,
+        notes=[*notes, *beginning.notes],
     )
 
 

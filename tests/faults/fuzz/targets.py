@@ -185,7 +185,7 @@ def _checkpoint(folder: Path) -> Path:
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
     from lockstep.train.checkpoints import checkpoint_format
-    from lockstep.train.checkpoints.resume import Beginning, restore
+    from lockstep.train.checkpoints.resume import ResumePoint, restore
     from lockstep.train.optim.ema import NoAverage
     from lockstep.train.precision.base import Precision
     from lockstep.train.strategies.base import Strategy
@@ -198,7 +198,10 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
             (path / checkpoint_format.MANIFEST_FILE).write_text(json.dumps(manifest))
         net = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(net.parameters())
-        return restore(Beginning(path), {}, net, NoAverage(net), optimizer, Strategy.__new__(Strategy), Precision())
+        optim: Any = SimpleNamespace(
+            precision=Precision(), strategy=Strategy.__new__(Strategy), optimizer=optimizer, average=NoAverage(net)
+        )
+        return restore(ResumePoint(path), {}, net, optim)
 
     whole = (path / checkpoint_format.MANIFEST_FILE).read_text()
     return read

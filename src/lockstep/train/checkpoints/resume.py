@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from lockstep.config.run_names import new_run_path
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
-from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints
+from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, go_back
 from lockstep.train.checkpoints.legacy_format import is_old
+from lockstep.train.checkpoints.legacy_resume import begin_at, take_over
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
+from lockstep.train.job_parts import Optimization
 from lockstep.train.optim.batch_plan import Batching
 from lockstep.train.optim.build import load_keeping_flags
-from lockstep.train.optim.ema import NoAverage
-from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, newest_run_path
-from lockstep.train.strategies import Strategy
 from lockstep.world.world import World
 
 
@@ -42,8 +40,8 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[s
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a run begins with.
+class ResumePoint:
+    """What a run goes on from.
 
     Args:
         state: A checkpoint or a snapshot, the same path on every worker; None: it begins anew.
@@ -68,7 +66,57 @@ class Beginning:
         return checkpoint_folder.run_folder_of(path) if path and checkpoint_folder.names_one(path) else None
 
 
-def find_start(config: TrainConfig, world: World) -> Beginning:
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins.
+
+    Args:
+        progress: How far it has come already.
+        checkpoints: Its own; they write on rank 0 alone.
+        notes: What to say of it.
+    """
+
+    progress: Progress
+    folder: RunFolder
+    checkpoints: Checkpoints
+    notes: list[str]
+
+
+def begin(
+    point: ResumePoint,
+    config: TrainConfig,
+    world: World,
+    identity: dict[str, Any],
+    weights: nn.Module,
+    optim: Optimization,
+    steps_per_epoch: int,
+) -> Beginning:
+    """Put the state that a run goes on from, if any, into its parts, and open its folder.
+
+    Raises:
+        CheckpointError: The state is damaged, or belongs to another job.
+        ConfigError: The folder holds another run's checkpoints, or --start-epoch is past the end.
+    """
+    progress, notes = Progress(), list[str]()
+    if point.state is not None and world.from_main(is_old(point.state)):
+        progress, notes = take_over(point.state, config, weights, optim.optimizer, steps_per_epoch)
+        optim.precision.refresh()
+        optim.average.begin()
+        point = ResumePoint()  # its run has no folder of ours
+    elif point.state is not None:
+        progress = restore(point, identity, weights, optim)
+        notes = ["going on from memory: the state of this step was kept there"] * point.is_snapshot
+    begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
+    if begun is not progress:
+        progress, point = begun, ResumePoint()
+    folder, checkpoints = _open_folder(config, world, point)
+    if point.run is not None and point.run != folder.path.resolve():
+        progress.forget_best()  # the best of the other folder stays there
+    go_back(checkpoints, progress, world)
+    return Beginning(progress, folder, checkpoints, notes)
+
+
+def find_resume_point(config: TrainConfig, world: World) -> ResumePoint:
     """What to go on from, the same on every worker.
 
     Where a run was named, or none, that is the newest checkpoint that is sound. Workers that are started anew go on
@@ -91,13 +139,13 @@ def find_start(config: TrainConfig, world: World) -> Beginning:
         found, notes = _find(config)
     path, again = world.from_main([str(found) if found else None, again])
     state = Path(path) if path else None
-    start = Beginning(state, again, verified=world.is_main, notes=tuple(notes))
+    point = ResumePoint(state, again, verified=world.is_main, notes=tuple(notes))
     if memory is None or not world.place.restart:
-        return start
+        return point
     snapshot = bring_newest(memory, world, after=checkpoint_folder.step_of(state) if state and again else NONE)
     if snapshot is None:
-        return start
-    return replace(start, state=snapshot, again=True, verified=False, is_snapshot=True, checkpoint=state)
+        return point
+    return replace(point, state=snapshot, again=True, verified=False, is_snapshot=True, checkpoint=state)
 
 
 def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
@@ -129,16 +177,16 @@ def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
     return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
-def open_folder(config: TrainConfig, world: World, start: Beginning) -> tuple[RunFolder, Checkpoints]:
+def _open_folder(config: TrainConfig, world: World, point: ResumePoint) -> tuple[RunFolder, Checkpoints]:
     """The run's folder, created by rank 0, which alone writes checkpoints.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints.
     """
-    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, start)))))
+    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, point)))))
     if not world.is_main:
         return folder, Checkpoints()
-    if start.state is None and checkpoint_folder.newest(folder.checkpoints):
+    if point.state is None and checkpoint_folder.newest(folder.checkpoints):
         way_out = "add --resume auto to go on with it, or choose another folder"
         if config.run.start_epoch is not None:
             way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
@@ -147,23 +195,15 @@ def open_folder(config: TrainConfig, world: World, start: Beginning) -> tuple[Ru
     return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
 
 
-def _choose_run_path(config: TrainConfig, start: Beginning) -> Path:
-    return config.run.run_dir or start.run or new_run_path(config)
+def _choose_run_path(config: TrainConfig, point: ResumePoint) -> Path:
+    return config.run.run_dir or point.run or new_run_path(config)
 
 
-def restore(
-    start: Beginning,
-    identity: dict[str, Any],
-    weights: nn.Module,
-    average: NoAverage,
-    optimizer: Optimizer,
-    strategy: Strategy,
-    precision: Precision,
-) -> Progress:
-    """Put the state that a run begins with into its parts, and return how far it had come."""
-    path = start.state
+def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, optim: Optimization) -> Progress:
+    """Put the state that a run goes on from into its parts, and return how far it had come."""
+    path, strategy, precision = point.state, optim.strategy, optim.precision
     assert path
-    snapshot = checkpoint_format.load(path, start.verified)
+    snapshot = checkpoint_format.load(path, point.verified)
     different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:
@@ -171,8 +211,8 @@ def restore(
     try:
         weights.load_state_dict(snapshot.model)
         precision.refresh()
-        average.load_state_dict(snapshot.average)
-        load_keeping_flags(optimizer, snapshot.optimizer)
+        optim.average.load_state_dict(snapshot.average)
+        load_keeping_flags(optim.optimizer, snapshot.optimizer)
         strategy.load_state_dict(snapshot.strategy)
         if snapshot.precision.get("name") == precision.name:
             precision.load_state_dict(snapshot.precision)
