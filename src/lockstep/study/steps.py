@@ -19,11 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.data.batch import Batch
+from lockstep.data.loaders import TrainLoader
 from lockstep.seeding import seed_all
 from lockstep.study.figures import Spread, spread
 from lockstep.study.phases import PhaseClock
 from lockstep.study.points import StepLength
 from lockstep.train.job import Job
+from lockstep.train.job_parts import Network
 from lockstep.train.loop import take_step
 from lockstep.train.monitoring.step_clock import Phase
 from lockstep.train.optim.schedule import Schedule
@@ -93,7 +95,7 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     job.network.replica.train()
     whole, apart = [], []
     memory = 0
-    with closing(_batches(job)) as batches:
+    with closing(_batches(job.loading.train_loader)) as batches:
         _take_block(job, clock, batches, length.warmup_steps)
         for start in range(0, length.steps, BLOCK):
             steps = min(BLOCK, length.steps - start)
@@ -116,7 +118,9 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     if job.world.size > 1 and not apart:
         return figures
     split = _split(job.world, steps_taken, [step for block in apart for step in block.phases], seconds.median)
-    exchange = _measure_exchange(job, isolated) if apart and _is_trained(job) else 0.0
+    exchange = 0.0
+    if apart and _is_trained(job.network):
+        exchange = _measure_exchange(job.network, optim.strategy, alone.strategy, job.world)
     return {
         **figures,
         "split_seconds": split,
@@ -125,11 +129,11 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     }
 
 
-def _batches(job: Job) -> Generator[tuple[int, Batch]]:
+def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
     """This worker's batches, with their positions in their epochs, without end."""
     epoch = 0
     while True:
-        yield from enumerate(job.loading.train_loader.epoch(epoch, 0))
+        yield from enumerate(loader.epoch(epoch, 0))
         epoch += 1
 
 
@@ -175,29 +179,29 @@ def _mean_spread(world: World, seconds: Spread) -> Spread:
     return Spread(*(fmean(part) for part in zip(*world.gather(list(seconds)), strict=True)))
 
 
-def _measure_exchange(job: Job, isolated: Job) -> float:
+def _measure_exchange(network: Network, together: Strategy, isolated: Strategy, world: World) -> float:
     """Seconds in which all gradients are averaged, beyond those of the same backward pass without it."""
-    replica = job.network.replica
+    replica = network.replica
     module = replica.module if isinstance(replica, DistributedDataParallel) else replica
     seconds: dict[bool, list[float]] = {False: [], True: []}
     with bare_forward(module):
         for number in range(2 * (EXCHANGES + 1)):
             travels = number % 2 == 1
-            strategy = (job if travels else isolated).optim.strategy
-            job.world.barrier()
+            strategy = together if travels else isolated
+            world.barrier()
             start = time.perf_counter()
             with strategy.accumulating(is_last=True):
                 replica().backward()
             strategy.finish_gradients()
-            accelerator.synchronize(job.world.device)
-            seconds[travels].append(max(job.world.gather(time.perf_counter() - start)))
-            job.network.model.zero_grad()
+            accelerator.synchronize(world.device)
+            seconds[travels].append(max(world.gather(time.perf_counter() - start)))
+            network.model.zero_grad()
     warm = {travels: median(times[1:]) for travels, times in seconds.items()}
     return max(0.0, warm[True] - warm[False])
 
 
-def _is_trained(job: Job) -> bool:
-    return any(parameter.requires_grad for parameter in job.network.model.parameters())
+def _is_trained(network: Network) -> bool:
+    return any(parameter.requires_grad for parameter in network.model.parameters())
 
 
 def _peak_memory(world: World) -> int:

@@ -78,7 +78,7 @@ def train(job: Job) -> Result:
     figures: dict[str, Any] = {}
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
-    while progress.step < job.last_step and not target_accuracy.is_reached(job):
+    while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
         try:
             train_epoch(job)
             figures = _end_epoch(job)
@@ -266,8 +266,8 @@ def _stopped(job: Job) -> StoppedError:
         CheckpointError: It cannot be; raised on all workers.
     """
     reason = job.stopping.reason
-    report_stop(job, reason)
-    if problem := finish_saving(job):
+    report_stop(job.tracker, job.progress, reason)
+    if problem := finish_saving(job.saving, job.tracker, job.world):
         raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {problem}")
     return StoppedError(
         f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "

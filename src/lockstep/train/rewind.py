@@ -15,17 +15,19 @@ from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
 from lockstep.train.checkpoints.resume import ResumePoint, restore
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
+from lockstep.train.job_parts import Saving
+from lockstep.world.world import World
 
 
-def newest_good(job: Job) -> Path | None:
+def newest_good(saving: Saving, world: World) -> Path | None:
     """The newest snapshot or checkpoint of this run, the same on every worker; None where there is none yet."""
-    for folder in (job.saving.checkpoints, job.saving.snapshots):
+    for folder in (saving.checkpoints, saving.snapshots):
         with suppress(CheckpointError):  # then the one before is the newest
             folder.wait()
-    found = checkpoint_folder.newest(job.saving.folder.checkpoints) if job.world.is_main else None
-    path = job.world.from_main(str(found) if found else None)
-    good, memory = Path(path) if path else None, job.world.place.snapshots
-    snapshot = bring_newest(memory, job.world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
+    found = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
+    path = world.from_main(str(found) if found else None)
+    good, memory = Path(path) if path else None, world.place.snapshots
+    snapshot = bring_newest(memory, world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
     return snapshot or good
 
 
@@ -36,7 +38,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
         NonFiniteLossError: There is none from before the bad step; raised on all workers.
         CheckpointError: The checkpoint is damaged.
     """
-    path, reached = newest_good(job), job.progress.step
+    path, reached = newest_good(job.saving, job.world), job.progress.step
     if path is None:
         raise NonFiniteLossError(
             f"{trouble}; --on-nan rewind has no checkpoint to go back to yet: add --checkpoint-steps N, or use "

@@ -66,7 +66,7 @@ def run_with(
             with io.recording(job.saving.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 result = train(job)
-                problem = finish_saving(job, export=True)
+                problem = finish_saving(job.saving, job.tracker, job.world, export=True)
                 job.say(_conclude(job, result))
                 if problem:
                     raise CheckpointError(f"trained to the end, but {problem}")
@@ -107,14 +107,14 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"Lockstep {__version__}, torch {torch.__version__}: {config.model.arch} ({parameters:,} parameters) on "
         f"{data.name} ({len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes)",
         *workers,
-        f"strategy {optim.strategy.name}{_describe_parallel(job)}, "
+        f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
         f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
         f"learning rate {peak:g} = {how}; {config.optim.schedule}, {optim.schedule.warmup_steps} steps of warm-up",
         f"run folder {job.saving.folder.path}",
     ]
-    lines += [*_describe_sizes(job), *job.notes, *list_left_out(data.left_out)]
+    lines += [*_describe_sizes(config, data), *job.notes, *list_left_out(data.left_out)]
     if progress.step:
         lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
     job.tracker.record(
@@ -135,10 +135,10 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     return lines
 
 
-def _describe_parallel(job: Job) -> str:
+def _describe_parallel(config: TrainConfig, world: World) -> str:
     """What is asked for beside the strategy's own way."""
-    parallel = job.config.parallel
-    if job.world.size == 1:
+    parallel = config.parallel
+    if world.size == 1:
         return ""  # there is nobody to share with
     words = [f"gradients compressed by {parallel.compress}"] * (parallel.compress != "none")
     words += ["optimizer state sharded"] * parallel.shard_optimizer
@@ -146,9 +146,9 @@ def _describe_parallel(job: Job) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _describe_sizes(job: Job) -> list[str]:
+def _describe_sizes(config: TrainConfig, data: ImageData) -> list[str]:
     """The sides of training images by epoch, in one line, if they change."""
-    sizes, spec = job.config.data.sizes_by_epoch, job.loading.data.input
+    sizes, spec = config.data.sizes_by_epoch, data.input
     if not sizes:
         return []
     sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
@@ -164,6 +164,6 @@ def _conclude(job: Job, result: Result) -> list[str]:
         f"{result.seconds:.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
         f"its weights: {job.saving.folder.model}",
-        *target_accuracy.describe(job),
+        *target_accuracy.describe(job.config, job.progress, job.steps_per_epoch),
         *list_left_out(left_out),
     ]

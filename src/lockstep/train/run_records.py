@@ -17,6 +17,9 @@ from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.device_clock import DeviceClock
+from lockstep.train.progress import Progress
+from lockstep.train.strategies import Strategy
+from lockstep.train.trackers import Tracker
 
 
 class ReportInterval:
@@ -65,19 +68,18 @@ def report_steps(job: Job, interval: ReportInterval) -> None:
         {
             "kind": "step",
             "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
-            **_common(job, totals, seconds),
+            **_common(job.progress, totals, seconds),
             "lr": job.optim.optimizer.param_groups[0]["lr"],
             "data_wait": wait_seconds / seconds,
             **_loss_scale(job),
-            **_traffic(job),
+            **_traffic(job.optim.strategy),
         }
     )
 
 
-def report_stop(job: Job, reason: str) -> None:
+def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:
     """Record that the session ends here on request."""
-    progress = job.progress
-    job.tracker.record(
+    tracker.record(
         {
             "kind": "stop",
             "step": progress.step,
@@ -133,17 +135,17 @@ def _epoch_record(job: Job, split: str, totals: Totals, seconds: float) -> dict[
         "split": split,
         "epoch": -(-job.progress.step // job.steps_per_epoch),
         "epochs": job.config.epochs,
-        **_common(job, totals, seconds),
+        **_common(job.progress, totals, seconds),
         "epoch_seconds": seconds,
     }
 
 
-def _common(job: Job, totals: Totals, seconds: float) -> dict[str, Any]:
+def _common(progress: Progress, totals: Totals, seconds: float) -> dict[str, Any]:
     return {
-        "step": job.progress.step,
+        "step": progress.step,
         **totals.figures(),
         "images_per_second": totals.count / seconds,
-        "time_seconds": job.progress.seconds,
+        "time_seconds": progress.seconds,
         "unix_time": time.time(),
     }
 
@@ -177,9 +179,9 @@ def _loss_scale(job: Job) -> dict[str, Any]:
     return left_out if job.config.numerics.on_nan != "stop" else {}
 
 
-def _traffic(job: Job) -> dict[str, Any]:
+def _traffic(strategy: Strategy) -> dict[str, Any]:
     """With compression: bytes of gradients before and after it, on this worker, since the last record."""
-    traffic = job.optim.strategy.traffic.take()
+    traffic = strategy.traffic.take()
     if not traffic.plain_bytes:
         return {}
     return {"gradient_bytes": traffic.plain_bytes, "sent_bytes": traffic.sent_bytes}

@@ -9,6 +9,9 @@ from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
+from lockstep.train.job_parts import Saving
+from lockstep.train.trackers import Tracker
+from lockstep.world.world import World
 
 
 def take_snapshot(job: Job) -> Snapshot:
@@ -64,7 +67,7 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
 
 
-def finish_saving(job: Job, export: bool = False) -> str:
+def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False) -> str:
     """Wait until everything is written; `export`: and write the best weights for use.
 
     Returns:
@@ -72,13 +75,13 @@ def finish_saving(job: Job, export: bool = False) -> str:
     """
     problems = []
     try:
-        job.saving.checkpoints.wait()
+        saving.checkpoints.wait()
     except CheckpointError as error:
         problems.append(str(error))
     try:
         if export:
-            job.saving.checkpoints.export_best(job.saving.folder.model)
+            saving.checkpoints.export_best(saving.folder.model)
     except CheckpointError as error:
         problems.append(str(error))
-    problems += job.tracker.unwritten()
-    return str(job.world.from_main("; ".join(problems)))
+    problems += tracker.unwritten()
+    return str(world.from_main("; ".join(problems)))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+from lockstep.config.schema import TrainConfig
 from lockstep.train.job import Job
+from lockstep.train.progress import Progress
 
 
-def is_reached(job: Job) -> bool:
+def is_reached(config: TrainConfig, progress: Progress) -> bool:
     """Whether an evaluation of this run, also before a resume, has reached it; the same on all workers."""
-    desired = job.config.run.desired_acc
-    return desired is not None and job.progress.best_top1 >= desired
+    desired = config.run.desired_acc
+    return desired is not None and progress.best_top1 >= desired
 
 
 def report_reached(job: Job) -> None:
@@ -21,7 +23,7 @@ def report_reached(job: Job) -> None:
         {
             "kind": "desired",
             "step": progress.step,
-            "epoch": _epoch(job, progress.step),
+            "epoch": _epoch(progress.step, job.steps_per_epoch),
             "desired_acc": job.config.run.desired_acc,
             "top1": progress.best_top1,
             "time_seconds": progress.seconds,
@@ -30,21 +32,21 @@ def report_reached(job: Job) -> None:
     )
 
 
-def describe(job: Job) -> list[str]:
+def describe(config: TrainConfig, progress: Progress, steps_per_epoch: int) -> list[str]:
     """Whether it was reached, and when, in one line; none where no accuracy is desired."""
-    progress, desired = job.progress, job.config.run.desired_acc
+    desired = config.run.desired_acc
     if desired is None:
         return []
     best, step = f"{100 * progress.best_top1:.2f} %", progress.best_step
-    where = f"top-1 {best} after epoch {_epoch(job, step)}, step {step:,}"
-    if not is_reached(job):
+    where = f"top-1 {best} after epoch {_epoch(step, steps_per_epoch)}, step {step:,}"
+    if not is_reached(config, progress):
         return [f"desired accuracy {100 * desired:.2f} % not reached: the best is {where}"]
     took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # else it took less
     return [f"desired accuracy {100 * desired:.2f} % reached: {where}{took}"]
 
 
-def _epoch(job: Job, step: int) -> int:
-    return -(-step // job.steps_per_epoch)
+def _epoch(step: int, steps_per_epoch: int) -> int:
+    return -(-step // steps_per_epoch)
 
 
 def _duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,20 +34,43 @@ class Transport:
 
 def start_words(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
     """The words that start the node process on a host."""
-    python = transport.python or sys.executable
-    node = (python, *NODE_WORDS)
-    if transport.kind == "local" or (is_here and transport.kind in ("ssh", "pbs", "lsf")):
+    if is_here and transport.kind in DIRECT_HERE:
         return (sys.executable, *NODE_WORDS)
-    if transport.kind in ("ssh", "pbs"):  # a PBS job's hosts let its owner in by SSH; pbsdsh hands on no input
-        return (*ssh_words(transport.options), host, f"exec {shlex.join(node)}")
-    if transport.kind == "slurm":
-        step = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--mem=0")
-        streams = ("--unbuffered", "--quiet", "--input=0", "--kill-on-bad-exit=0")
-        return ("srun", *step, *streams, *transport.options, *node)
-    if transport.kind == "lsf":
-        return ("blaunch", *transport.options, "-z", host, *node)
+    return WAYS[transport.kind](transport, host, (transport.python or sys.executable, *NODE_WORDS))
+
+
+def _local(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    return (sys.executable, *NODE_WORDS)
+
+
+def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    return (*ssh_words(transport.options), host, f"exec {shlex.join(node)}")
+
+
+def _srun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    step = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--mem=0")
+    streams = ("--unbuffered", "--quiet", "--input=0", "--kill-on-bad-exit=0")
+    return ("srun", *step, *streams, *transport.options, *node)
+
+
+def _blaunch(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
+    return ("blaunch", *transport.options, "-z", host, *node)
+
+
+def _mpirun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
     # Open MPI would bind the node process, and so all its workers, to one core; Hydra knows the same words.
     return (transport.program, "-np", "1", "-host", host, "-bind-to", "none", *transport.options, *node)
+
+
+WAYS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]]] = {
+    "local": _local,
+    "ssh": _ssh,
+    "pbs": _ssh,  # a PBS job's hosts let its owner in by SSH; pbsdsh hands on no input
+    "slurm": _srun,
+    "lsf": _blaunch,
+    "mpi": _mpirun,
+}
+DIRECT_HERE = ("ssh", "pbs", "lsf")  # that need no way to the host on which the launcher runs
 
 
 def ssh_words(options: tuple[str, ...]) -> tuple[str, ...]:

@@ -41,8 +41,12 @@ class Checkpoints:
     def wait(self) -> None:
         """Return when what was saved last is written."""
 
-    def forget_after(self, step: int, best_step: int) -> bool:
-        """Drop the checkpoints of steps that a resumed run will take again; whether the best one is there."""
+    def forget_after(self, step: int, best_step: int) -> None:
+        """Drop the checkpoints of later steps, which a run resumed from `step` takes again, and set the best."""
+
+    @property
+    def has_best(self) -> bool:
+        """Whether there is a best one."""
         return False
 
     def export_best(self, path: Path) -> None:
@@ -94,17 +98,19 @@ class CheckpointFolder(Checkpoints):
         if self._failure:
             raise CheckpointError(f"{self._failure}. Make room, then go on with --resume")
 
-    def forget_after(self, step: int, best_step: int) -> bool:
-        """Drop the checkpoints of later steps, which a run resumed from `step` leaves behind, and set the best."""
+    def forget_after(self, step: int, best_step: int) -> None:
         for path in _all(self.folder):
             if path.name > _name_of(step):
                 self._remove(path)
         best = self.folder / _name_of(best_step)
-        if not best.is_dir():
+        if best.is_dir():
+            self._point_best_at(best)
+        else:
             (self.folder / "best").unlink(missing_ok=True)
-            return False
-        self._point_best_at(best)
-        return True
+
+    @property
+    def has_best(self) -> bool:
+        return (self.folder / "best").is_dir()
 
     def export_best(self, path: Path) -> None:
         """Write the best checkpoint's weights, or their moving average where one was kept.
@@ -231,7 +237,8 @@ def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
 
     Where its best checkpoint is not there, lost with one that is damaged, it forgets that there was one.
     """
-    if not world.from_main(checkpoints.forget_after(progress.step, progress.best_step)):
+    checkpoints.forget_after(progress.step, progress.best_step)
+    if not world.from_main(checkpoints.has_best):
         progress.forget_best()
 
 
