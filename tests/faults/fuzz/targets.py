@@ -9,7 +9,6 @@ import asyncio
 import gzip
 import io
 import json
-import os
 import re
 import shutil
 import sys
@@ -24,7 +23,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from mutations import MARKER, hostile_bytes, hostile_json
 from PIL import Image
@@ -390,28 +388,17 @@ def _tar(members: dict[str, bytes]) -> bytes:
     return stored.getvalue()
 
 
-def _meta() -> bytes:
-    from scipy import io as scipy_io
-
-    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
-    rows = [(1, "n00000001", "a thing", 0), (2, "n00000002", "another", 0), (3, "n00000003", "things", 2)]
-    stored = io.BytesIO()
-    scipy_io.savemat(stored, {"synsets": np.array(rows, fields).reshape(-1, 1)})
-    return stored.getvalue()
-
-
 def _of_imagenet(which: str) -> Make:
     def make(folder: Path) -> Target:
         from lockstep.data.sources import prepare_imagenet
         from lockstep.data.sources.prepare_imagenet import look, prepare
 
-        # It has a target of its own, as it starts a process.
-        prepare_imagenet.meta_mat = SimpleNamespace(read=lambda meta: {1: "n00000001", 2: "n00000002"})
+        prepare_imagenet.numbered_classes = lambda: ("n00000001", "n00000002")
         base, image = "ILSVRC2012_devkit_t12/data/", _image("JPEG")
         contents = {
             "train": _tar({f"n0000000{n}.tar": _tar({f"n0000000{n}_{i}.JPEG": image for i in (3, 4)}) for n in (1, 2)}),
             "val": _tar({f"ILSVRC2012_val_0000000{n}.JPEG": image for n in (1, 2)}),
-            "devkit": _tar({f"{base}meta.mat": _meta(), f"{base}ILSVRC2012_validation_ground_truth.txt": b"1\n2\n"}),
+            "devkit": _tar({f"{base}ILSVRC2012_validation_ground_truth.txt": b"1\n2\n"}),
         }
         paths = {name: folder / f"{name}.tar" for name in contents}
         for name, content in contents.items():
@@ -445,39 +432,6 @@ def imagenet_devkit_gzip(folder: Path) -> Target:
         return look(folder / "train.tar", folder / "val.tar", path)
 
     return Target(gzip.compress(inner.seed), read, (errors.DataError,))
-
-
-@target
-def meta_mat(folder: Path) -> Target:
-    """SciPy's reader crashes: each input has a child of its own here too, forked, as a new Python takes a second."""
-    import subprocess
-
-    import scipy.io
-
-    from lockstep.data.sources import meta_mat as module
-
-    def run(command: list[str], input: bytes, **options: Any) -> Any:
-        out = folder / "out"
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                with out.open("wb") as file:
-                    os.dup2(file.fileno(), 1)
-                sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
-                sys.stdin = SimpleNamespace(buffer=io.BytesIO(input))
-                module._main()
-                sys.stdout.flush()
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), out.read_bytes(), b"")
-
-    assert scipy.io
-    module.subprocess = type("S", (), {"run": staticmethod(run), "TimeoutExpired": subprocess.TimeoutExpired})
-    module.MEMORY_BYTES += psutil.Process().memory_info().vms  # the forked child has torch in it
-    return Target(_meta(), module.read, (ValueError, errors.DataError), seconds=60)
 
 
 # Launching

@@ -2,10 +2,11 @@
 
     ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar a class, of n01440764_10026.JPEG, ...
     ILSVRC2012_img_val.tar            ILSVRC2012_val_00000001.JPEG, ...
-    ILSVRC2012_devkit_t12.tar.gz      data/meta.mat (which class has which number) and the validation images' numbers
+    ILSVRC2012_devkit_t12.tar.gz      the numbers of the validation images' classes
 
 Names in archives are held against these forms: nothing else is written, and so nothing outside the target folder.
-Facts and MD5 sums: torchvision/datasets/imagenet.py.
+Facts and MD5 sums: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes in the order of their
+numbers, from 1 (ILSVRC2012_ID), as the devkit's meta.mat has them in MATLAB's form.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 
-from lockstep.data.sources import meta_mat
 from lockstep.errors import DataError, first_line
 from lockstep.files.atomic import PARTIAL, partial_of, whole
 from lockstep.files.folder_lock import alone
@@ -59,22 +61,22 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
     """
     for path, kind in ((train, "training"), (val, "validation"), (devkit, "devkit")):
         _check_kind(path, kind)
-    numbers, truth = _read_devkit(devkit)
-    unknown = sorted(set(truth) - numbers.keys())
+    names, truth = numbered_classes(), _read_truth(devkit)
+    unknown = sorted(set(truth) - set(range(1, len(names) + 1)))
     if unknown:
-        raise DataError(f"{devkit} labels validation images with class {unknown[0]}, which its meta.mat does not have")
-    val_classes = tuple(numbers[number] for number in truth)
-    classes = tuple(sorted(numbers.values()))
+        raise DataError(f"{devkit} labels validation images with class {unknown[0]}, but there are {len(names):,}")
+    val_classes = tuple(names[number - 1] for number in truth)
+    classes = tuple(sorted(names))
     tars = {}
     for member in _members(train):
         name = _matching(CLASS_TAR, member, train)[1]
         tars[name] = member.offset_data, member.size
     wrong = sorted(set(tars) ^ set(classes))
     if wrong:
-        holder, other = (train, devkit) if wrong[0] in tars else (devkit, train)
+        what = "has" if wrong[0] in tars else "lacks"
         raise DataError(
-            f"{holder} has class {wrong[0]}, {other} does not ({len(tars):,} and {len(classes):,} classes); "
-            f"fetch {train} again if it is cut off"
+            f"{train} {what} class {wrong[0]}; it has {len(tars):,} classes, ImageNet has {len(classes):,}; fetch it "
+            f"again if it is cut off"
         )
     return Archives(train, val, val_classes, classes, tars)
 
@@ -220,16 +222,19 @@ def _check_kind(path: Path, kind: str) -> None:
         raise DataError(f"{path} is {what}, where the {kind} archive is expected; the order is {ORDER}")
 
 
-def _read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
-    """The classes by their numbers, and the numbers of the validation images' classes."""
+@cache
+def numbered_classes() -> tuple[str, ...]:
+    """The WordNet numbers of ImageNet's classes 1, 2, ..."""
+    return tuple(files(__package__).joinpath("imagenet_classes.txt").read_text(encoding="ascii").split())
+
+
+def _read_truth(path: Path) -> list[int]:
+    """The numbers of the validation images' classes."""
     try:
         with tarfile.open(fileobj=BytesIO(_unpacked(path)), mode="r:") as archive:
-            meta = _content(archive, "ILSVRC2012_devkit_t12/data/meta.mat")
             truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
-        return meta_mat.read(meta), [int(line) for line in truth.split()]
-    except DataError:
-        raise
-    except Exception as error:  # on damaged files tarfile, gzip and SciPy raise many types
+        return [int(line) for line in truth.split()]
+    except Exception as error:  # on damaged files tarfile and gzip raise many types
         raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
 
 

@@ -6,26 +6,20 @@ import gzip
 import io
 import tarfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cold_starts import allowed
 from PIL import Image
 
 from lockstep.cli import main
 from lockstep.config.schema import DataConfig
 from lockstep.data import catalog
-from lockstep.data.sources import meta_mat
-from lockstep.data.sources.prepare_imagenet import look, md5, prepare
+from lockstep.data.sources import prepare_imagenet
+from lockstep.data.sources.prepare_imagenet import look, md5, numbered_classes, prepare
 from lockstep.errors import ConfigError, DataError
 from lockstep.files.folder_lock import alone
 
-scipy_io = pytest.importorskip("scipy.io")
-
 CLASSES = {1: "n03000000", 2: "n01000000", 3: "n02000000"}
-PARENT = (4, "n09000000")  # a synset above, which has no images
 TRUTH = [2, 3, 1, 1, 2]
 Archives = tuple[Path, Path, Path]
 
@@ -57,19 +51,9 @@ def _val_members() -> dict[str, bytes]:
     return {f"ILSVRC2012_val_{number:08d}.JPEG": _jpeg(100 + number) for number in range(1, len(TRUTH) + 1)}
 
 
-@cache
-def _meta() -> bytes:
-    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
-    rows = [(number, name, "a thing", 0) for number, name in CLASSES.items()] + [(*PARENT, "things", 3)]
-    stored = io.BytesIO()
-    scipy_io.savemat(stored, {"synsets": np.array(rows, fields).reshape(-1, 1)})
-    return stored.getvalue()
-
-
-def _write_devkit(path: Path, truth: list[int], meta: bytes | None = None) -> None:
+def _write_devkit(path: Path, truth: list[int]) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in (
-            ("data/meta.mat", _meta() if meta is None else meta),
             ("data/ILSVRC2012_validation_ground_truth.txt", "".join(f"{n}\n" for n in truth).encode()),
         ):
             info = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/{name}")
@@ -77,20 +61,9 @@ def _write_devkit(path: Path, truth: list[int], meta: bytes | None = None) -> No
             archive.addfile(info, io.BytesIO(content))
 
 
-@cache
-def _read_once(meta: bytes) -> dict[int, str]:
-    with allowed():
-        return _read(meta)
-
-
-_read = meta_mat.read
-
-
 @pytest.fixture(autouse=True)
-def _one_start_of_scipy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read the same meta.mat once, except in tests of the process that reads it."""
-    if not request.node.get_closest_marker("cold"):
-        monkeypatch.setattr(meta_mat, "read", _read_once)
+def _three_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_imagenet, "numbered_classes", lambda: tuple(CLASSES.values()))
 
 
 @pytest.fixture
@@ -198,7 +171,7 @@ def _text(archives: Archives) -> Archives:
         (_cut(2, 0.5), r"devkit.*fetch it again"),
         (_without_a_class, "n02000000"),
         (_other_labels(1, 2, 3), "has 5 images, the devkit labels 3"),
-        (_other_labels(1, 2, 3, 4, 1), "class 4, which its meta.mat does not have"),
+        (_other_labels(1, 2, 3, 4, 1), "class 4, but there are 3"),
     ],
 )
 def test_wrong_archives_are_named_with_the_fix(
@@ -311,33 +284,16 @@ def test_reading_and_writing_are_told_apart(archives: Archives, tmp_path: Path) 
         prepare(ready, tmp_path / "other", lambda count: None)
 
 
-@pytest.mark.cold
-def test_a_meta_mat_that_scipy_chokes_on_is_one_message(archives: Archives) -> None:
-    _write_devkit(archives[2], TRUTH, meta=b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400))
-    with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
-        look(*archives)
-
-
-@pytest.mark.cold
-def test_a_module_in_the_current_folder_is_not_imported_to_read_meta_mat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    assert meta_mat.read(_meta())
-
-
-@pytest.mark.cold
-def test_a_devkit_that_unpacks_without_end_or_crashes_scipy_is_one_message(
-    archives: Archives, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_devkit_that_unpacks_without_end_is_one_message(archives: Archives) -> None:
     archives[2].write_bytes(gzip.compress(_tar({"ILSVRC2012_devkit_t12/readme": bytes(65 << 20)}), 1))
     with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
         look(*archives)
-    _write_devkit(archives[2], TRUTH)
-    monkeypatch.setattr(meta_mat, "__name__", "faulthandler")  # any module that says nothing: as if it had crashed
-    with pytest.raises(DataError, match=r"devkit\.tar\.gz is not the devkit, or damaged"):
-        look(*archives)
+
+
+def test_the_classes_are_imagenets() -> None:
+    names = numbered_classes()
+    assert (names[0], names[999]) == ("n02119789", "n03255030")  # kit fox and dumbbell
+    assert sorted(names) == pytest.importorskip("timm.data").ImageNetInfo().label_names()
 
 
 def test_a_folder_with_other_things_is_left_alone(archives: Archives, tmp_path: Path) -> None:
