@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -22,25 +21,6 @@ class Reduction(NamedTuple):
     operation: int
     prescale: float
     postscale: float
-
-    @classmethod
-    def of(cls, operation: int, prescale: float, postscale: float) -> Reduction:
-        """In plain numbers: 2, 2.0 and numpy's 2.0 must look alike to the other workers."""
-        return cls(int(operation), float(prescale), float(postscale))
-
-
-def difference_of_reductions(one: Sequence[Any], other: Sequence[Any]) -> str:
-    """Say how the reductions of two workers differ; empty where they do not."""
-    (operation, *factors), (others_operation, *others_factors) = one, other
-    if operation != others_operation:
-        mine, theirs = OPERATION_NAMES[operation], OPERATION_NAMES[others_operation]
-        return f"reduction operation: One rank said {mine}, but another rank said {theirs}."
-    if factors != others_factors:
-        return (
-            f"prescale and/or postscale factors: One rank sent factors {tuple(factors)}, but another rank sent factors "
-            f"{tuple(others_factors)}."
-        )
-    return ""
 
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:

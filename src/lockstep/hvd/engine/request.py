@@ -87,9 +87,10 @@ class Collective:
         "written",
     )
 
-    def __init_subclass__(cls, kind: str) -> None:
-        cls.kind = kind
-        Collective._kinds[kind] = cls
+    def __init_subclass__(cls, kind: str = "") -> None:
+        if kind:
+            cls.kind = kind
+            Collective._kinds[kind] = cls
 
     def __init__(
         self,

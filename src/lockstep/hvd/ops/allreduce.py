@@ -13,47 +13,21 @@ from lockstep.hvd.engine import current, piggyback
 from lockstep.hvd.engine.agreement import ENTRY_BYTES, HEADER_BYTES
 from lockstep.hvd.engine.exchange import Exchange
 from lockstep.hvd.engine.fusion import reduce_fused
-from lockstep.hvd.engine.reduction import (
-    ADASUM,
-    AVERAGE,
-    OPERATION_NAMES,
-    SUM,
-    Reduction,
-    copy_scaled,
-    difference_of_reductions,
-    scale_,
-)
-from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
+from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, OPERATION_NAMES, SUM, Reduction, copy_scaled, scale_
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.adasum import adasum_
+from lockstep.hvd.ops.reducing import ReducingCollective
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 
 
-class Allreduce(Collective, kind="allreduce"):
-    """The only kind of which several are carried out as one, and the only one with results for who has joined.
+class Allreduce(ReducingCollective, kind="allreduce"):
+    """The only kind of which several are carried out as one; a worker that has joined takes part with zeros."""
 
-    Args:
-        operation: AVERAGE to PRODUCT.
-    """
-
-    __slots__ = ("reduction",)
-    dtypes = REDUCED_TYPES
+    __slots__ = ()
     joinable = True
-
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        operation: int = SUM,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        **options: bool,
-    ) -> None:
-        self.reduction = Reduction.of(operation, prescale, postscale)
-        super().__init__(name, tensors, self.reduction, **options)
 
     @property
     def fused_by(self) -> Reduction | None:
@@ -91,10 +65,6 @@ class Allreduce(Collective, kind="allreduce"):
             for (tensor, output), inside in zip(pairs, in_place, strict=True)
         ]
         return [tuple(results)] if batch[0].grouped else results
-
-    @classmethod
-    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
-        return difference_of_reductions(terms, others)
 
 
 def resolve_operation(op: int | None, average: bool | None) -> int:

@@ -13,15 +13,13 @@ from lockstep.hvd.engine.reduction import (
     AVERAGE,
     SUM,
     WIRE_TYPES,
-    Reduction,
-    difference_of_reductions,
     reduce_rows,
     scale_,
 )
-from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.hvd.ops.allgather import allgather
 from lockstep.hvd.ops.allreduce import resolve_operation
+from lockstep.hvd.ops.reducing import ReducingCollective
 from lockstep.hvd.ops.submission import handle_of, submit
 from lockstep.hvd.process_sets import ProcessSet, global_process_set
 
@@ -29,27 +27,10 @@ Tensor = torch.Tensor
 Scales = tuple[float, float]
 
 
-class Reducescatter(Collective, kind="reducescatter"):
-    """Each worker gets its rows of all tensors, and reduces them itself, in the order of the ranks.
+class Reducescatter(ReducingCollective, kind="reducescatter"):
+    """Each worker gets its rows of all tensors, and reduces them itself, in the order of the ranks."""
 
-    Args:
-        operation: AVERAGE or SUM.
-    """
-
-    __slots__ = ("reduction",)
-    dtypes = REDUCED_TYPES
-
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        operation: int = SUM,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        **options: bool,
-    ) -> None:
-        self.reduction = Reduction.of(operation, prescale, postscale)
-        super().__init__(name, tensors, self.reduction, **options)
+    __slots__ = ()
 
     def execute(self, exchange: Exchange) -> Any:
         outputs = [self._scatter(tensor, exchange) for tensor in self.tensors]
@@ -66,10 +47,6 @@ class Reducescatter(Collective, kind="reducescatter"):
         output = reduce_rows(pieces, SUM)
         scale_(output, postscale, exchange.size if operation == AVERAGE else 1)
         return output.to(tensor.dtype)
-
-    @classmethod
-    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
-        return difference_of_reductions(terms, others)
 
 
 def rows_of_each(rows: int, size: int) -> list[int]:

@@ -1,0 +1,50 @@
+"""What all-reduce and reduce-scatter have in common: an operation with factors, and the dtypes that can be reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lockstep.hvd.engine.reduction import OPERATION_NAMES, SUM, Reduction
+from lockstep.hvd.engine.request import REDUCED_TYPES, Collective
+
+
+class ReducingCollective(Collective):
+    """A collective that reduces.
+
+    Args:
+        operation: AVERAGE to PRODUCT.
+        prescale: Multiplied into the tensors before the reduction.
+        postscale: Multiplied into the results.
+    """
+
+    __slots__ = ("reduction",)
+    dtypes = REDUCED_TYPES
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        operation: int = SUM,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        **options: bool,
+    ) -> None:
+        # Plain numbers: 2, 2.0 and numpy's 2.0 must look alike to the other workers.
+        self.reduction = Reduction(int(operation), float(prescale), float(postscale))
+        super().__init__(name, tensors, self.reduction, **options)
+
+    @classmethod
+    def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
+        mine, theirs = Reduction(*terms), Reduction(*others)
+        if mine.operation != theirs.operation:
+            names = OPERATION_NAMES[mine.operation], OPERATION_NAMES[theirs.operation]
+            return f"reduction operation: One rank said {names[0]}, but another rank said {names[1]}."
+        if mine != theirs:
+            return (
+                f"prescale and/or postscale factors: One rank sent factors {mine[1:]}, but another rank sent factors "
+                f"{theirs[1:]}."
+            )
+        return ""
