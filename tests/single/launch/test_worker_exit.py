@@ -1,0 +1,108 @@
+"""What becomes of an exception in a worker: an exit code, and word to the launcher or the terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError, LostPeerError, StoppedError, WorldError
+from lockstep.launch import worker_exit
+from lockstep.launch.worker_exit import REQUESTS, exit_code_of
+from lockstep.world.launcher_environment import Place
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker that connects to nobody, and that keeps its signal handlers."""
+
+    @contextmanager
+    def connect(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(worker_exit, "connect", connect)
+    monkeypatch.setattr(worker_exit, "disconnect", lambda: None)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    handlers = {number: signal.getsignal(number) for number in REQUESTS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _raises(error: BaseException) -> Callable[[Any], None]:
+    def work(world: Any) -> None:
+        raise error
+
+    return work
+
+
+def _exit(error: BaseException, launcher: str = "none") -> int:
+    return exit_code_of(_raises(error), Place(rank=3, size=4, launcher=launcher), "cpu", "auto")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("--lr is wrong"), 2, "lockstep: error: --lr is wrong\n"),
+        (WorldError("nobody is there"), 3, "lockstep: error: nobody is there\n"),
+        (KeyboardInterrupt(), 130, "lockstep: interrupted; a training run goes on"),
+        (StoppedError("stopped after step 3"), 75, "lockstep: stopped after step 3\n"),
+        (ZeroDivisionError("of the user's"), 1, "ZeroDivisionError: of the user's\n"),
+        (RuntimeError("Connection reset by peer"), 1, "lockstep: error: lost the connection to a peer"),
+    ],
+)
+def test_an_error_is_an_exit_code_and_a_word_on_the_terminal(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+) -> None:
+    assert _exit(error) == code
+    assert said in capsys.readouterr().err
+
+
+def test_work_that_ends_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(lambda world: None, Place(), "cpu", "auto") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_check_comes_before_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_exit, "connect", None)
+    check = lambda: _raises(ConfigError("no"))(None)  # noqa: E731
+    assert exit_code_of(lambda world: None, Place(), "cpu", "auto", check) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "final", "lost_peer"),
+    [
+        (ConfigError("--lr is wrong"), True, False),
+        (WorldError("nobody is there"), False, False),
+        (LostPeerError("rank 1 is gone"), False, True),
+        (RuntimeError("Connection closed by peer"), False, True),
+        (ZeroDivisionError("of the user's"), False, False),
+        (StoppedError("stopped after step 3"), True, False),
+    ],
+)
+def test_a_launcher_is_told_in_a_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    final: bool,
+    lost_peer: bool,
+) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    code = _exit(error, launcher="torchrun")
+    content = json.loads(file.read_text())
+    ours = content["lockstep"]
+    assert (ours["exit_code"], ours["final"], ours["lost_peer"]) == (code, final, lost_peer)
+    assert content["message"]["message"] == ours["text"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_worker_that_stops_hears_no_further_request() -> None:
+    _exit(StoppedError("stopped"))
+    assert {signal.getsignal(number) for number in REQUESTS} == {signal.SIG_IGN}
