@@ -1,11 +1,15 @@
-"""Writing so that a reader, or a crash, finds all of a file or nothing of it: under another name first."""
+"""Writing so that a reader, or a crash, finds all of a file or nothing of it.
+
+A file is written under another name, which begins with a point, and renamed. A kill leaves that name behind; the next
+process to write the file writes over it, unless several may write at a time.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARTIAL = ".partial-"  # what the name of a file or folder begins with while it is being written
@@ -17,15 +21,15 @@ def partial_of(path: Path) -> Path:
 
 
 @contextmanager
-def whole(path: Path, durable: bool = False, shared: bool = False) -> Iterator[Path]:
+def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterator[Path]:
     """A path to write a file to, which takes its place at the end; after an error it is removed.
 
     Args:
-        durable: Whether the file has to survive a power failure.
+        durable: Whether the file has to survive a power failure, as far as the file system lets a folder be synced.
         shared: Whether another process may write the same file at the same time; the last one to end wins.
 
     Raises:
-        OSError: It cannot be given its name, or not be put on the disk.
+        OSError: It cannot be put on the disk, or be given its name.
     """
     partial = partial_of(path.with_name(f"{os.getpid()}-{path.name}") if shared else path)
     try:
@@ -38,7 +42,8 @@ def whole(path: Path, durable: bool = False, shared: bool = False) -> Iterator[P
             partial.unlink(missing_ok=True)
         raise
     if durable:
-        sync(path.parent)
+        with suppress(OSError):  # the file is there already
+            sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fields of records that may be damaged: what is missing or of another type is None, never an error."""
+"""Numbers and texts out of records that may be damaged or foreign: what cannot be used is None, never an error."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def text(record: Record, *keys: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def one_line(value: object) -> str:
+    """A text in one line, in which nothing is left that a terminal would obey; empty for what is no text."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(sign if sign.isprintable() else " " if sign.isspace() else "\ufffd" for sign in value)
+
+
 def mapping(record: Record, *keys: str) -> Mapping[str, Any]:
     """A mapping; an empty one where there is none."""
     value = _at(record, keys)
@@ -53,13 +60,13 @@ def rows(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
-def numbers(record: Record, key: str, count: int) -> list[float] | None:
+def numbers(record: Record, key: str, length: int) -> list[float] | None:
     """A list of so many numbers."""
     value = record.get(key)
-    if not isinstance(value, list) or len(value) != count:
+    if not isinstance(value, list) or len(value) != length:
         return None
-    found = [number for item in value if (number := plausible(item)) is not None]
-    return found if len(found) == count else None
+    found = [each for item in value if (each := plausible(item)) is not None]
+    return found if len(found) == length else None
 
 
 def spread(record: Record, *keys: str) -> tuple[float, float, float] | None:
@@ -78,10 +85,3 @@ def _at(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
-
-
-def one_line(value: object) -> str:
-    """A text in one line, in which nothing is left that a terminal would obey; empty for what is no text."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(sign if sign.isprintable() else " " if sign.isspace() else "\ufffd" for sign in value)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from lockstep.files.atomic import whole
+from lockstep.files.atomic import replacing
 from lockstep.files.untrusted import open_plain, parse_json
 
 LONGEST_LINE = 16 << 20  # characters; the longest record, of a job of thousands of workers, has a hundredth of that
@@ -22,7 +22,7 @@ LONGEST_LINE = 16 << 20  # characters; the longest record, of a job of thousands
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write one indented JSON object in place of `path`, whole or not at all, and sync it."""
-    with whole(path, durable=True) as partial:
+    with replacing(path, durable=True) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
@@ -93,5 +93,5 @@ def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Rewrite a file with only the records that `keep` accepts, whole or not at all."""
     if not path.exists():
         return
-    with whole(path) as partial, partial.open("w", encoding="utf-8") as file:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in read_records(path) if keep(record))

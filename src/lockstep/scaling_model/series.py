@@ -17,7 +17,7 @@ Mode = Literal["strong", "weak"]
 KIND = "scaling"
 MOST_WORKERS = 10_000_000  # more is a damaged record
 # Amounts above 0 that are smaller or larger are damage, too, and would overflow in the fit.
-SMALLEST = 1e-12
+SMALLEST, LARGEST = 1e-12, 1e18
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def _split(record: Mapping[str, Any]) -> dict[str, float]:
     if not isinstance(split, Mapping):
         return {}
     parts = {str(name): plausible(value) for name, value in split.items()}
-    whole = {name: value for name, value in parts.items() if value is not None and value >= 0}
-    return whole if len(whole) == len(parts) else {}
+    amounts = {name: value for name, value in parts.items() if value is not None and 0 <= value <= LARGEST}
+    return amounts if len(amounts) == len(parts) else {}
 
 
 def _common(splits: Sequence[Mapping[str, float]]) -> list[str]:
@@ -244,7 +244,7 @@ def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 def _positive(record: Mapping[str, Any], name: str) -> float | None:
     value = number(record, name)
-    return value if value is not None and value >= SMALLEST else None
+    return value if value is not None and SMALLEST <= value <= LARGEST else None
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

@@ -23,7 +23,7 @@ from torch import nn
 from lockstep.data.pipeline.readers import Normalizer, Placement
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
-from lockstep.files.atomic import whole
+from lockstep.files.atomic import replacing
 from lockstep.train.checkpoints.checkpoint_folder import load_model
 from lockstep.train.checkpoints.checkpoint_format import METADATA_KEY
 from lockstep.train.checkpoints.checkpoint_format import export as export_weights
@@ -111,7 +111,7 @@ def export(
     if arch is not None:
         agree_on_arch(source, str(about.get("arch")), arch)
     try:
-        with whole(output) as partial:
+        with replacing(output) as partial:
             partial.touch()
             if kind == "safetensors":
                 return _write_weights(weights, about, partial, output)

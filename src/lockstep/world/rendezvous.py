@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from lockstep.errors import WorldError, first_line
-from lockstep.files.atomic import whole
+from lockstep.files.atomic import replacing
 from lockstep.world.interfaces import choose_interface, listening_address
 from lockstep.world.launcher_environment import ADDRESS, Place
 from lockstep.world.rank0_address import find_address, is_here, launch_name
@@ -146,7 +146,7 @@ def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
     file = _meeting_file()
     if place.rank == 0:
         store, port = serve_store()
-        with whole(file) as partial:
+        with replacing(file) as partial:
             partial.write_text(str(port))
         try:
             _wait_for_others(store, place, timeout)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from lockstep.files.atomic import partial_of, sync, whole
+from lockstep.files.atomic import partial_of, replacing, sync
 
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "weights.pt2"
     path.write_text("before")
-    with whole(path, durable=durable) as partial:
+    with replacing(path, durable=durable) as partial:
         assert partial.suffix == ".pt2"
         partial.write_text("after")
         assert path.read_text() == "before"
@@ -31,7 +31,7 @@ def test_after_an_error_all_is_as_it_was(tmp_path: Path, error: BaseException) -
     path.write_text("before")
 
     def write() -> None:
-        with whole(path) as partial:
+        with replacing(path) as partial:
             partial.write_text("half")
             raise error
 
@@ -44,14 +44,14 @@ def test_after_an_error_all_is_as_it_was(tmp_path: Path, error: BaseException) -
 def test_what_a_kill_has_left_is_written_over(tmp_path: Path) -> None:
     path = tmp_path / "file"
     partial_of(path).write_text("a longer text of before")
-    with whole(path) as partial:
+    with replacing(path) as partial:
         partial.write_text("new")
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"file": "new"}
 
 
 def test_a_shared_file_is_written_beside_that_of_another_process(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with whole(path, shared=True) as partial:
+    with replacing(path, shared=True) as partial:
         assert str(os.getpid()) in partial.name
         partial_of(path).write_text("another's")
         partial.write_text("own")
@@ -63,7 +63,7 @@ def test_a_folder_that_is_removed_meanwhile_hides_no_error(tmp_path: Path) -> No
     folder.mkdir()
 
     def write() -> None:
-        with whole(folder / "file"):
+        with replacing(folder / "file"):
             folder.rmdir()
             raise ValueError("the first error")
 

@@ -113,6 +113,7 @@ def test_a_damaged_split_is_none(split: object) -> None:
         ({"images_per_second": 0}, "images_per_second must be a number above 0, got 0"),
         ({"images_per_second": -3.5}, "got -3.5"),
         ({"images_per_second": math.nan}, "got nan"),
+        ({"images_per_second": 1e19}, "got 1e+19"),
         ({"images_per_second": "fast\nvery"}, "got fast"),
         ({"images_per_second": {"median": 5}}, "images_per_second must be a number above 0"),
         ({"images_per_second": 10**400}, "images_per_second must be a number above 0"),

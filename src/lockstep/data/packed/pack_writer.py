@@ -31,7 +31,7 @@ from lockstep.data.process_pool import Advance, run_all
 from lockstep.data.sets import FileSplit
 from lockstep.data.sources.folder_listing import list_images, name_of, validation_folder
 from lockstep.errors import ConfigError, DataError
-from lockstep.files.atomic import PARTIAL, partial_of, whole
+from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import alone
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_json
@@ -241,7 +241,7 @@ def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path
     if not rows:
         raise DataError(f"none of the images for {folder} can be decoded, {left_out[0]} among them")
     path = folder / INDEX_FILE
-    with whole(path, durable=True) as partial:
+    with replacing(path, durable=True) as partial:
         with partial.open("wb") as file:
             np.save(file, np.array(rows, ROW))
         digest = hashlib.sha256(partial.read_bytes()).hexdigest()

@@ -14,7 +14,7 @@ from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import BLOCK
 from lockstep.data.process_pool import Advance
 from lockstep.errors import CorruptImageError, DataError
-from lockstep.files.atomic import whole
+from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_json
 
@@ -75,10 +75,10 @@ def write_shard(task: ShardTask, advance: Advance) -> None:
     """
     try:
         task.path.unlink(missing_ok=True)  # of other files: it must not lie beside the record of these
-        with whole(task.path, durable=True) as partial:
+        with replacing(task.path, durable=True) as partial:
             with partial.open("wb") as file:
                 record = _write_items(file, task, advance)
-            write_json(task.record_path, asdict(record))
+            write_json(task.record_path, asdict(record))  # which counts only beside its shard
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fix = "make room there" if full else "mend that"

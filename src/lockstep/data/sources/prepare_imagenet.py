@@ -25,7 +25,7 @@ from io import BytesIO
 from pathlib import Path
 
 from lockstep.errors import DataError, first_line
-from lockstep.files.atomic import PARTIAL, partial_of, whole
+from lockstep.files.atomic import PARTIAL, partial_of, replacing
 from lockstep.files.folder_lock import alone
 
 OFFICIAL_MD5 = {
@@ -157,7 +157,7 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
         if target.is_dir() and partial.is_dir():
             raise DataError(f"{target} and {partial} are both there; remove {partial}, and run the same command again")
         found = _sizes(target if target.is_dir() else partial)
-        others = sorted(found.keys() - members.keys())
+        others = sorted({_finished(name) for name in found} - members.keys())
         if others:
             raise DataError(
                 f"{target} holds {others[0]}, which is not in the archives; remove it, or name another DEST"
@@ -177,9 +177,13 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The bytes of all whole files that lie in a folder and below, by names in it."""
-    files = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(PARTIAL))
-    return {str(path.relative_to(folder)): path.lstat().st_size for path in files}
+    """The bytes of all that lies in a folder and below, by names in it."""
+    return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
+
+
+def _finished(name: str) -> str:
+    """A file's name in a folder, as it will be when the file is whole."""
+    return str(Path(name).with_name(Path(name).name.removeprefix(PARTIAL)))
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
@@ -189,7 +193,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     content = source.read()
     if len(content) != member.size:
         raise tarfile.ReadError("unexpected end of data")
-    with _writing(target), whole(target) as partial:
+    with _writing(target), replacing(target) as partial:
         partial.write_bytes(content)
 
 

@@ -224,7 +224,7 @@ class Channel:
             self._fail_pending()
 
     def _finish(self, request: Collective, result: Any = None, error: str | None = None) -> None:
-        """Hand over an outcome, unless the request is of zeros, for the others, or has failed already."""
+        """Hand over an outcome, unless the request is a joined worker's zeros or has failed already."""
         with self._lock:
             if self._pending.get(request.key) is not request:
                 return

@@ -19,6 +19,8 @@ class Execution:
 
     Args:
         links: The data collectives by device.
+        exchange: What requests are carried out with; let go of before the links are.
+        threshold_bytes: The most that is fused.
         finish: Called with each request and its result.
     """
 

@@ -33,7 +33,7 @@ def _difference(one: Description, other: Description) -> str:
                 f"{kind} CPU/GPU device selection: One rank specified device {mine}, but another rank specified "
                 f"device {theirs}."
             )
-    return kind_of(one).difference(one["terms"], other["terms"]) or _difference_of_shapes(one, other)
+    return _difference_of_shapes(one, other) or kind_of(one).difference(one["terms"], other["terms"])
 
 
 def _difference_of_shapes(one: Description, other: Description) -> str:

@@ -1,6 +1,6 @@
 """One collective that a worker asks for: what the workers must agree on, how it is carried out, its future result.
 
-Each kind is a subclass, in the file of `hvd.ops` that has its functions.
+Each kind is a subclass, in the file that has its functions: in `hvd.ops`, and in `hvd.process_sets` for agreements.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Collective:
         kind: The name of the kind, as Horovod has it.
         dtypes: Those that it takes.
         free_rows: Whether the workers' tensors may differ in rows, the first dimension.
-        joinable: Whether a worker that has joined takes part, with zeros.
+        joinable: Whether a worker that has joined takes part, with zeros; then `terms` are all else that is needed to
+            make one.
     """
 
     kind: ClassVar[str]

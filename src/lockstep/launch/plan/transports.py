@@ -34,13 +34,9 @@ class Transport:
 
 def start_words(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
     """The words that start the node process on a host."""
-    if is_here and transport.kind in DIRECT_HERE:
+    if transport.kind == "local" or (is_here and transport.kind in DIRECT_HERE):
         return (sys.executable, *NODE_WORDS)
     return WAYS[transport.kind](transport, host, (transport.python or sys.executable, *NODE_WORDS))
-
-
-def _local(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
-    return (sys.executable, *NODE_WORDS)
 
 
 def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
@@ -63,7 +59,6 @@ def _mpirun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str
 
 
 WAYS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]]] = {
-    "local": _local,
     "ssh": _ssh,
     "pbs": _ssh,  # a PBS job's hosts let its owner in by SSH; pbsdsh hands on no input
     "slurm": _srun,

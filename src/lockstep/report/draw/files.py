@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep.files.atomic import whole
+from lockstep.files.atomic import replacing
 from lockstep.report.document import Document
 from lockstep.report.draw import images, markdown, page
 
@@ -24,6 +24,6 @@ def write(document: Document, folder: Path) -> list[Path]:
     figures = images.write(document, folder / markdown.FIGURES)
     # Last, so that they never speak of figures that are not there.
     for name, text in ((RESULTS, markdown.render(document)), (PAGE, page.render(document))):
-        with whole(folder / name, shared=True) as partial:
+        with replacing(folder / name, shared=True) as partial:
             partial.write_text(text, encoding="utf-8")
     return [folder / RESULTS, folder / PAGE, *figures]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstep.files.atomic import whole
+from lockstep.files.atomic import replacing
 from lockstep.report.document import Bars, Chart, Document, ValueRanges
 from lockstep.report.draw.matplotlib_curves import draw_curves
 from lockstep.report.draw.palette import LIGHT, color_count
@@ -89,7 +89,7 @@ def _save(figure: Figure, folder: Path, key: str) -> list[Path]:
     # Without date and version the same document gives the same bytes.
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         path = folder / f"{key}.{suffix}"
-        with whole(path, shared=True) as partial:
+        with replacing(path, shared=True) as partial:
             figure.savefig(partial, format=suffix, dpi=_DPI, metadata=metadata)
         files.append(path)
     return files

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from lockstep.errors import CheckpointError
-from lockstep.files.atomic import sync, whole
+from lockstep.files.atomic import replacing, sync
 from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 
@@ -122,7 +122,7 @@ def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    with whole(path) as partial:
+    with replacing(path) as partial:
         _save_tensors(weights, partial, {METADATA_KEY: json.dumps(about)})
 
 

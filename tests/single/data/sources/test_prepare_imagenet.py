@@ -304,6 +304,19 @@ def test_a_folder_with_other_things_is_left_alone(archives: Archives, tmp_path: 
     assert list((tmp_path / "dest").rglob("*")) == [tmp_path / "dest" / "train", other]
 
 
+def test_half_a_file_of_another_archive_is_left_alone(archives: Archives, tmp_path: Path) -> None:
+    """With its class it would be a training image."""
+    other = tmp_path / "dest" / "train" / ".partial-n02000000"
+    other.mkdir(parents=True)
+    (other / ".partial-n02000000_3.JPEG").write_bytes(b"half")  # of this one: written over
+    (other / ".partial-n02000000_4.JPEG").write_bytes(b"half")
+    with pytest.raises(DataError, match=r"n02000000_4\.JPEG, which is not in the archives"):
+        _prepare(archives, tmp_path / "dest")
+    (other / ".partial-n02000000_4.JPEG").unlink()
+    _prepare(archives, tmp_path / "dest")
+    assert not list((tmp_path / "dest").rglob(".partial-*"))
+
+
 def test_md5_says_whether_an_archive_is_the_official_one(archives: Archives) -> None:
     digest, official = md5(archives[0], "training")
     assert len(digest) == 32
