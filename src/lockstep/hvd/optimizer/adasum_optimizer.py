@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from lockstep.hvd.compression import Compressor
 from lockstep.hvd.engine.reduction import ADASUM
-from lockstep.hvd.ops.allreduce import Allreduce, check_adasum
+from lockstep.hvd.ops.allreduce import Allreduce, allreduce_async_, check_adasum
 from lockstep.hvd.ops.submission import submit
 from lockstep.hvd.optimizer.wrapper import Wrapper
+from lockstep.hvd.process_sets import global_process_set
 
 
 class AdasumOptimizer(Wrapper):
     """Stands in front of the user's optimizer class. Its attributes are set by `DistributedOptimizer`."""
 
-    _compression: type[Compressor]
+    backward_passes_per_step: int
+    _handles: Mapping[torch.Tensor, Any] = MappingProxyType({})  # nothing is in flight outside `step`
 
     def synchronize(self) -> None:
         """Does nothing: there is nothing to combine before the step."""
@@ -32,7 +34,30 @@ class AdasumOptimizer(Wrapper):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Gradients add up until the step in any case."""
+        """Note the number; gradients add up until the step in any case."""
+        self.backward_passes_per_step = passes
+
+    def _allreduce_grad_async(self, parameter: torch.Tensor) -> tuple[int, Any]:
+        """Take this worker's step on one parameter alone, and begin to combine it with the others' steps.
+
+        For code that does this when it likes, instead of `step`.
+
+        Returns:
+            A handle for `synchronize`, and what the compression needs to give the combined step, which is to be added
+            to the parameter: it holds what it held before.
+        """
+        groups = [group["params"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["params"] = [one for one in group["params"] if one is parameter]
+        with torch.no_grad():
+            start = parameter.clone()
+            self.take_step(None)
+            change = parameter - start
+            parameter.copy_(start)
+        for group, parameters in zip(self.param_groups, groups, strict=True):
+            group["params"] = parameters
+        tensor, context = self._compression.compress(change)
+        return allreduce_async_(tensor, name=self._parameter_names.get(parameter), op=ADASUM), context
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the step by this worker's gradients, then replace it by the adaptive sum of all workers' steps.
@@ -41,7 +66,7 @@ class AdasumOptimizer(Wrapper):
             NotImplementedError: The number of workers is not a power of 2.
             HorovodInternalError: The workers do not agree, or one is lost.
         """
-        check_adasum(ADASUM, self._process_set)
+        check_adasum(ADASUM, global_process_set)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         with torch.no_grad():
             starts = [parameter.clone() for parameter in parameters]
@@ -50,12 +75,12 @@ class AdasumOptimizer(Wrapper):
             changes = [parameter - start for parameter, start in zip(parameters, starts, strict=True)]
             pairs = [self._compression.compress(change) for change in changes]
             tensors = [tensor for tensor, _ in pairs]
-            name = f"step.{self._names.get(parameters[0], 'noname')}" if parameters else None
+            name = f"step.{self._parameter_names.get(parameters[0], 'noname')}" if parameters else None
             request = submit(
                 Allreduce,
                 tensors,
                 name,
-                self._process_set,
+                global_process_set,
                 grouped=True,
                 in_place=True,
                 urgent=True,

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from lockstep.hvd import basics
 from lockstep.hvd.compression import Compression, Compressor
 from lockstep.hvd.engine import current
-from lockstep.hvd.engine.reduction import ADASUM, AVERAGE, SUM
+from lockstep.hvd.engine.reduction import ADASUM, AVERAGE
 from lockstep.hvd.ops.allreduce import resolve_operation
 from lockstep.hvd.optimizer.adasum_optimizer import AdasumOptimizer
 from lockstep.hvd.optimizer.gradient_optimizer import GradientOptimizer, check_passes
@@ -74,32 +75,36 @@ def DistributedOptimizer(
     if isinstance(optimizer, Wrapper):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     context = current.get()
-    names = _names(optimizer, named_parameters)
+    given = _given_names(optimizer, named_parameters)
     op = resolve_operation(op, None)
     adasum = op == ADASUM and (context.place.size > 1 or context.settings.elastic)
     if process_set.process_set_id is None:
         raise TypeError(f"{process_set} is not registered; pass it to hvd.init or hvd.add_process_set")
     if adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets.")
-    parameters = name_parameters(optimizer.param_groups, names)
-    group_indices = _check_groups(groups, [parameter for _, parameter in parameters])
+    named = name_parameters(optimizer.param_groups, given)
+    group_indices = _check_groups(groups, [parameter for _, parameter in named])
     base: type = AdasumOptimizer if adasum else GradientOptimizer
     kind = type(optimizer.__class__.__name__, (base, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
     wrapper: Any = object.__new__(kind)
     wrapper.__dict__.update(optimizer.__dict__)
     wrapper.__dict__.pop("step", None)  # a scheduler made earlier has put the wrapped one's here
-    wrapper._names = names
+    wrapper._parameter_names = {parameter: name for name, parameter in sorted(named, key=itemgetter(0))}
+    wrapper._compression = compression
     wrapper._wrapped = optimizer
-    wrapper._process_set = process_set
     if adasum:
-        wrapper._compression = compression
+        wrapper.backward_passes_per_step = backward_passes_per_step
     else:
         reduces = (basics.size() > 1 or context.settings.elastic) and bool(process_set.included())
-        wrapper._loss_operation = SUM if op == SUM else AVERAGE
+        wrapper.op = op
+        wrapper.gradient_predivide_factor = gradient_predivide_factor
+        wrapper.sparse_as_dense = sparse_as_dense
+        wrapper.process_set = process_set
+        wrapper._passes = backward_passes_per_step
         wrapper._gradients = None
         if reduces:
             wrapper._gradients = Gradients(
-                [(name, parameter) for name, parameter in parameters if parameter.requires_grad],
+                [(name, parameter) for name, parameter in named if parameter.requires_grad],
                 compression,
                 group_indices,
                 backward_passes_per_step,
@@ -112,7 +117,7 @@ def DistributedOptimizer(
     return distributed
 
 
-def _names(
+def _given_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> dict[Tensor, str]:
     """The name of each parameter that has been given one.

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.ops.allreduce import allreduce
+from lockstep.hvd.engine.reduction import AVERAGE, SUM
+from lockstep.hvd.ops.allreduce import allreduce, allreduce_async_
+from lockstep.hvd.ops.sparse import sparse_allreduce_async
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.wrapper import Wrapper, name_parameters
+from lockstep.hvd.process_sets import ProcessSet
 
 Tensor = torch.Tensor
 
@@ -27,10 +30,17 @@ ZERO_GRAD_TOO_EARLY = (
 
 
 class GradientOptimizer(Wrapper):
-    """Stands in front of the user's optimizer class. Its attributes are set by `DistributedOptimizer`."""
+    """Stands in front of the user's optimizer class. Its attributes are set by `DistributedOptimizer`.
 
+    Of the public ones, `backward_passes_per_step` may be changed; the others say how the gradients are reduced.
+    """
+
+    op: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    _passes: int
     _gradients: Gradients | None  # None where nothing is to be reduced
-    _loss_operation: int
     _synchronizes = True
     _synchronized = False
 
@@ -42,7 +52,7 @@ class GradientOptimizer(Wrapper):
         """
         if self._gradients is not None:
             if self._may_have_new_parameters():
-                self._gradients.take_in(name_parameters(self.param_groups, self._names))
+                self._gradients.take_in(name_parameters(self.param_groups, self._parameter_names))
             self._gradients.finish()
         self._synchronized = True
 
@@ -60,11 +70,44 @@ class GradientOptimizer(Wrapper):
         finally:
             self._synchronizes = True
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The backward passes over which gradients add up before they are reduced; may be set between two steps."""
+        return self._passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Let gradients add up over another number of backward passes before they are reduced."""
+        """Let gradients add up over another number of backward passes before they are reduced.
+
+        Raises:
+            ValueError: The number is not positive.
+        """
         check_passes(passes)
+        self._passes = passes
         if self._gradients is not None:
             self._gradients.set_passes(passes)
+
+    @property
+    def _handles(self) -> dict[Tensor, tuple[Callable[[], Any] | None, Any]]:
+        """By parameter whose gradient has come: what waits for its reduction, or None where that has not begun."""
+        return {} if self._gradients is None else self._gradients.in_flight_by_parameter()
+
+    def _allreduce_grad_async(self, parameter: Tensor) -> tuple[Any, Any]:
+        """Reduce one parameter's gradient by itself: the handle, or the function that waits, and what decompress needs.
+
+        For code that reduces gradients when it likes, instead of this optimizer's own reduction.
+        """
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        name, gradient = self._parameter_names.get(parameter), parameter.grad
+        if gradient.is_sparse and not self.sparse_as_dense:
+            return sparse_allreduce_async(gradient, name or "noname", self.op, self.process_set), None
+        tensor, context = self._compression.compress(gradient.to_dense() if gradient.is_sparse else gradient)
+        scales = 1 / self.gradient_predivide_factor, self.gradient_predivide_factor
+        return allreduce_async_(tensor, None, name, self.op, *scales, self.process_set), context
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients, unless that is skipped, and take the step.
@@ -85,6 +128,8 @@ class GradientOptimizer(Wrapper):
     step.hooked = True  # type: ignore[attr-defined] # the step below runs the optimizer's hooks
 
     def _synchronized_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        operation = SUM if self.op == SUM else AVERAGE
+
         def synchronized() -> Any:
             loss = closure()
             self.synchronize()
@@ -92,9 +137,9 @@ class GradientOptimizer(Wrapper):
             if loss is None:
                 return None
             if isinstance(loss, Tensor):
-                return allreduce(loss.detach(), op=self._loss_operation, process_set=self._process_set)
+                return allreduce(loss.detach(), op=operation, process_set=self.process_set)
             number = torch.tensor(loss, dtype=torch.float64)
-            return allreduce(number, op=self._loss_operation, process_set=self._process_set).item()
+            return allreduce(number, op=operation, process_set=self.process_set).item()
 
         return synchronized
 

@@ -161,6 +161,22 @@ class Gradients:
         self._renew()
         return self._has_arrivals
 
+    def in_flight_by_parameter(self) -> dict[Tensor, tuple[Callable[[], Any] | None, None]]:
+        """What waits for the reduction of each parameter whose gradient has come; None where it has not begun."""
+        self._renew()
+        return {
+            slot.parameter: (partial(self._reduced, slot) if slot.bucket in self._begun else None, None)
+            for slot in self._slots.values()
+            if slot.passes_left < self._passes
+        }
+
+    def _reduced(self, slot: Slot) -> Tensor | None:
+        with torch.no_grad():
+            waits = self._begun.get(slot.bucket, [])
+            while waits:
+                waits.pop()()
+        return slot.parameter.grad
+
     def set_passes(self, passes: int) -> None:
         """Let gradients add up over another number of backward passes."""
         self._passes = passes

@@ -7,20 +7,26 @@ from typing import Any
 
 import torch
 
-from lockstep.hvd.process_sets import ProcessSet
+from lockstep.hvd.compression import Compressor
 
 
 class Wrapper:
     """An optimizer that has taken over another one's parameter groups, state and hooks.
 
-    A scheduler or a GradScaler may know either of the two. The attributes are set by `DistributedOptimizer`.
+    A scheduler or a GradScaler may know either of the two. The attributes are set by `DistributedOptimizer`; those that
+    scripts and libraries read are named as in Horovod.
     """
 
     param_groups: list[dict[str, Any]]
     state: dict[torch.Tensor, Any]
-    _names: dict[torch.Tensor, str]
+    _parameter_names: dict[torch.Tensor, str]  # by name, as on all workers
+    _compression: type[Compressor]
     _wrapped: torch.optim.Optimizer
-    _process_set: ProcessSet
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        """The parameters whose gradients, or steps, this optimizer exchanges with the other workers."""
+        return {parameter for group in self.param_groups for parameter in group["params"] if parameter.requires_grad}
 
     def take_step(self, closure: Callable[[], Any] | None) -> Any:
         """The step of the user's class."""
@@ -37,9 +43,9 @@ class Wrapper:
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], names: dict[torch.Tensor, str]
 ) -> list[tuple[str, torch.Tensor]]:
-    """All parameters with their names, or numbers where they have none."""
+    """All parameters with their names, or with numbers where they have none."""
     return [
-        (names.get(parameter, f"noname.{number}.{index}"), parameter)
+        (names.get(parameter, f"allreduce.noname.{number}.{index}"), parameter)
         for number, group in enumerate(param_groups)
         for index, parameter in enumerate(group["params"])
     ]
