@@ -71,7 +71,11 @@ def test_a_failing_worker_is_an_error_with_its_rank_and_traceback(tmp_path: Path
             raise KeyError("no such thing")
         signal.pause()
 
-    with pytest.raises(RuntimeError, match=r"worker 1 failed:\nTraceback[^$]*KeyError: 'no such thing'"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^Horovod detected that one or more processes exited with non-zero status.*"
+        r"worker 1 failed:\nTraceback[^$]*KeyError: 'no such thing'",
+    ):
         in_a_program(tmp_path, lambda: run(fail, num_proc=2))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from lockstep.cli.horovodrun import main
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.horovodrun_flags import parse_flags
+from lockstep.launch.plan.horovodrun_plan import plan_horovod
+from lockstep.launch.plan.hosts import Host
+from lockstep.launch.plan.job_plan import JobPlan
 
 
 def test_the_command_begins_at_the_first_word_that_is_no_flag() -> None:
@@ -28,10 +32,82 @@ def test_single_dash_words_are_flags() -> None:
     assert (flags.prefix_timestamp, flags.hostfile, flags.ssh_port, flags.ssh_identity_file) == (True, "f", 22, "key")
 
 
-def test_a_flag_must_be_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_may_be_shortened_while_it_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_flags(["--num-p", "2", "x"]).num_proc == 2
     with pytest.raises(SystemExit, match="2"):
         parse_flags(["--num", "2", "x"])
-    assert "horovodrun: error" in capsys.readouterr().err
+    assert "ambiguous option: --num could match" in capsys.readouterr().err
+
+
+# The flags of Horovod 0.28.1's parser, hidden and deprecated ones included, with a value where they take one.
+HOROVODS = """
+-v --version -np=2 --num-proc=2 -cb --check-build --disable-cache --start-timeout=9 --network-interfaces=lo
+--network-interface=lo --output-filename=folder --verbose --config-file=file -p=22 --ssh-port=22 -i=key
+--ssh-identity-file=key --fusion-threshold-mb=8 --cycle-time-ms=2.5 --cache-capacity=9 --hierarchical-allreduce
+--no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce
+--autotune --no-autotune --autotune-log-file=log --autotune-warmup-samples=3 --autotune-steps-per-sample=9
+--autotune-bayes-opt-max-samples=9 --autotune-gaussian-process-noise=0.5 --min-np=1 --min-num-proc=1 --max-np=4
+--max-num-proc=4 --slots-per-host=2 --elastic-timeout=9 --reset-limit=3 --blacklist-cooldown-range=1,9
+--timeline-filename=file --timeline-mark-cycles --no-timeline-mark-cycles --no-stall-check --stall-check
+--stall-check-warning-time-seconds=9 --stall-check-shutdown-time-seconds=9 --mpi-threads-disable
+--no-mpi-threads-disable --mpi-args=words --tcp --binding-args=words --num-nccl-streams=2 --thread-affinity=1
+--gloo-timeout-seconds=9 --log-level=DEBUG --log-with-timestamp --log-without-timestamp -prefix-timestamp
+--prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp -H=localhost:2 --hosts=localhost:2
+-hostfile=file --hostfile=file --host-discovery-script=file --gloo --mpi --jsrun
+"""
+WITH_ADVICE = {"--mpi": "Leave --mpi out, or start the workers with `mpirun", "--jsrun": "Leave --jsrun out, or start"}
+
+
+@pytest.mark.parametrize("given", HOROVODS.split())
+def test_every_flag_of_horovods_is_accepted_or_answered_with_advice(given: str, tmp_path: Path) -> None:
+    name, _, value = given.partition("=")
+    file = tmp_path / "file"
+    file.write_text("localhost slots=2\n" if "host" in name else "{}")
+    words = [name, *(str(file) if each == "file" else each for each in value.split(",") if each)]
+    flags = parse_flags([*words, *([] if name in ("-np", "--num-proc") else ["-np", "2"]), "python"])
+    assert flags.command == ["python"]
+    planned = partial(plan_horovod, vars(flags), flags.command, 2, {}, {"localhost"}, [Host("localhost", 2)])
+    if name in WITH_ADVICE:
+        with pytest.raises(ConfigError, match=WITH_ADVICE[name]):
+            planned()
+    else:
+        assert all("has no effect in Lockstep: " in warning for warning in planned().warnings)
+
+
+def test_interfaces_may_be_repeated_and_tcp_keeps_nccl_off_infiniband() -> None:
+    words = ["--network-interface", "eth0", "--network-interfaces", "eth1,eth2", "--tcp", "-H", "a:1,b:1", "-np", "2"]
+    flags = parse_flags([*words, "python"])
+    plan = plan_horovod(vars(flags), flags.command, 2, {}, {"here"})
+    assert isinstance(plan.job, JobPlan)
+    assert plan.job.interfaces == ("eth0", "eth1", "eth2")
+    assert plan.job.environment["NCCL_IB_DISABLE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("controller: gloo", "controller", "gloo"),
+        ("controller: mpi", "controller", "mpi"),
+        ("stall_check: {enabled: true}", "no_stall_check", False),
+        ("stall-check: true", "no_stall_check", False),
+        ("no_stall_check: true", "no_stall_check", True),
+        ("logging: {with_timestamp: true}", "log_without_timestamp", False),
+        ("logging: {with_timestamp: false}", "log_without_timestamp", True),
+        ("verbose: false", "verbose", False),
+        ("params: {torus_allreduce: true}", "torus_allreduce", True),
+        ("network_interfaces: [eth0, eth1]", "network_interfaces", ["eth0", "eth1"]),
+    ],
+)
+def test_switches_in_a_configuration_file(text: str, name: str, value: object, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert getattr(parse_flags(["--config-file", str(file), "x"]), name) == value
+
+
+def test_the_command_line_wins_over_the_files_controller(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("controller: mpi")
+    assert parse_flags(["--config-file", str(file), "--gloo", "x"]).controller == "gloo"
 
 
 CONFIG = """
@@ -78,6 +154,7 @@ def test_a_configuration_file_holds_flags_in_sections(tmp_path: Path) -> None:
     [
         ("params: {fusion: 1}", "no params.fusion;"),
         ("colour: red", "no colour;"),
+        ("controller: smoke", "controller is gloo or mpi or jsrun, not smoke"),
         ("[1, 2]", "expected sections"),
         ("a: [", "config.yaml"),
     ],

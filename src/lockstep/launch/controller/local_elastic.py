@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -114,6 +114,22 @@ def places(members: Sequence[SlotWorker]) -> list[dict[str, int]]:
     The local rank is the slot and may exceed the size: a survivor keeps its GPU, and no new worker takes it.
     """
     return [{"rank": rank, "local_rank": member.slot, "size": len(members)} for rank, member in enumerate(members)]
+
+
+def horovod_variables(rank: int, slots: Sequence[int]) -> dict[str, str]:
+    """What a worker reads in its environment of its place at its start; hvd.init() tells it what has become of it.
+
+    Args:
+        slots: Those of the workers who are expected to meet, by rank.
+    """
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(len(slots)),
+        "HOROVOD_LOCAL_RANK": str(slots[rank]),
+        "HOROVOD_LOCAL_SIZE": str(len(slots)),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+    }
 
 
 class Driver:
@@ -253,15 +269,22 @@ class Driver:
 
     def _start_workers(self) -> None:
         if self._meeting:
-            for slot in sorted(self._usable - self._workers.keys()):
-                self._workers[slot] = self._start(slot)
+            new = sorted(self._usable - self._workers.keys())
+            slots = self._expected_slots(new)
+            for slot in new:
+                self._workers[slot] = self._start(slot, horovod_variables(slots.index(slot), slots))
 
-    def _start(self, slot: int) -> SlotWorker:
+    def _expected_slots(self, new: Collection[int]) -> list[int]:
+        """The slots by rank, if those who live and the new workers meet: as `ranked` has it."""
+        old = [member.slot for member in self._members if member in self._workers.values()]
+        return [*old, *sorted((self._workers.keys() | set(new)) - set(old))]
+
+    def _start(self, slot: int, place: Mapping[str, str]) -> SlotWorker:
         life = self._lives[slot] = self._lives.get(slot, -1) + 1
         variables = {
             **self._environment,
+            **place,
             "HOROVOD_ELASTIC": "1",
-            "HOROVOD_LOCAL_RANK": str(slot),
             LIFE: str(life),
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._port),

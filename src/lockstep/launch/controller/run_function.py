@@ -24,6 +24,12 @@ from lockstep.launch.node import function_worker, parent_death
 from lockstep.launch.plan.hosts import are_here, names_of_this_machine, parse_hosts, read_hostfile
 from lockstep.launch.plan.timings import Timings
 
+# Horovod's words, by which callers recognize the error.
+PROCESS_FAILED = (
+    "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated."
+)
+WORKER_FAILED = 1  # horovodrun's exit code
+
 
 def run(
     func: Callable[..., Any],
@@ -48,7 +54,7 @@ def run(
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,
-    network_interfaces: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -64,8 +70,8 @@ def run(
 
     Raises:
         ValueError: Arguments exclude each other, or workers of an elastic job were to run on other hosts.
-        RuntimeError: A worker failed, or the job could not be started. The message holds the rank and the traceback of
-            the worker that failed first.
+        RuntimeError: A worker failed, or the job could not be started. The message of the former begins with Horovod's
+            sentence and holds the rank and the traceback of the worker that failed first.
     """
     if np is not None:
         _deprecated("np", "num_proc")
@@ -101,7 +107,7 @@ def run(
         "--gloo": use_gloo,
         "--mpi": use_mpi,
         "--mpi-args": mpi_args,
-        "--network-interfaces": network_interface if network_interfaces is None else network_interfaces,
+        "--network-interfaces": _joined(network_interface if network_interfaces is None else network_interfaces),
     }
     with TemporaryDirectory(prefix="lockstep-run-") as name:
         folder = Path(name)
@@ -111,6 +117,10 @@ def run(
         launcher = [sys.executable, "-m", "lockstep.cli.horovodrun", *_words(flags), "--", *worker]
         code, complaint = _launch(launcher)
         return _results(folder, code, complaint)
+
+
+def _joined(names: str | Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)
 
 
 def _names_others(hosts: str | None, hostfile: str | None) -> bool:
@@ -187,9 +197,10 @@ def _results(folder: Path, code: int, complaint: str) -> list[Any]:
     errors = sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
     if code and errors:
         _, rank, text = errors[0]
-        raise RuntimeError(f"worker {rank} failed:\n{text}")
+        raise RuntimeError(f"{PROCESS_FAILED} worker {rank} failed:\n{text}")
     if code:
-        raise RuntimeError(complaint.strip() or f"the launcher ended with exit code {code}")
+        begin = f"{PROCESS_FAILED} " if code == WORKER_FAILED else ""
+        raise RuntimeError(begin + (complaint.strip() or f"the launcher ended with exit code {code}"))
     files = {_place(file): file for file in folder.glob(f"{function_worker.RESULT}*")}
     size = max((size for _, size in files), default=0)
     if not files or set(files) != {(rank, size) for rank in range(size)}:

@@ -18,7 +18,10 @@ SPECIAL_KEYS = {
     ("stall_check", "enabled"): "no_stall_check",  # the opposite
     ("logging", "level"): "log_level",
     ("logging", "hide_timestamp"): "log_without_timestamp",
+    ("logging", "with_timestamp"): "log_without_timestamp",  # the opposite
 }
+REFUSED = "refused; start the workers by its own command instead"
+OPPOSITES = ("stall_check.enabled", "logging.with_timestamp")
 
 
 def parse_flags(words: Sequence[str]) -> argparse.Namespace:
@@ -42,7 +45,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog="horovodrun",
         usage="horovodrun -np N [flags] command ...",
         description="Start a command on N workers, for scripts of Horovod's API.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("-np", "--num-proc", type=int, metavar="N", help="number of workers")
@@ -51,8 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--verbose", action="store_true", help="print the plan of the job before it starts")
     add("--config-file", metavar="YAML", help="flags from a file; the command line's win")
     add("--output-filename", metavar="DIR", help="write DIR/rank.N/stdout and DIR/rank.N/stderr as well")
-    add("-prefix-timestamp", "--prefix-timestamp", action="store_true", help="put the time before each line of output")
-    add("--start-timeout", type=int, metavar="S", help="seconds in which all workers must have met (30)")
+    prefix = ("-prefix-timestamp", "--prefix-output-with-timestamp", "--prefix-timestamp")
+    add(*prefix, dest="prefix_timestamp", action="store_true", help="put the time before each line of output")
+    add("--start-timeout", type=int, metavar="S", help="seconds in which all hosts must have answered (120)")
     add("--disable-cache", action="store_true", help="no effect: nothing is cached")
     _add_cluster(parser.add_argument_group("hosts and network"))
     _add_tuning(parser.add_argument_group("tuning"))
@@ -68,13 +71,12 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, in lines `host slots=N`")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="of SSH on other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key for SSH")
-    add("--network-interfaces", metavar="A,B", help="the only interfaces to use between hosts")
-    add("--network-interface", metavar="A", help="the older form of it")
-    add("--gloo", action="store_true", help="what is used in any case")
-    add("--mpi", action="store_true", help="refused; start the workers with mpirun itself instead")
-    add("--jsrun", action="store_true", help="refused; start the workers with jsrun itself instead")
+    interfaces = ("--network-interfaces", "--network-interface")
+    add(*interfaces, action="append", metavar="A,B", help="the only interfaces to use between hosts; may be repeated")
+    for name, meaning in (("gloo", "what is used in any case"), ("mpi", REFUSED), ("jsrun", REFUSED)):
+        add(f"--{name}", dest="controller", action="store_const", const=name, help=meaning)
     add("--mpi-args", metavar="ARGS", help="no effect")
-    add("--tcp", action="store_true", help="no effect")
+    add("--tcp", action="store_true", default=None, help="let NCCL use no InfiniBand")
     add("--binding-args", metavar="ARGS", help="no effect")
     add("--mpi-threads-disable", action=argparse.BooleanOptionalAction, help="no effect")
 
@@ -119,12 +121,16 @@ def _add_watching(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--timeline-filename", metavar="FILE", help="write a Chrome trace of all collectives")
     add("--timeline-mark-cycles", action=argparse.BooleanOptionalAction, help="mark the engine's rounds in it")
-    add("--no-stall-check", action="store_true", default=None, help="do not report tensors that wait for workers")
+    stalls: dict[str, Any] = {"dest": "no_stall_check", "default": None}
+    add("--no-stall-check", action="store_true", **stalls, help="do not report tensors that wait for workers")
+    add("--stall-check", action="store_false", **stalls, help="report them, also where the configuration file says no")
     add("--stall-check-warning-time-seconds", type=int, metavar="S", help="report after this time (60)")
     add("--stall-check-shutdown-time-seconds", type=int, metavar="S", help="end the job after this time (0: never)")
     levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
     add("--log-level", type=str.upper, choices=levels, help="what the engine says")
-    add("--log-without-timestamp", action=argparse.BooleanOptionalAction, help="no time before what it says")
+    times: dict[str, Any] = {"dest": "log_without_timestamp", "default": None}
+    add("--log-without-timestamp", "--log-hide-timestamp", action="store_true", **times, help="no effect")
+    add("--log-with-timestamp", "--no-log-hide-timestamp", action="store_false", **times, help="no effect")
 
 
 def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
@@ -140,13 +146,17 @@ def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         raise ConfigError(f"--config-file {path}: {error}") from None
     if not isinstance(content or {}, dict):
         raise ConfigError(f"--config-file {path}: expected sections or flags with their values")
-    actions = {action.dest: action for action in parser._actions}
+    actions = {action.dest: action for action in reversed(parser._actions)}
     actions |= {_name(option): action for action in parser._actions for option in action.option_strings}
     words: list[str] = []
     for where, name, value in _entries(content or {}):
         if name not in actions or name in ("help", "command", "config_file"):
             raise ConfigError(f"--config-file {path}: there is no {where}; `horovodrun --help` lists the flags")
-        words += _words(actions[name], not value if where == "stall_check.enabled" else value)
+        action = actions[name]
+        if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
+            words += _switch(where, action, not value if where in OPPOSITES else value, path, parser)
+        else:
+            words += _words(action, value)
     return words
 
 
@@ -168,14 +178,30 @@ def _name(text: Any) -> str:
 
 
 def _words(action: argparse.Action, value: Any) -> list[str]:
-    option = next(option for option in action.option_strings if option.startswith("--"))
+    option = _option(action)
     if action.nargs == 0:
-        if value:
-            return [option]
-        negative = f"--no-{option.removeprefix('--')}"
-        return [negative] if negative in action.option_strings else []
+        return [option if value else f"--no-{option.removeprefix('--')}"]
     if value is None:
         return []
-    if isinstance(value, list):
-        return [option, *map(str, value)]
-    return [f"{option}={value}"]
+    values = value if isinstance(value, list) else [value]
+    if action.nargs is not None:
+        return [option, *map(str, values)]
+    return [f"{option}={each}" for each in values]
+
+
+def _option(action: argparse.Action) -> str:
+    return next(option for option in action.option_strings if option.startswith("--"))
+
+
+def _switch(where: str, action: argparse.Action, value: Any, path: Path, parser: argparse.ArgumentParser) -> list[str]:
+    """The flag without a value that stands for a key's value: of those that set the same thing, the one that fits.
+
+    Raises:
+        ConfigError: None does.
+    """
+    choices = {one.const: _option(one) for one in parser._actions if one.dest == action.dest}
+    if isinstance(action.const, bool):
+        return [choices[wanted]] if (wanted := action.const is bool(value)) in choices else []
+    if value not in choices:
+        raise ConfigError(f"--config-file {path}: {where} is {' or '.join(map(str, choices))}, not {value}")
+    return [choices[value]]

@@ -52,6 +52,7 @@ VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "stall_check_warning_time_seconds": ("HOROVOD_STALL_CHECK_TIME_SECONDS", str),
     "stall_check_shutdown_time_seconds": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str),
     "log_level": ("HOROVOD_LOG_LEVEL", str),
+    "tcp": ("NCCL_IB_DISABLE", "{:d}".format),
     "log_without_timestamp": ("HOROVOD_LOG_HIDE_TIME", "{:d}".format),
 }
 
@@ -64,13 +65,11 @@ FOR_OTHER_HOSTS = {
     "ssh_port": _ONE_MACHINE,
     "ssh_identity_file": _ONE_MACHINE,
     "network_interfaces": _LOOPBACK,
-    "network_interface": _LOOPBACK,
 }
 _NOT_ELASTIC = "this job is not elastic; --min-np or --host-discovery-script makes it so"
 NO_EFFECT = {
     "disable_cache": "nothing is cached between jobs",
     "mpi_args": _MPI,
-    "tcp": _MPI,
     "binding_args": _MPI,
     "mpi_threads_disable": _MPI,
     "cache_capacity": "the engine agrees in one small collective and keeps no cache of responses",
@@ -169,9 +168,8 @@ def plan_horovod(
         ConfigError: A flag is wrong, missing, or asks for what Lockstep does not do.
     """
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
-    for name, reason in REFUSED.items():
-        if name in given:
-            raise ConfigError(f"{flag(name)}: {reason}")
+    if reason := REFUSED.get(given.get("controller", "")):
+        raise ConfigError(f"--{given['controller']}: {reason}")
     if not command:
         raise ConfigError("there is no command to run; put it after the flags: horovodrun -np 2 python train.py")
     elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
@@ -181,7 +179,8 @@ def plan_horovod(
     if elastic and not several:
         job = plan_local(_most_workers(given, slots), command, cores, environment)
     else:
-        where = on_hosts(_where(given), hosts) if several else _where(given)
+        where = _where(given, environment)
+        where = on_hosts(where, hosts) if several else where
         workers = _first_workers(given, hosts) if several else given.get("num_proc")
         job = _plan(where, workers, command, cores, environment, frozenset(names))
     variables = _variables(flags, environment)
@@ -215,7 +214,7 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
     return ()
 
 
-def _where(given: Mapping[str, Any]) -> LaunchOptions:
+def _where(given: Mapping[str, Any], environment: Mapping[str, str]) -> LaunchOptions:
     """Where the workers run, and how they are started there."""
     words = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
     words += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
@@ -223,8 +222,8 @@ def _where(given: Mapping[str, Any]) -> LaunchOptions:
         hosts=given.get("hosts"),
         hostfile=Path(given["hostfile"]) if "hostfile" in given else None,
         ssh_option=" ".join(words),
-        interface=given.get("network_interfaces", given.get("network_interface", "")),
-        start_timeout=given.get("start_timeout"),
+        interface=",".join(given.get("network_interfaces", ())),
+        start_timeout=given.get("start_timeout") or _seconds("HOROVOD_START_TIMEOUT", environment),
     )
 
 
@@ -321,10 +320,20 @@ def _check_slots(slots: int, initial: int) -> None:
 
 def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
     """How long a job waits for enough slots, in seconds."""
+    return given.get("elastic_timeout") or _seconds("HOROVOD_ELASTIC_TIMEOUT", environment) or ELASTIC_SECONDS
+
+
+def _seconds(variable: str, environment: Mapping[str, str]) -> float | None:
+    """The time that a variable gives; None where it is not set.
+
+    Raises:
+        ConfigError: It is no number.
+    """
+    text = environment.get(variable, "")
     try:
-        return float(given.get("elastic_timeout") or environment.get("HOROVOD_ELASTIC_TIMEOUT") or ELASTIC_SECONDS)
+        return float(text) if text else None
     except ValueError:
-        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={environment['HOROVOD_ELASTIC_TIMEOUT']} is no number") from None
+        raise ConfigError(f"{variable}={text} is no number of seconds") from None
 
 
 def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:

@@ -63,7 +63,7 @@ class JobPlan:
         notes: What to say before it starts.
         bind: How workers are bound to cores: cores, numa or none.
         interfaces: The only network interfaces to use; empty: whichever leads to the first host.
-        start_timeout: Seconds within which all workers must have been started.
+        start_timeout: Seconds within which all hosts must have answered. Importing torch has a limit of its own.
         stop_timeout: Seconds that workers have after a request to stop, until they are ended.
         snapshots: The folder in each host's memory that outlives the workers, "" where there is none.
         newcomers: The hosts that were not there at the start before, whose memory holds nothing of use.
@@ -76,7 +76,7 @@ class JobPlan:
     notes: tuple[str, ...] = ()
     bind: str = "none"
     interfaces: tuple[str, ...] = ()
-    start_timeout: float = 30.0
+    start_timeout: float = 120.0
     stop_timeout: float = 30.0
     by_hand: ByHand | None = None
     snapshots: str = ""

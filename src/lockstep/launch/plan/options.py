@@ -47,7 +47,7 @@ class LaunchOptions:
     interface: Annotated[str, arg(metavar="NAME,...")] = ""
     """The only network interfaces to use; by default each host's that leads to the first host."""
     start_timeout: float | None = None
-    """Seconds in which all workers must have been started (30; 600 where nodes are started by hand)."""
+    """Seconds in which all hosts must have answered (120; 600 where nodes are started by hand)."""
     stop_timeout: float = 30.0
     """Seconds that workers have to stop after Ctrl-C or SIGTERM."""
     bind: Literal["none", "cores", "numa"] = "none"

@@ -84,7 +84,8 @@ def test_what_has_no_effect_is_said_once_with_the_reason() -> None:
 
 def test_every_tuning_flag_has_a_variable() -> None:
     assert len({variable for variable, _ in VARIABLES.values()}) == len(VARIABLES)
-    assert all(variable.startswith("HOROVOD_") for variable, _ in VARIABLES.values())
+    others = [variable for variable, _ in VARIABLES.values() if not variable.startswith("HOROVOD_")]
+    assert others == ["NCCL_IB_DISABLE"]
 
 
 def test_output_goes_where_it_is_wanted() -> None:
@@ -99,7 +100,7 @@ def test_the_users_own_buffering_is_kept() -> None:
 
 
 def test_other_hosts_are_reached_by_ssh() -> None:
-    plan = _plan(num_proc=3, hosts="there:2,here:4", ssh_port=2222, network_interfaces="ib0", start_timeout=60)
+    plan = _plan(num_proc=3, hosts="there:2,here:4", ssh_port=2222, network_interfaces=["ib0"], start_timeout=60)
     assert isinstance(plan.job, JobPlan)
     assert [(node.host, node.workers) for node in plan.job.nodes] == [("there", 2), ("here", 1)]
     assert "2222" in plan.job.nodes[0].start
@@ -154,8 +155,8 @@ def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) ->
         ({"min_np": 2, "hosts": "there:2", "reset_limit": -1}, "--reset-limit is a number of restarts"),
         ({"num_proc": 2, "hosts": "localhost:2", "hostfile": "f"}, "--hosts and --hostfile both"),
         ({"num_proc": 2, "hostfile": "/no/such"}, "--hostfile /no/such: No such file"),
-        ({"num_proc": 2, "mpi": True}, "--mpi: .*mpirun -np N python"),
-        ({"num_proc": 2, "jsrun": True}, "--jsrun: "),
+        ({"num_proc": 2, "controller": "mpi"}, "--mpi: .*mpirun -np N python"),
+        ({"num_proc": 2, "controller": "jsrun"}, "--jsrun: "),
         ({"max_np": 2}, "--min-np says"),
         ({"num_proc": 1, "min_np": 2}, "must not fall"),
         ({"min_np": 2, "max_np": 1}, "must not fall"),
@@ -174,6 +175,19 @@ def test_the_environments_elastic_timeout_holds_for_the_driver_too() -> None:
         job = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
         assert isinstance(job, ElasticPlan)
         assert job.timeout_seconds == seconds
+
+
+def test_the_environments_start_timeout_holds_for_the_launcher_too() -> None:
+    for flags, environment, seconds in (
+        ({}, {}, JobPlan.start_timeout),
+        ({}, {"HOROVOD_START_TIMEOUT": "300"}, 300),
+        ({"start_timeout": 60}, {"HOROVOD_START_TIMEOUT": "300"}, 60),
+    ):
+        job = plan_horovod({"num_proc": 1, **flags}, COMMAND, 8, environment, NAMES).job
+        assert isinstance(job, JobPlan)
+        assert job.start_timeout == seconds
+    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon is no number of seconds"):
+        plan_horovod({"num_proc": 1}, COMMAND, 8, {"HOROVOD_START_TIMEOUT": "soon"}, NAMES)
 
 
 def test_a_command_is_needed() -> None:
