@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 MODULES = {
     "horovod": "run __version__",
     "horovod.runner": "run",
+    "horovod.runner.launch": "run_commandline",
+    "horovod.runner.elastic.worker": "HostUpdateResult",
     "horovod.torch": """
         init shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_enabled mpi_built
         gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_threads_supported
@@ -28,7 +30,8 @@ MODULES = {
         grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
         grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
         reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll
-        synchronize ProcessSet global_process_set add_process_set remove_process_set broadcast_parameters
+        synchronize ProcessSet global_process_set add_process_set remove_process_set HorovodInternalError
+        broadcast_parameters
         broadcast_optimizer_state broadcast_object allgather_object Compression DistributedOptimizer SyncBatchNorm
         elastic""",
     "horovod.torch.mpi_ops": """
@@ -39,9 +42,12 @@ MODULES = {
         grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
         grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async
         reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll
-        synchronize""",
-    "horovod.torch.optimizer": "DistributedOptimizer",
-    "horovod.torch.compression": "Compression",
+        synchronize ProcessSet global_process_set add_process_set remove_process_set HorovodInternalError Compression
+        HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast
+        HorovodAlltoall HorovodReducescatter HorovodGroupedReducescatter handle_average_backwards_compatibility
+        check_installed_version get_average_backwards_compatibility_fun gpu_available num_rank_is_power_2""",
+    "horovod.torch.optimizer": "DistributedOptimizer _DistributedOptimizer _DistributedAdasumOptimizer",
+    "horovod.torch.compression": "Compression Compressor NoneCompressor FP16Compressor",
     "horovod.torch.functions": """
         broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object""",
     "horovod.torch.sync_batch_norm": "SyncBatchNorm",
@@ -50,10 +56,26 @@ MODULES = {
         TorchState StateHandler ModelStateHandler OptimizerStateHandler SamplerStateHandler get_handler_registry
         set_handler_registry""",
     "horovod.torch.elastic.sampler": "ElasticSampler",
-    "horovod.common.elastic": "State ObjectState run_fn",
-    "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
+    "horovod.common.basics": "HorovodBasics",
+    "horovod.common.elastic": """
+        State ObjectState run_fn HostUpdateResult HorovodInternalError HostsUpdatedInterrupt""",
+    "horovod.common.exceptions": """
+        HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError get_version_mismatch_message""",
     "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
-    "horovod.common.util": "nccl_built gloo_built mpi_built ddl_built ccl_built cuda_built rocm_built",
+    "horovod.common.util": """
+        nccl_built gloo_built mpi_built ddl_built ccl_built cuda_built rocm_built EXTENSIONS check_extension
+        check_installed_version env extension_available get_average_backwards_compatibility_fun get_ext_suffix
+        get_extension_full_path gpu_available is_iterable is_version_greater_equal_than num_rank_is_power_2 split_list
+        HorovodVersionMismatchError get_version_mismatch_message""",
+}
+# Those that the package alone has: of Horovod's own inner workings, or for other frameworks.
+OF_THE_PACKAGE = {
+    "horovod.torch.mpi_ops": """
+        HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast
+        HorovodAlltoall HorovodReducescatter HorovodGroupedReducescatter handle_average_backwards_compatibility
+        check_installed_version get_average_backwards_compatibility_fun gpu_available num_rank_is_power_2
+        is_homogeneous""",
+    "horovod.torch.optimizer": "_DistributedOptimizer _DistributedAdasumOptimizer",
 }
 
 REDUCE = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=gps"
@@ -161,6 +183,8 @@ def test_every_name_is_there(module: str, names: str) -> None:
     assert not missing
 
 
+# Horovod imports the launcher's modules where somebody asks for them.
+LATE = ("horovod.runner.launch", "horovod.runner.elastic.worker")
 REACH = """
 import functools, sys, {first}
 for path in {paths!r}:
@@ -172,7 +196,10 @@ for path in {paths!r}:
 @pytest.mark.cold
 @pytest.mark.parametrize(
     ("first", "paths"),
-    [("horovod.torch", [*MODULES]), ("horovod", [path for path in MODULES if not path.startswith("horovod.torch")])],
+    [
+        ("horovod.torch", [path for path in MODULES if path not in LATE]),
+        ("horovod", [path for path in MODULES if not path.startswith("horovod.torch") and path not in LATE]),
+    ],
 )
 def test_submodules_are_attributes_after_one_import(first: str, paths: list[str], tmp_path: Path) -> None:
     done = run([sys.executable, "-c", REACH.format(first=first, paths=paths)], tmp_path, cold=True)
@@ -199,7 +226,8 @@ OWN = {
 def test_names_are_those_of_lockstep_itself(module: str) -> None:
     part = module.removeprefix("horovod.torch.")
     own = importlib.import_module(OWN.get(part, f"lockstep.hvd.{part}"))
-    for name in set(MODULES[module].split()) - {"elastic", "state", "sampler", "is_homogeneous"}:
+    others = OF_THE_PACKAGE.get(module, "").split()
+    for name in set(MODULES[module].split()) - {"elastic", "state", "sampler", *others}:
         assert found(module, name) is getattr(own, name), name
 
 
@@ -303,6 +331,74 @@ def test_the_helpers_of_common_util(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (util.os.environ["THERE"], util.os.environ["ABSENT"]) == ("now", "now")
     assert util.os.environ["THERE"] == "before"
     assert "ABSENT" not in util.os.environ
+
+
+def test_the_helpers_that_check_versions_and_arguments() -> None:
+    util = importlib.import_module("horovod.common.util")
+    assert [util.is_iterable(each) for each in ([], "a", iter(()), 5, None)] == [True, True, True, False, False]
+    assert util.is_version_greater_equal_than("2.10.0", "2.9.1")
+    assert not util.is_version_greater_equal_than("2.9.0+cpu", "2.9.1")
+    for wrong in (("2.0.0", "2.0"), (2, "2.0.0")):
+        with pytest.raises(ValueError, match=r"major\.minor\.patch|texts"):
+            util.is_version_greater_equal_than(*wrong)
+    assert importlib.machinery.EXTENSION_SUFFIXES[0] == util.get_ext_suffix()
+    assert util.get_extension_full_path("/a/b.py", "c", "lib") == f"/a/c/lib{util.get_ext_suffix()}"
+    util.check_installed_version("torch", "0.0.0")
+    operation = util.get_average_backwards_compatibility_fun(None)
+    assert [operation(op, None) for op in (None, 4)] == [0, 4]
+    with pytest.warns(DeprecationWarning, match="average"):
+        assert operation(None, False) == 1
+    with pytest.raises(ValueError, match="supersedes"), pytest.warns(DeprecationWarning, match="average"):
+        operation(4, True)
+
+
+def test_the_process_model_as_an_object() -> None:
+    basics = importlib.import_module("horovod.common.basics").HorovodBasics(__file__, "mpi_lib_v2")
+    assert (basics.Average, basics.Product) == (0, 5)
+    assert basics.gloo_built()
+    assert not basics.is_initialized()
+    with pytest.raises(ValueError, match="not been initialized"):
+        basics.size()
+    with pytest.raises(AttributeError, match="no attribute 'allreduces'"):
+        _ = basics.allreduces
+
+
+def test_the_classes_of_the_optimizers_are_for_annotations() -> None:
+    hvd, torch = importlib.import_module("horovod.torch"), importlib.import_module("torch")
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+    for kind in (hvd.optimizer._DistributedOptimizer, hvd.optimizer._DistributedAdasumOptimizer):
+        assert issubclass(kind, torch.optim.Optimizer)
+        assert not isinstance(optimizer, kind)  # nor with Horovod
+    hvd.shutdown()
+
+
+def test_the_functions_with_gradients_are_classes_too() -> None:
+    hvd, ops = importlib.import_module("horovod.torch"), importlib.import_module("horovod.torch.mpi_ops")
+    torch, everyone = importlib.import_module("torch"), hvd.global_process_set
+    hvd.init()
+    x, none = torch.arange(4.0, requires_grad=True), (1.0, 1.0)
+    for result in (
+        ops.HorovodAllreduce.apply(x, None, "a", hvd.Sum, *none, everyone),
+        *ops.HorovodGroupedAllreduce.apply(None, "b", hvd.Sum, *none, everyone, x, x),
+        ops.HorovodAllgather.apply(x, "c", everyone),
+        *ops.HorovodGroupedAllgather.apply("d", everyone, x, x),
+        ops.HorovodBroadcast.apply(x, 0, "e", everyone),
+        ops.HorovodAlltoall.apply(x, None, "f", everyone),
+        ops.HorovodReducescatter.apply(x, "g", hvd.Sum, everyone, *none),
+        *ops.HorovodGroupedReducescatter.apply("h", hvd.Sum, everyone, *none, x, x),
+    ):
+        (gradient,) = torch.autograd.grad(result.square().sum(), x)
+        assert gradient.tolist() == [0.0, 2.0, 4.0, 6.0]
+    hvd.shutdown()
+
+
+def test_a_job_is_started_by_the_runners_command_line(tmp_path: Path) -> None:
+    code = "import sys; from horovod.runner.launch import run_commandline; sys.argv[1:] = {words}; run_commandline()"
+    for words, expected in ((["-np", "2", "echo", "here"], 0), (["-np", "1", "false"], 1)):
+        done = run([sys.executable, "-c", code.format(words=words)], tmp_path)
+        assert done.returncode == expected, done.stderr
+        assert done.stdout.count("<stdout>:here") == (2 if expected == 0 else 0)
 
 
 def test_lockstep_says_which_it_is() -> None:

@@ -16,6 +16,7 @@ from worker_group import run_in_workers
 import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lockstep.world.elastic_rendezvous import REMOVED
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
@@ -119,7 +120,7 @@ def _interrupted(world: World) -> tuple[bool, int]:
 
     def host_changes(since: int) -> tuple[int, int]:
         assert world.rank == 0
-        return 4, 2 if since < 4 else 0
+        return 4, REMOVED if since < 4 else 0
 
     state, outcome = TorchState(note=world.rank), []
 
@@ -177,7 +178,7 @@ def _meetings(world: World, generations: list[int]) -> ModuleType:
         place = Place(world.rank, WORKERS[number], world.rank, WORKERS[number])
         return SimpleNamespace(place=place, generation=number, store=distributed_c10d._get_default_store())
 
-    vars(driver).update(ADDED=1, REMOVED=2, meet=meet, host_changes=lambda since: (0, 0))
+    vars(driver).update(REMOVED=1, ADDED=2, meet=meet, host_changes=lambda since: (0, 0))
     return driver
 
 

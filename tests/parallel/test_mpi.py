@@ -55,6 +55,27 @@ def test_workers_of_mpirun_meet_and_add_up(
     assert {ear for *_, ears in everyone for ear in ears} == {"127.0.0.1"}, "a port is open beyond loopback"
 
 
+BESIDE_MPI = """
+import torch
+import horovod.torch as hvd
+from mpi4py import MPI
+hvd.init()
+assert hvd.mpi_threads_supported()
+ranks = MPI.COMM_WORLD.allgather(hvd.rank())
+total = hvd.allreduce(torch.ones(3) * hvd.rank(), op=hvd.Sum)
+if hvd.rank() == 0:
+    print(ranks, total.tolist(), MPI.Get_library_version().split()[0])
+"""
+
+
+def test_mpi4py_may_be_used_beside_horovod(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BESIDE_MPI)
+    done = _run(OPEN_MPI, script, MPI4PY_MPIABI="openmpi")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == "[0, 1] [1.0, 1.0, 1.0] Open"
+
+
 def test_a_rank_that_an_earlier_job_left_is_an_error_on_every_worker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("from lockstep.world.launcher_environment import Place; Place.from_environment()")

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -266,12 +267,21 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Asks MPI, which is not there.
+    """Whether mpi4py may be used beside Horovod: where mpirun or its like has started the workers.
+
+    Lockstep itself makes no call to MPI, so any thread may. Elsewhere a warning says what to do.
 
     Raises:
-        ValueError: Always.
+        ValueError: Before `init`.
     """
-    raise ValueError("Horovod MPI is not enabled; Lockstep carries data through Gloo and NCCL.")
+    if current.get().place.is_of_mpi:
+        return True
+    warnings.warn(
+        "hvd.mpi_threads_supported() is False, as no MPI has started this worker and mpi4py would find no others; "
+        "start the script with mpirun to use both",
+        stacklevel=2,
+    )
+    return False
 
 
 def ddl_built() -> bool:

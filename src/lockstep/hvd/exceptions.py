@@ -19,11 +19,16 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """What is wrong where a framework is not of the version that something was built against."""
+    return f"{name} was built against {version}, but {installed_version} is installed"
+
+
 class HorovodVersionMismatchError(ImportError):
     """Two parts of an installation are of different versions. Lockstep has nothing compiled and never raises it."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
-        super().__init__(f"{name} was built against {version}, but {installed_version} is installed")
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
         self.name = name
         self.version = version
         self.installed_version = installed_version

@@ -23,7 +23,7 @@ from lockstep.world.launcher_environment import Place
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-ADDED, REMOVED = 1, 2
+REMOVED, ADDED = 1, 2  # what has happened to the hosts; both are 3
 ADDRESS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 SLOT = ("HOROVOD_HOSTNAME", "HOROVOD_LOCAL_RANK")
 LIFE = "TORCHELASTIC_RESTART_COUNT"  # how many workers the slot had before

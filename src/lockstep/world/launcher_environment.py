@@ -106,6 +106,11 @@ class Place:
     restart: int = field(default=0, repr=False)
     snapshots: Path | None = field(default=None, repr=False)
 
+    @property
+    def is_of_mpi(self) -> bool:
+        """Whether MPI's own launcher has started this worker, so that a library of MPI finds its peers."""
+        return self.launcher in {row.name for row in MPI}
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
         """Read this worker's place from the variables of the launcher that started it.

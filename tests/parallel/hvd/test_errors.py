@@ -100,7 +100,6 @@ AT_ONCE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("unregistered", lambda: hvd.alltoall(ONE, process_set=hvd.ProcessSet([0])), TypeError, "not registered"),
     ("unregistered", lambda: hvd.barrier(process_set=hvd.ProcessSet([0])), TypeError, "not registered"),
     ("start_timeline", lambda: hvd.start_timeline("/tmp/never.json"), ValueError, "HOROVOD_TIMELINE=DYNAMIC"),
-    ("mpi_threads", hvd.mpi_threads_supported, ValueError, "MPI"),
     ("parameters", lambda: hvd.broadcast_parameters((ONE,), 0), ValueError, "invalid params of type"),
     ("parameters", lambda: hvd.broadcast_parameters(iter([ONE]), 0), ValueError, "invalid params of type"),
     ("parameters", lambda: hvd.broadcast_parameters({"lr": 0.1}, 0), AttributeError, ""),

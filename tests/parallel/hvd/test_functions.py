@@ -54,6 +54,33 @@ def _comparable(value: Any) -> Any:
     return [_comparable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def test_an_optimizer_without_state_leaves_a_gradient_at_each_parameter() -> None:
+    def work(world: World) -> None:
+        hvd.init()
+        first, second, frozen = [nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
+        frozen.requires_grad_(False)
+        second.grad = torch.full((2, 3), 5.0)
+        optimizer = optim.AdamW([first, second, frozen], lr=0.1, weight_decay=0.5)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        assert first.grad is not None
+        assert first.grad.tolist() == [[0.0] * 3] * 2
+        assert second.grad.tolist() == [[5.0] * 3] * 2
+        assert frozen.grad is None
+        assert first.tolist() == second.tolist() == [[1.0] * 3] * 2, "a step was taken"
+        _step(optimizer, 1)
+        optimizer.zero_grad(set_to_none=True)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        assert first.grad is None, "there was state"
+        model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
+        hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optim.SGD(model.parameters(), 0.1)), 0, model)
+        assert [parameter.grad is not None and parameter.grad.is_sparse for parameter in model.parameters()] == [
+            *(True, False, False)
+        ]
+        hvd.shutdown()
+
+    run_in_workers(2, work)
+
+
 @pytest.mark.parametrize("who", ["all", "root", "others", "nobody"])
 def test_optimizers_get_the_roots_state_and_step_alike(who: str) -> None:
     def work(world: World) -> None:
@@ -93,7 +120,8 @@ def test_hyper_parameters_of_any_kind_are_the_roots() -> None:
         group = optimizer.param_groups[0]
         assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.1, (0.5, 0.9), 0)
         assert group["own"] == {"name": "rank 0", "nothing": None}
-        assert not any(parameter.grad is not None for parameter in group["params"]), "no step has been taken"
+        assert all(map(torch.equal, group["params"], _parameters(0))), "a step has been taken"
+        assert not optimizer.state_dict()["state"]
         hvd.shutdown()
 
     run_in_workers(2, work)

@@ -139,8 +139,8 @@ def test_the_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     run_in_workers(2, work)
     events = json.loads((tmp_path / "whole.json").read_text())
     lines = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
-    assert set(lines) >= {*(f"grad.{index}" for index in range(5)), "weights"}
-    for name, kind in (("grad.3", "ALLREDUCE"), ("weights", "BROADCAST")):
+    assert set(lines) >= {*(f"allreduce.grad.{index}" for index in range(5)), "broadcast.weights"}
+    for name, kind in (("allreduce.grad.3", "ALLREDUCE"), ("broadcast.weights", "BROADCAST")):
         spans = {event["name"]: event for event in events if event["tid"] == lines[name] and event["ph"] == "X"}
         waited, worked = spans[f"NEGOTIATE_{kind}"], spans[kind]
         assert waited["ts"] + waited["dur"] == pytest.approx(worked["ts"], abs=2)
@@ -175,7 +175,7 @@ def test_the_timeline_starts_and_stops_on_demand(tmp_path: Path) -> None:
     run_in_workers(2, work)
     for turn in range(2):
         text = (tmp_path / f"part{turn}.json").read_text()
-        assert f'"x{turn}"' in text
+        assert f'"allreduce.x{turn}"' in text
         assert "unseen" not in text
         json.loads(text)
     assert not (tmp_path / "no.json").exists()

@@ -147,8 +147,11 @@ def test_what_is_built_and_enabled() -> None:
         assert type(hvd.nccl_built()) is int
         assert hvd.cuda_built() is (torch.version.cuda is not None)
         assert hvd.rocm_built() is (torch.version.hip is not None)
-        with pytest.raises(ValueError, match="MPI"):
-            hvd.mpi_threads_supported()
+    with pytest.warns(UserWarning, match="mpirun"):
+        assert hvd.mpi_threads_supported() is False
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.mpi_threads_supported()
 
 
 def test_the_constants_are_plain_whole_numbers() -> None:

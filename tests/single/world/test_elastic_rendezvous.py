@@ -92,7 +92,7 @@ def test_outside_an_elastic_job_hosts_never_change() -> None:
 def test_changes_are_told_after_a_number_and_after_the_meeting(launcher: Any) -> None:
     launcher.set(CHANGES, "")
     assert host_changes(0) == (0, 0)
-    launcher.set(CHANGES, "1 2")
+    launcher.set(CHANGES, f"{ADDED} {REMOVED}")
     assert host_changes(0) == (2, ADDED | REMOVED)
     assert host_changes(1) == (2, REMOVED)
     assert host_changes(2) == (2, 0)
@@ -100,5 +100,5 @@ def test_changes_are_told_after_a_number_and_after_the_meeting(launcher: Any) ->
     _answer(launcher, 0, generation=1, rank=0, size=1, local_rank=0, port=port, changes=2)
     assert meet().store.num_keys() == store.num_keys()
     assert host_changes(0) == (2, 0)
-    launcher.set(CHANGES, "1 2 1")
+    launcher.set(CHANGES, f"{ADDED} {REMOVED} {ADDED}")
     assert host_changes(0) == (3, ADDED)

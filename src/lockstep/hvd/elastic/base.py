@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable
+from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import StoppedError
 from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
+from lockstep.world.elastic_rendezvous import ADDED, REMOVED
+
+
+class HostUpdateResult(IntFlag):
+    """What has happened to the hosts of an elastic job."""
+
+    no_update = 0
+    removed = REMOVED
+    added = ADDED
+    mixed = REMOVED | ADDED
 
 
 class Commits:
@@ -40,6 +52,8 @@ class State:
         self._bcast_object = bcast_object
         self._get_rank = get_rank
         self._changes_seen = 0
+        self._messages: deque[tuple[float, int]] = deque()
+        self._latest_message: float = 0
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -51,9 +65,21 @@ class State:
 
     def on_reset(self) -> None:
         """The workers have changed: fit the state to them and call the registered functions."""
+        self._messages.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Tell this worker of a change of the hosts that the launcher does not know of; any thread may call it.
+
+        Rank 0's counts: at its next `commit` or `check_host_updates` all workers meet again.
+
+        Args:
+            timestamp: When it was, in seconds; one that is not later than what was told before is old news.
+            update_res: A `HostUpdateResult`.
+        """
+        self._messages.append((timestamp, update_res))
 
     def commit(self) -> None:
         """Save the state, also in the host's memory where the workers can be started anew; then look for other hosts.
@@ -73,10 +99,7 @@ class State:
             HostsUpdatedInterrupt: They have; on every worker.
             SystemExit: They have, and all workers are started anew, with the state as it is now.
         """
-        # Not before an elastic job asks.
-        from lockstep.world.elastic_rendezvous import REMOVED, host_changes
-
-        news = host_changes(self._changes_seen) if self._get_rank() == 0 else None
+        news = self._news() if self._get_rank() == 0 else None
         must_stop = self._commits.must_stop()
         self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
         if must_stop:
@@ -84,6 +107,18 @@ class State:
             stop()
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+
+    def _news(self) -> tuple[int, int]:
+        """The number of the launcher's latest change of the hosts, and what has changed since the last look."""
+        from lockstep.world.elastic_rendezvous import host_changes
+
+        seen, changes = host_changes(self._changes_seen)
+        while self._messages:
+            timestamp, update = self._messages.popleft()
+            if timestamp > self._latest_message:
+                self._latest_message = timestamp
+                changes |= update
+        return seen, changes
 
     def _keep(self) -> None:
         """Save the state once it is whole; before, an accelerator may still be waiting for a worker that is gone."""

@@ -82,7 +82,7 @@ class Timeline:
                 waited = self._at(request.submitted), self._at(began)
                 worked = self._at(began), self._at(ended)
                 arguments = {"bytes": request.size_bytes, "tensors": len(request.tensors), "fused with": len(batch) - 1}
-                line = self._line(request.name.partition(".")[2])
+                line = self._line(request.name)
                 for name, (start, end) in ((f"NEGOTIATE_{kind}", waited), (kind, worked)):
                     self._write(name=name, ph="X", tid=line, ts=start, dur=end - start, args=arguments)
 

@@ -57,13 +57,14 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give all workers the state and the hyper-parameters of one worker's optimizer.
 
-    The root's optimizer is left as it is, and no step is taken; where the root has no state, the others have none
-    afterwards.
+    The root's state is left as it is, and no step is taken; where the root has no state, the others have none
+    afterwards. A worker whose optimizer has no state gets a gradient of zeros for each parameter that needs one and has
+    none, as Horovod leaves it there.
 
     Args:
         optimizer: Any of torch.optim, with the same parameters on all workers.
         root_rank: The worker whose state is sent.
-        model: Accepted for the sake of scripts; not needed.
+        model: Whose embeddings have sparse gradients, for the zeros.
 
     Raises:
         ValueError: The optimizer is LBFGS, whose state is of another form on each worker.
@@ -73,6 +74,8 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = current.get_for_operation().place.rank == root_rank
     own = optimizer.state_dict()
+    if not own["state"]:
+        _add_gradients(optimizer, model)
     outline = broadcast_object(_map(own, _outline) if is_root else None, root_rank, "optimizer_state")
     if is_root:
         tensors = list(_tensors(own))
@@ -84,6 +87,17 @@ def broadcast_optimizer_state(
         broadcast_(tensor, root_rank, f"optimizer_state.{index}")
     if not is_root:
         optimizer.load_state_dict(received)
+
+
+def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Zeros for the parameters that have no gradient; sparse ones where the optimizer or an embedding takes them."""
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)] if model else []
+    sparse = {module.weight for module in embeddings if module.sparse}
+    for parameter in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if parameter.requires_grad and parameter.grad is None:
+            zeros = torch.zeros_like(parameter)
+            is_sparse = parameter in sparse or isinstance(optimizer, torch.optim.SparseAdam)
+            parameter.grad = zeros.to_sparse() if is_sparse else zeros
 
 
 def _map(value: Any, change: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lockstep.hvd.elastic import ElasticSampler, TorchState
-from lockstep.hvd.elastic.base import ObjectState
+from lockstep.hvd.elastic.base import HostUpdateResult, ObjectState
 from lockstep.hvd.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
 from lockstep.world.elastic_rendezvous import ADDED, REMOVED
@@ -235,6 +235,22 @@ def test_a_users_handler_goes_before_the_others() -> None:
         assert counter == {"count": 101}
     finally:
         set_handler_registry(registry)
+
+
+@pytest.mark.parametrize("result", list(HostUpdateResult)[1:])
+def test_a_script_may_tell_of_changed_hosts_itself(result: HostUpdateResult) -> None:
+    state = TorchState(batch=0)
+    state.on_hosts_updated(5.0, HostUpdateResult.no_update)
+    state.check_host_updates()
+    state.on_hosts_updated(6.0, result)
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.check_host_updates()
+    assert caught.value.skip_sync is (result is HostUpdateResult.removed)
+    state.on_hosts_updated(6.0, result)  # no news
+    state.check_host_updates()
+    state.on_hosts_updated(7.0, result)
+    state.on_reset()  # what was told of the former workers
+    state.check_host_updates()
 
 
 @pytest.mark.parametrize(("changes", "skip_sync"), [(ADDED, False), (REMOVED, True), (ADDED | REMOVED, False)])

@@ -1,6 +1,14 @@
 """The states and the loop of elastic training; `lockstep.hvd.elastic` does the work."""
 
-from lockstep.hvd.elastic.base import ObjectState, State
+from lockstep.hvd.elastic.base import HostUpdateResult, ObjectState, State
 from lockstep.hvd.elastic.loop import run_fn
+from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["ObjectState", "State", "run_fn"]
+__all__ = [
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "run_fn",
+]

@@ -1,0 +1,1 @@
+"""What elastic jobs tell their workers."""
