@@ -287,13 +287,18 @@ def test_training_imports_no_more_than_lockstep_does(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("lockstep", "torch"))]
 
 
-@pytest.mark.parametrize(
-    "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "spark.torch", "ray", "data"]
-)
+@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "spark.torch", "data"])
 def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
     with pytest.raises(ImportError, match=r"horovod\.torch") as caught:
         importlib.import_module(f"horovod.{name}")
     assert not isinstance(caught.value, ModuleNotFoundError)
+
+
+@pytest.mark.cold
+def test_without_ray_its_package_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['ray'] = None; import horovod.torch, horovod.ray"
+    done = run([sys.executable, "-c", code], tmp_path, cold=True)
+    assert done.stderr.splitlines()[-1] == "ImportError: horovod.ray needs Ray: pip install 'lockstep-torch[ray]'"
 
 
 @pytest.mark.cold

@@ -67,6 +67,7 @@ NO_VARIABLES = {
     *("TCP_KEEPCNT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "SC_CLK_TCK"),  # socket's and sysconf's
     *("CYCLE_START", "ILSVRC2012_ID", "DATA_DIR"),  # the timeline's, ImageNet's, and a word of a message
     "ORIGINAL_DIR",  # multiprocessing's
+    *("STRICT_SPREAD", "EXT_SUFFIX"),  # Ray's and sysconfig's
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
 }
 VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|^RANK$")

@@ -73,12 +73,12 @@ def _places() -> dict[str, tuple[int, int, int]]:
         names = [name for name in ORDER if int(LAYERS[name]) == layer]
         room = (WIDTH - MARGIN) // len(names)
         for index, name in enumerate(names):
-            places[name] = (MARGIN + room * index + room // 2, _top(layer), BOX)
+            places[name] = (MARGIN + room * index + room // 2, _top(layer), min(BOX, room - 8))
     return places
 
 
 # From left to right, so that few arrows cross.
-ORDER = ["cli", "watch", "doctor", "study", "report", "train"]
+ORDER = ["cli", "watch", "doctor", "integrations", "study", "report", "train"]
 ORDER += ["launch", "hvd", "models", "data", "world", "nn", "seeding"]
 
 

@@ -28,6 +28,7 @@ LAYERS = {
     "report": 4,
     "watch": 4,
     "doctor": 4,
+    "integrations": 4,
     "cli": 5,
 }
 WITHOUT_TORCH = (

@@ -1,0 +1,12 @@
+"""Horovod's workers as Ray actors; `lockstep.integrations.ray` does the work."""
+
+try:
+    import ray as _ray  # noqa: F401
+except ImportError as error:
+    raise ImportError("horovod.ray needs Ray: pip install 'lockstep-torch[ray]'") from error
+
+from horovod.ray import ray_logger, runner, worker
+from lockstep.integrations.ray.actor import BaseHorovodWorker
+from lockstep.integrations.ray.executor import RayExecutor
+
+__all__ = ["BaseHorovodWorker", "RayExecutor", "ray_logger", "runner", "worker"]

@@ -1,0 +1,6 @@
+"""The executor of `lockstep.integrations.ray.executor`."""
+
+from lockstep.integrations.ray.executor import RayExecutor
+from lockstep.integrations.ray.executor import RaySettings as MiniSettings
+
+__all__ = ["MiniSettings", "RayExecutor"]

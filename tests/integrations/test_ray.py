@@ -1,0 +1,194 @@
+"""horovod.ray on a real Ray, in namespaces that have the loopback interface alone and end with the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from commands import of_one_thread, run
+
+pytest.importorskip("ray")
+if os.geteuid() != 0 or shutil.which("unshare") is None:
+    pytest.skip("namespaces need root and unshare (Debian: util-linux)", allow_module_level=True)
+pytestmark = pytest.mark.cold
+ALONE = [
+    "unshare",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "sh",
+    "-c",
+    'ip link set lo up; exec "$@"',
+    "sh",
+]
+
+BEGIN = """
+import json, os, sys
+import ray
+from ray.cluster_utils import Cluster
+from horovod.ray import RayExecutor
+
+def where(*numbers, offset=0):
+    import torch
+    import horovod.torch as hvd
+    hvd.init()
+    total = hvd.allreduce(torch.ones(2) * (hvd.rank() + sum(numbers) + offset), op=hvd.Sum, name="total").tolist()
+    return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total
+
+def tell(**what):
+    print(json.dumps(what), flush=True)
+
+settings = RayExecutor.create_settings(timeout_s=120, placement_group_timeout_s=1)
+"""
+INIT = "ray.init('local', num_cpus=2, include_dashboard=False, configure_logging=False)\n"
+
+
+def told(script: str, folder: Path) -> dict[str, Any]:
+    """Run a program, and return all that it tells."""
+    file = folder / "program.py"
+    file.write_text(BEGIN + script)
+    with TemporaryDirectory(prefix="ray") as own:  # the names of Ray's sockets are too long for `folder`
+        environment = of_one_thread(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=own)
+        done = run([*ALONE, sys.executable, file], folder, environment, cold=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {name: value for line in lines for name, value in line.items()}
+
+
+CALLS = """
+class Model:
+    def __init__(self, value, more=0):
+        self.value = value + more
+
+def report():
+    import horovod.torch as hvd
+    from horovod.ray import ray_logger
+    for turn in range(3):
+        ray_logger.log([hvd.rank(), turn])
+
+def fail():
+    import torch
+    import horovod.torch as hvd
+    if hvd.rank() == 1:
+        raise KeyError("no such thing")
+    hvd.allreduce(torch.ones(1), name="waits")
+
+executor = RayExecutor(settings, num_workers=2)
+executor.start(Model, [5], {"more": 1}, {"MARK": "here"})
+tell(places=executor.run(where, [1], {"offset": 2}))
+tell(again=executor.run(where), remote=ray.get(executor.run_remote(where, [3])))
+tell(executed=executor.execute(lambda model: model.value))
+tell(single=executor.execute_single(lambda model: 2 * model.value))
+tell(marks=executor.run(lambda: os.environ["MARK"]))
+reports = []
+executor.run(report, callbacks=[reports.append])
+tell(reports=sorted(reports))
+try:
+    executor.run(fail)
+except KeyError as error:
+    tell(error=type(error).__name__, text=str(error))
+try:
+    executor.run(where)
+except RuntimeError as error:
+    tell(ended=str(error))
+executor.start()
+tell(restarted=executor.run(where))
+executor.shutdown()
+"""
+
+
+def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> None:
+    told_of = told(INIT + CALLS, tmp_path)
+    for name, total in (("places", 7.0), ("again", 1.0), ("remote", 7.0), ("restarted", 1.0)):
+        assert told_of[name] == [[rank, 2, rank, 2, 0, 1, [total] * 2] for rank in range(2)]
+    assert (told_of["executed"], told_of["single"], told_of["marks"]) == ([6, 6], 12, ["here"] * 2)
+    assert told_of["reports"] == [[rank, turn] for rank in range(2) for turn in range(3)]
+    assert "KeyError" in told_of["error"]
+    assert "no such thing" in told_of["text"]
+    assert told_of["ended"] == "this RayExecutor has no workers; call start() first"
+
+
+HOSTS = """
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, configure_logging=False)
+executor = RayExecutor(settings, num_hosts=2)
+executor.start()
+tell(places=executor.run(where), nodes=len(set(executor.run(lambda: ray.get_runtime_context().get_node_id()))))
+executor.shutdown()
+executor = RayExecutor(settings, num_hosts=2, num_workers_per_host=2)
+try:
+    executor.start()
+except TimeoutError as error:
+    tell(no_room=str(error))
+executor = RayExecutor(settings, num_workers=3)
+executor.start()
+tell(uneven=executor.run(where))
+executor.shutdown()
+"""
+
+
+def test_workers_are_spread_over_nodes_and_too_many_are_refused(tmp_path: Path) -> None:
+    told_of = told(HOSTS, tmp_path)
+    assert told_of["places"] == [[rank, 2, 0, 1, rank, 2, [1.0] * 2] for rank in range(2)]
+    assert told_of["nodes"] == 2
+    assert "no room for 4 workers within 1 s: they need 2 times {'CPU': 2} on different nodes" in told_of["no_room"]
+    places = sorted((local_rank, local_size) for _, _, local_rank, local_size, *_ in told_of["uneven"])
+    assert places == [(0, 1), (0, 2), (1, 2)]
+    assert [place[0] for place in told_of["uneven"]] == [0, 1, 2]
+
+
+GPUS = """
+ray.init("local", num_cpus=2, num_gpus=4, include_dashboard=False, configure_logging=False)
+
+@ray.remote(num_cpus=0)
+def within():
+    executor = RayExecutor(settings, num_workers=2, use_gpu=True, gpus_per_worker=2)
+    executor.start()
+    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._own_group is None
+    executor.shutdown()
+    return seen
+
+group = ray.util.placement_group([{"CPU": 1, "GPU": 2}] * 2)
+Strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+strategy = Strategy(group, placement_group_capture_child_tasks=True)
+tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
+"""
+
+
+def test_workers_of_a_node_see_all_its_gpus_and_start_in_the_callers_placement_group(tmp_path: Path) -> None:
+    (visible, inherited) = told(GPUS, tmp_path)["within"]
+    assert inherited
+    assert visible[0] == visible[1]
+    assert sorted(visible[0].split(",")) == ["0", "1", "2", "3"]
+
+
+WRONG = [
+    ({}, "either num_workers, or num_hosts"),
+    ({"num_workers": 2, "num_hosts": 1}, "either num_workers, or num_hosts"),
+    ({"num_workers": 0}, "one worker at least"),
+    ({"num_hosts": 1, "num_workers_per_host": 0}, "one worker at least"),
+    ({"num_workers": 1, "gpus_per_worker": 2}, "needs use_gpu=True"),
+]
+
+
+def test_numbers_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    code = f"""
+for number, arguments in enumerate({[arguments for arguments, _ in WRONG]!r}):
+    try:
+        RayExecutor(settings, **arguments)
+    except ValueError as error:
+        tell(**{{str(number): str(error)}})
+"""
+    errors = told(code, tmp_path)
+    assert len(errors) == len(WRONG)
+    for number, (_, message) in enumerate(WRONG):
+        assert message in errors[str(number)]
