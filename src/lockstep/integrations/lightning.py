@@ -1,0 +1,168 @@
+"""Lightning's trainer in workers that any of Lockstep's launchers starts, with gradients reduced as Horovod's.
+
+    trainer = lightning.pytorch.Trainer(strategy=LockstepStrategy())
+
+Lightning's own strategy for DistributedDataParallel does the rest: metrics, samplers, checkpoints, barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.strategies import DDPStrategy
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from lockstep import hvd
+from lockstep.errors import ConfigError
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import connect
+
+NEVER = 1 << 30  # backward passes before gradients are reduced
+
+
+class LockstepEnvironment(ClusterEnvironment):
+    """Where a worker stands, by the variables of whoever has started it."""
+
+    def __init__(self) -> None:
+        self._place = Place.from_environment()
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether a launcher has started this process as one of several workers."""
+        return Place.from_environment().size > 1
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        raise NotImplementedError("the workers meet by lockstep.world")
+
+    @property
+    def main_port(self) -> int:
+        raise NotImplementedError("the workers meet by lockstep.world")
+
+    def world_size(self) -> int:
+        return self._place.size
+
+    def global_rank(self) -> int:
+        return self._place.rank
+
+    def local_rank(self) -> int:
+        return self._place.local_rank
+
+    def node_rank(self) -> int:
+        return self._place.node
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher has decided."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher has decided."""
+
+
+class LockstepStrategy(DDPStrategy):
+    """One worker a process, whose gradients are reduced during backward by `lockstep.hvd`.
+
+    The number of workers is the launcher's: `devices` and `num_nodes` of the Trainer are not needed. On GPUs each
+    worker takes the one of its local rank.
+
+    Args:
+        optimizer_options: Further arguments of `hvd.DistributedOptimizer`, such as
+            `{"compression": hvd.Compression.fp16}` or `{"op": hvd.Sum}`; not `backward_passes_per_step`, for which
+            there is the Trainer's `accumulate_grad_batches`.
+    """
+
+    strategy_name = "lockstep"
+
+    def __init__(self, **optimizer_options: Any) -> None:
+        super().__init__(cluster_environment=LockstepEnvironment())
+        self._optimizer_options = optimizer_options
+        self._connections = ExitStack()
+
+    @property
+    def root_device(self) -> torch.device:
+        assert self.parallel_devices
+        if self.parallel_devices[0].type == "cpu":
+            return torch.device("cpu")
+        if self.local_rank >= len(self.parallel_devices):
+            raise ConfigError(
+                f"worker {self.global_rank} has the local rank {self.local_rank}, but the Trainer has "
+                f"{len(self.parallel_devices)} devices; leave `devices` out, or start fewer workers on each host"
+            )
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def set_world_ranks(self) -> None:
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined] # Lightning's own too: it is the same
+
+    def setup_distributed(self) -> None:
+        reset_seed()
+        self.set_world_ranks()
+        self._connections.enter_context(connect(Place.from_environment(), self.root_device.type))  # type: ignore[arg-type]
+        hvd.init()
+        self._connections.callback(hvd.shutdown)
+
+    def configure_ddp(self) -> None:
+        """Give all workers rank 0's weights; the model is not wrapped."""
+        assert self.model is not None
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        super().setup_optimizers(trainer)
+        assert self.model is not None
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.optimizers = [
+            hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=[
+                    (names.get(parameter, f"optimizer{number}.{group}.{index}"), parameter)
+                    for group, content in enumerate(optimizer.param_groups)
+                    for index, parameter in enumerate(content["params"])
+                ],
+                **self._optimizer_options,
+            )
+            for number, optimizer in enumerate(self.optimizers)
+        ]
+
+    @property
+    def _is_automatic(self) -> bool:
+        return self.lightning_module is not None and self.lightning_module.automatic_optimization
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Let gradients add up, while batches are accumulated."""
+        self._set_passes(NEVER)
+        try:
+            yield
+        finally:
+            self._set_passes(1)
+
+    def _set_passes(self, passes: int) -> None:
+        for optimizer in self.optimizers:
+            optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Wait for the reduction, before gradients are clipped; by hand, `step` or `synchronize` does it."""
+        if self._is_automatic:
+            for optimizer in self.optimizers:
+                if optimizer.backward_passes_per_step != NEVER:  # type: ignore[attr-defined]
+                    optimizer.synchronize()  # type: ignore[attr-defined]
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        with optimizer.skip_synchronize() if self._is_automatic else nullcontext():
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self._connections.close()
