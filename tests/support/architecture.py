@@ -78,7 +78,7 @@ def _places() -> dict[str, tuple[int, int, int]]:
 
 
 # From left to right, so that few arrows cross.
-ORDER = ["cli", "watch", "doctor", "integrations", "study", "report", "train"]
+ORDER = ["cli", "watch", "integrations", "doctor", "study", "report", "train"]
 ORDER += ["launch", "hvd", "models", "data", "world", "nn", "seeding"]
 
 
