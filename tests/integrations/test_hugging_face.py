@@ -29,7 +29,8 @@ words = torch.randint(0, 50, (32, 8), generator=torch.Generator().manual_seed(0)
 rows = [{"input_ids": row, "labels": row[0] % 2} for row in words]
 arguments = TrainingArguments(
     output_dir=folder, per_device_train_batch_size=batch, per_device_eval_batch_size=batch, num_train_epochs=2,
-    optim="sgd", learning_rate=0.1, seed=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+    optim="sgd", learning_rate=0.1, seed=1, average_tokens_across_devices=False,
+    report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
 )
 trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=rows, eval_dataset=rows)
 trainer.train()
