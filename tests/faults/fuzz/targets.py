@@ -542,6 +542,8 @@ def launcher_variables(folder: Path) -> Target:
     from lockstep.world.launcher_environment import Place
     from lockstep.world.rank0_address import find_address
 
+    sys.modules["mpi4py"] = None  # type: ignore[assignment] # where it is installed, it would load the MPI library
+
     def read(data: bytes) -> None:
         for environment in _environments(data):
             find_address(Place.from_environment(environment), environment)
