@@ -68,6 +68,7 @@ NO_VARIABLES = {
     *("CYCLE_START", "ILSVRC2012_ID", "DATA_DIR"),  # the timeline's, ImageNet's, and a word of a message
     "ORIGINAL_DIR",  # multiprocessing's
     *("STRICT_SPREAD", "EXT_SUFFIX"),  # Ray's and sysconfig's
+    *("SECRET_LENGTH", "DIGEST_LENGTH", "HOROVOD_SECRET_KEY"),  # constants of horovod.runner.common.util.secret
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
 }
 VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|^RANK$")

@@ -188,7 +188,7 @@ def local_size() -> int:
 def local_rank() -> int:
     """This worker's number on its host, from 0; the number of the GPU to use.
 
-    In an elastic job on one machine it is the worker's slot, which may be `local_size()` or more.
+    In an elastic job it is the worker's slot there, which may be `local_size()` or more.
     """
     return current.get().place.local_rank
 

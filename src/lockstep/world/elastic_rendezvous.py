@@ -103,7 +103,8 @@ def meet(environment: Mapping[str, str] = os.environ) -> Generation:
         rank=answer["rank"],
         size=answer["size"],
         local_rank=answer["local_rank"],
-        local_size=answer["size"],
+        local_size=answer["local_size"],
+        node=answer["node"],
         launcher="horovodrun",
     )
     return Generation(place, store, answer["generation"])

@@ -92,7 +92,7 @@ class Place:
     """A worker's place among its peers.
 
     `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0. In
-    an elastic job of one machine `local_rank` is the worker's slot, which may be `local_size` or more.
+    an elastic job `local_rank` is the worker's slot on its host, which may be `local_size` or more.
     `restart` counts the times that torchrun, or Lockstep's launcher, has started the job's workers anew; `snapshots` is
     the folder in this host's memory that outlives them, if there is one.
     """

@@ -38,15 +38,18 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def _answer(store: Any, after: int, **answer: int) -> None:
-    store.set(answer_key(WORKER, after), json.dumps(answer))
+    store.set(
+        answer_key(WORKER, after),
+        json.dumps({"local_size": answer.get("size", 0), "node": 0, **answer} if answer else {}),
+    )
 
 
 def test_a_worker_asks_and_gets_its_place_and_then_the_next(launcher: Any) -> None:
     generation_store, port = serve_store()
     generation_store.set("shared", "here")
-    _answer(launcher, 0, generation=3, rank=1, size=4, local_rank=2, port=port, changes=0)
+    _answer(launcher, 0, generation=3, rank=1, size=4, local_rank=2, local_size=3, node=1, port=port, changes=0)
     meeting = meet()
-    assert meeting.place == Place(1, 4, 2, 4, 0, "horovodrun")
+    assert meeting.place == Place(1, 4, 2, 3, 1, "horovodrun")
     assert meeting.generation == 3
     assert meeting.store.get("shared") == b"here"
     assert launcher.get(ask_key(WORKER)) == b"0"

@@ -1,4 +1,4 @@
-"""The hosts and slots from moment to moment, as a user's script prints them."""
+"""The hosts and slots from moment to moment, as a user's script, or a function, says."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ FLAG = "--host-discovery-script"
 
 
 class Discovery:
-    """Runs the script every second in a thread of its own; `hosts` is what it printed last.
+    """Asks for the hosts every second in a thread of its own; `hosts` is the last answer.
 
-    When it fails, what is known stays, with one warning until it works again.
+    When that fails, what is known stays, with one warning until it works again.
 
     Args:
-        slots_per_host: For a line without a number.
+        ask: Says which hosts there are, as `discover` does.
         check: Raises ConfigError where the job can do nothing with the hosts.
 
     Raises:
-        ConfigError: The first run fails, or does not pass the check.
+        Exception: That of the first call, of `ask` or the check.
     """
 
-    def __init__(self, script: str, slots_per_host: int | None, check: Callable[[Sequence[Host]], object]) -> None:
-        self._script = script
-        self._slots_per_host = slots_per_host
+    def __init__(
+        self, ask: Callable[[], Sequence[Host]], check: Callable[[Sequence[Host]], object] = lambda hosts: None
+    ) -> None:
+        self._ask_hosts = ask
         self._check = check
         self._end = threading.Event()
         self._warned = False
@@ -49,14 +50,14 @@ class Discovery:
             try:
                 self.hosts = self._ask()
                 self._warned = False
-            except (ConfigError, OSError, ValueError) as error:
-                if not self._warned:
+            except Exception as error:  # also a caller's own function
+                if not self._warned and not self._end.is_set():
                     slots = slots_of(self.hosts)
                     say(f"lockstep: {error}; {slots} slots stay as they were")
                 self._warned = True
 
-    def _ask(self) -> tuple[Host, ...]:
-        hosts = discover(self._script, self._slots_per_host)
+    def _ask(self) -> Sequence[Host]:
+        hosts = self._ask_hosts()
         self._check(hosts)
         return hosts
 

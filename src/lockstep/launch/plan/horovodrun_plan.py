@@ -18,6 +18,7 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.launch.output.display import OutputPlan
+from lockstep.launch.plan.elastic_rules import ElasticRules
 from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfile, slots_here, slots_of
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
@@ -94,30 +95,21 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class ElasticPlan:
-    """A job whose workers may come and go, `minimum` to `maximum` of them, and begins with `initial`.
+@dataclass(frozen=True, kw_only=True)
+class ElasticPlan(ElasticRules):
+    """An elastic job on this machine.
 
     Args:
         job: The command and the variables of every worker.
         slots: Those of fixed hosts; 0 where a script says.
         discovery_script: Says the hosts and slots of the moment; "" where they are fixed.
         slots_per_host: For a script's hosts without a number.
-        timeout_seconds: How long the job waits for enough workers.
-        reset_limit: How many times the job may meet anew; None: any number.
-        cooldown_seconds: The least and the greatest time before a failed worker's slot is used again.
     """
 
     job: JobPlan
     slots: int
-    initial: int
-    minimum: int
-    maximum: int | None
     discovery_script: str
     slots_per_host: int | None
-    timeout_seconds: float
-    reset_limit: int | None
-    cooldown_seconds: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -258,16 +250,16 @@ def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environm
     if not 0 <= least <= most:
         raise ConfigError(f"--blacklist-cooldown-range takes seconds, the lesser first; got {least:g} {most:g}")
     return ElasticPlan(
-        job,
-        slots or 0,
-        initial,
-        minimum,
-        maximum,
-        script,
-        given.get("slots_per_host"),
-        _timeout(given, environment),
-        given.get("reset_limit"),
-        (least, most),
+        initial=initial,
+        minimum=minimum,
+        maximum=maximum,
+        timeout_seconds=_timeout(given, environment),
+        reset_limit=given.get("reset_limit"),
+        cooldown_seconds=(least, most),
+        job=job,
+        slots=slots or 0,
+        discovery_script=script,
+        slots_per_host=given.get("slots_per_host"),
     )
 
 

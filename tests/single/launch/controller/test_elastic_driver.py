@@ -1,0 +1,156 @@
+"""An elastic job's driver, with workers that are no processes: their ranks, their places, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from lockstep.launch.controller.elastic_driver import Driver, HostSlot, JobFailedError, SlotWorker, places, ranked
+from lockstep.launch.plan.elastic_rules import ElasticRules
+from lockstep.launch.plan.hosts import Host
+from lockstep.world.elastic_rendezvous import CHANGES, answer_key, ask_key, worker_name
+
+
+def _worker(slot: int, host: str = "a") -> SlotWorker:
+    nothing: Any = None
+    return SlotWorker(HostSlot(host, slot), f"{host}/{slot}/0", nothing)
+
+
+def test_the_first_workers_are_ranked_by_slot() -> None:
+    zero, one, two = workers = [_worker(slot) for slot in range(3)]
+    assert ranked([], [two, zero, one]) == workers
+
+
+def test_survivors_keep_their_order_before_new_workers() -> None:
+    zero, one, two = _worker(0), _worker(1), _worker(2)
+    again, three = _worker(0), _worker(3)
+    second = ranked([zero, one, two], [again, one, two, three])
+    assert second == [one, two, again, three]
+    assert ranked(second, [three, again, two]) == [two, again, three]
+
+
+def test_ranks_go_host_by_host_from_that_of_the_first_survivor() -> None:
+    lost, first, second = _worker(0, "a"), _worker(0, "b"), _worker(1, "b")
+    new, other = _worker(0, "a"), _worker(2, "b")
+    assert ranked([lost, first, second], [new, second, first, other]) == [first, second, other, new]
+
+
+def test_a_local_rank_is_the_slot_so_that_a_survivor_keeps_its_gpu() -> None:
+    rows = [list(place.values()) for place in places([HostSlot("b", 1), HostSlot("b", 3), HostSlot("a", 0)])]
+    assert rows == [[0, 3, 1, 2, 0, 2], [1, 3, 3, 2, 0, 2], [2, 3, 0, 1, 1, 2]]
+
+
+class Puppet:
+    """A worker that does what the test says."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
+        self.how: str | None = None
+        self.rank: int | None = None
+
+    def poll(self) -> str | None:
+        return self.how
+
+    def end(self, number: signal.Signals) -> None:
+        self.how = self.how or "was ended"
+
+    def take_rank(self, rank: int) -> None:
+        self.rank = rank
+
+
+class Job:
+    """A driver, its puppets by slot, and the hosts that it may have."""
+
+    def __init__(self, rules: ElasticRules, **hosts: int) -> None:
+        self.hosts = hosts
+        self.puppets: dict[HostSlot, Puppet] = {}
+        self.driver = Driver(rules, lambda: [Host(*host) for host in self.hosts.items()], self._start)
+
+    def _start(self, slot: HostSlot, variables: Mapping[str, str]) -> Puppet:
+        self.puppets[slot] = Puppet(variables)
+        return self.puppets[slot]
+
+    def step(self) -> bool:
+        return self.driver.step()
+
+    def asks(self, slot: HostSlot, after: int = 0) -> None:
+        name = self.name(slot)
+        self.driver._store.set(ask_key(name), str(after))
+
+    def name(self, slot: HostSlot) -> str:
+        life = self.puppets[slot].variables["TORCHELASTIC_RESTART_COUNT"]
+        return worker_name(slot.host, slot.number, life)
+
+    def answer(self, slot: HostSlot, after: int = 0) -> Any:
+        key = answer_key(self.name(slot), after)
+        return json.loads(self.driver._store.get(key)) if self.driver._store.check([key]) else None
+
+    def meet(self, after: int = 0) -> None:
+        """All that live ask, those before in the generation `after`."""
+        self.step()
+        for slot, puppet in self.puppets.items():
+            if puppet.how is None:
+                self.asks(slot, 0 if puppet.rank is None else after)
+        self.step()
+
+
+A, B, C = HostSlot("a", 0), HostSlot("a", 1), HostSlot("b", 0)
+
+
+def test_workers_of_two_hosts_meet_and_a_lost_host_is_replaced() -> None:
+    job = Job(ElasticRules(initial=3, minimum=2), a=2, b=1)
+    job.meet()
+    assert {name: job.puppets[C].variables[f"HOROVOD_{name}"] for name in ("RANK", "LOCAL_SIZE", "CROSS_RANK")} == {
+        "RANK": "2",
+        "LOCAL_SIZE": "1",
+        "CROSS_RANK": "1",
+    }
+    answer = job.answer(B)
+    assert [answer[key] for key in ("rank", "size", "local_rank", "local_size", "node")] == [1, 3, 1, 2, 0]
+    job.puppets[A].how = job.puppets[B].how = "has lost its host"
+    del job.hosts["a"]
+    job.hosts["c"] = 1
+    job.meet(after=1)
+    new = HostSlot("c", 0)
+    assert [job.puppets[slot].rank for slot in (C, new)] == [0, 1]
+    assert (job.answer(C, 1)["node"], job.answer(new)["node"]) == (0, 1)
+    assert job.driver._store.get(CHANGES) == b"2 2 1"
+    job.puppets[C].how = job.puppets[new].how = ""
+    assert not job.step() or job.step()
+    assert [worker.slot for worker in job.driver.finished] == [C, new]
+
+
+def test_a_worker_that_has_not_met_is_ended_when_its_host_goes() -> None:
+    job = Job(ElasticRules(initial=1, minimum=1), a=1, b=1)
+    job.step()
+    job.asks(A)
+    del job.hosts["b"]
+    job.step()
+    assert job.puppets[C].how == "was ended"
+    job.step()
+    assert job.answer(A)["size"] == 1
+
+
+def test_no_more_workers_than_the_maximum_and_the_survivors_first() -> None:
+    job = Job(ElasticRules(initial=2, minimum=1, maximum=2), a=1, b=2)
+    job.meet()
+    assert sorted(job.puppets) == [A, C]
+    job.puppets[A].how = "failed with exit code 1"
+    job.hosts = {"c": 5, **job.hosts}
+    job.meet(after=1)
+    assert job.puppets[C].rank == 0
+    assert sorted(slot for slot, puppet in job.puppets.items() if puppet.how is None) == [C, HostSlot("c", 0)]
+
+
+def test_a_slot_whose_workers_never_meet_ends_the_job() -> None:
+    job = Job(ElasticRules(initial=2, minimum=1), a=2)
+    job.meet()
+    job.puppets[B].how = "failed with exit code 7"
+    with pytest.raises(JobFailedError, match="3 workers of its slot in a row did not get to meet the others"):  # noqa: PT012
+        for _ in range(4):
+            job.step()
+            job.puppets[B].how = "failed with exit code 7"
