@@ -21,6 +21,9 @@ MODULES = {
     "horovod": "run __version__",
     "horovod.runner": "run",
     "horovod.runner.launch": "run_commandline",
+    "horovod.runner.common.util.secret": "SECRET_LENGTH make_secret_key compute_digest check_digest",
+    "horovod.runner.common.util.timeout": "Timeout TimeoutException",
+    "horovod.runner.elastic.discovery": "FixedHosts HostDiscovery HostDiscoveryScript",
     "horovod.runner.elastic.worker": "HostUpdateResult",
     "horovod.torch": """
         init shutdown is_initialized size rank local_size local_rank cross_size cross_rank mpi_enabled mpi_built
@@ -184,7 +187,13 @@ def test_every_name_is_there(module: str, names: str) -> None:
 
 
 # Horovod imports the launcher's modules where somebody asks for them.
-LATE = ("horovod.runner.launch", "horovod.runner.elastic.worker")
+LATE = (
+    "horovod.runner.launch",
+    "horovod.runner.common.util.secret",
+    "horovod.runner.common.util.timeout",
+    "horovod.runner.elastic.discovery",
+    "horovod.runner.elastic.worker",
+)
 REACH = """
 import functools, sys, {first}
 for path in {paths!r}:

@@ -153,7 +153,7 @@ ray.init("local", num_cpus=2, num_gpus=4, include_dashboard=False, configure_log
 def within():
     executor = RayExecutor(settings, num_workers=2, use_gpu=True, gpus_per_worker=2)
     executor.start()
-    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._own_group is None
+    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._actors.own_group is None
     executor.shutdown()
     return seen
 
@@ -171,9 +171,136 @@ def test_workers_of_a_node_see_all_its_gpus_and_start_in_the_callers_placement_g
     assert sorted(visible[0].split(",")) == ["0", "1", "2", "3"]
 
 
+ELASTIC = """
+from horovod.ray import ElasticRayExecutor, ray_logger
+from horovod.ray.elastic import RayHostDiscovery
+from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
+
+def train(batches, end_worker=False):
+    import torch
+    import horovod.torch as hvd
+    from horovod.ray import ray_logger
+    hvd.init()
+    begun = os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]
+
+    @hvd.elastic.run
+    def loop(state):
+        while state.batch < batches or (batches == 0 and hvd.size() < 2):
+            hvd.allreduce(torch.ones(2), name="gradient")
+            state.batch += 1
+            if end_worker and state.batch == 3 and hvd.rank() == 1 and begun[0] == "1":
+                os._exit(9)
+            state.commit()
+            if hvd.rank() == 0:
+                ray_logger.log([state.batch, hvd.size()])
+        return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), state.batch, *begun
+
+    return loop(hvd.elastic.TorchState(batch=0))
+"""
+LOST = """
+executor = RayExecutor(settings, min_workers=1, max_workers=2, cpus_per_worker=1)
+tell(discovered=list(RayHostDiscovery().find_available_hosts_and_slots().values()))
+tell(half=list(RayHostDiscovery(cpus_per_slot=2).find_available_hosts_and_slots().values()))
+executor.start(extra_env_vars={"MARK": "here"})
+reports = []
+tell(results=executor.run(train, [6], {"end_worker": True}, callbacks=[reports.append]))
+tell(reports=reports, again=executor.run(lambda: os.environ["MARK"]))
+for call in (executor.run_remote, executor.execute_single):
+    try:
+        call(train)
+    except NotImplementedError as error:
+        tell(**{call.__name__: str(error)})
+
+def fail():
+    import horovod.torch as hvd
+    hvd.init()
+    raise KeyError("no such thing")
+
+try:
+    executor.run(fail)
+except RuntimeError as error:
+    tell(error=str(error), cause=str(error.__cause__))
+executor.shutdown()
+"""
+
+
+def test_an_elastic_job_replaces_a_lost_worker(tmp_path: Path) -> None:
+    told_of = told(ELASTIC + INIT + LOST, tmp_path)
+    assert (told_of["discovered"], told_of["half"]) == ([2], [1])
+    assert told_of["results"] == [[0, 2, 0, 2, 6, "0", "2"], [1, 2, 1, 2, 6, "1", "2"]]
+    assert told_of["reports"][-1] == [6, 2]
+    assert told_of["again"] == ["here", "here"]
+    for call in ("run_remote", "execute_single"):
+        assert told_of[call] == f"{call}: the workers of an elastic job (min_workers) live for one `run` each"
+    assert told_of["error"].startswith("Horovod detected that one or more processes exited with non-zero status")
+    assert "failed with KeyError: 'no such thing'" in told_of["error"]
+    assert "raise KeyError" in told_of["cause"]
+
+
+GROWS = """
+host = ray.util.get_node_ip_address()
+hosts = FixedHosts({host: 1})
+elastic = ElasticRayExecutor.create_settings(min_np=1, max_num_proc=2, timeout_s=120)
+try:
+    ElasticRayExecutor(elastic, override_discovery=False)
+except ValueError as error:
+    tell(error=str(error))
+elastic.discovery = hosts
+executor = ElasticRayExecutor(elastic, env_vars={"MARK": "here"}, override_discovery=False)
+executor.start()
+sizes = []
+def grow(report):
+    sizes.append(report[1])
+    hosts.set({host: 2})
+tell(results=[result[:4] for result in executor.run(lambda: train(0), callbacks=[grow])], sizes=sorted(set(sizes)))
+tell(marks=executor.run(lambda: os.environ["MARK"]))
+elastic.discovery = HostDiscoveryScript("echo " + host + ":0", None)
+elastic.elastic_timeout = 1
+executor = ElasticRayExecutor(elastic, override_discovery=False)
+try:
+    executor.start()
+except TimeoutError as error:
+    tell(no_room=str(error))
+"""
+
+
+def test_an_elastic_job_grows_with_its_hosts(tmp_path: Path) -> None:
+    told_of = told(ELASTIC + INIT + GROWS, tmp_path)
+    assert "needs settings.discovery" in told_of["error"]
+    assert told_of["results"] == [[0, 2, 0, 2], [1, 2, 1, 2]]
+    assert told_of["sizes"] == [1]
+    assert told_of["marks"] == ["here", "here"]
+    assert told_of["no_room"].startswith("0 slots within 1 s (elastic_timeout), but the job needs 1 workers of 1 CPUs")
+
+
+TRAINER = """
+os.environ["RAY_TRAIN_V2_ENABLED"] = "0"
+from ray.train import RunConfig, ScalingConfig
+from ray.train.horovod import HorovodConfig, HorovodTrainer
+
+def loop(config):
+    from ray import train
+    rank, size, *place, total = where(config["more"])
+    train.report({"rank": rank, "size": size, "place": place, "total": total})
+
+trainer = HorovodTrainer(loop, train_loop_config={"more": 3}, scaling_config=ScalingConfig(num_workers=2),
+                         horovod_config=HorovodConfig(), run_config=RunConfig(storage_path=os.path.abspath("results")))
+tell(**{name: trainer.fit().metrics[name] for name in ("rank", "size", "place", "total")})
+"""
+
+
+def test_rays_own_trainer_for_horovod_trains_with_two_workers(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    told_of = told(INIT.replace("num_cpus=2", "num_cpus=3") + TRAINER, tmp_path)
+    assert told_of == {"rank": 0, "size": 2, "place": [0, 2, 0, 1], "total": [7.0, 7.0]}
+
+
 WRONG = [
     ({}, "either num_workers, or num_hosts"),
     ({"num_workers": 2, "num_hosts": 1}, "either num_workers, or num_hosts"),
+    ({"num_workers": 2, "min_workers": 1}, "either num_workers, or num_hosts"),
+    ({"num_workers": 2, "max_workers": 3}, "max_workers needs min_workers"),
+    ({"min_workers": 2, "max_workers": 1}, "max_workers needs min_workers"),
     ({"num_workers": 0}, "one worker at least"),
     ({"num_hosts": 1, "num_workers_per_host": 0}, "one worker at least"),
     ({"num_workers": 1, "gpus_per_worker": 2}, "needs use_gpu=True"),

@@ -46,6 +46,18 @@ class BaseHorovodWorker:
         """Set environment variables of this process."""
         os.environ.update({name: str(value) for name, value in env_vars.items()})
 
+    def see_gpus(self, local_rank: int, workers: int) -> None:
+        """Show this process its node's GPUs, with the first of those that Ray has given it in its local rank's place.
+
+        Args:
+            workers: How many the node takes.
+        """
+        own = [str(device) for device in ray.get_gpu_ids()]
+        if all(device.isdecimal() for device in own):  # names of parts of a GPU cannot stand beside numbers
+            others = [str(number) for number in range(workers * len(own)) if str(number) not in own]
+            visible = [*others[:local_rank], *own, *others[local_rank:]]
+            self.update_env_vars({"CUDA_VISIBLE_DEVICES": ",".join(visible)})
+
     def env_vars(self) -> dict[str, str]:
         """The environment of this process."""
         return dict(os.environ)

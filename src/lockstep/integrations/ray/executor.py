@@ -1,25 +1,16 @@
-"""Functions of Horovod on a Ray cluster, in actors that live until `shutdown`."""
+"""Functions of Horovod on a Ray cluster: `RayExecutor`, and the older `ElasticRayExecutor`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.placement_group import PlacementGroup, get_current_placement_group
-from ray.util.queue import Empty, Queue
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from lockstep.integrations.ray.actor import BaseHorovodWorker
-from lockstep.launch.plan.job_plan import horovod_variables, torchrun_variables
-from lockstep.world.store import LOOPBACK
-
-POLL_SECONDS = 0.1
-OTHERS_SECONDS = 10.0  # in which the others end after one worker's error, before they are killed: they may wait for it
+from lockstep.integrations.ray.elastic_actors import ElasticActors, HostDiscovery, RayHostDiscovery
+from lockstep.integrations.ray.fixed_actors import FixedActors
+from lockstep.launch.plan.elastic_rules import ElasticRules
 
 
 @dataclass
@@ -31,26 +22,46 @@ class RaySettings:
         placement_group_timeout_s: Seconds in which the cluster must have room for them.
         nics: The network interfaces to use between nodes; any where there are none.
         ssh_identity_file: Not used: Ray starts the workers.
+        discovery: Which hosts an elastic job may have, where the executor is not to find out itself.
+        verbose: Not used.
     """
 
     timeout_s: int = 300
     placement_group_timeout_s: int = 100
     nics: Sequence[str] | None = None
     ssh_identity_file: str | None = None
+    discovery: HostDiscovery | None = None
+    verbose: int = 1
+
+
+@dataclass
+class ElasticRaySettings(RaySettings):
+    """How an `ElasticRayExecutor` starts workers; the fields are those of `ElasticRayExecutor.create_settings`."""
+
+    min_num_proc: int = 1
+    max_num_proc: int | None = None
+    reset_limit: int | None = None
+    elastic_timeout: float = 600.0
+    cooldown_range: tuple[float, float] | None = None
 
 
 class RayExecutor:
     """Workers of Horovod in a Ray cluster.
 
-    The number of workers is given by `num_workers`, wherever there is room, or by `num_hosts` of
-    `num_workers_per_host`, on as many different nodes.
+    The number of workers is given by `num_workers`, wherever there is room; by `num_hosts` of `num_workers_per_host`,
+    on as many different nodes; or by `min_workers` and `max_workers`, as many as the cluster takes at each moment, for
+    functions that `hvd.elastic.run` makes elastic.
 
     Args:
         settings: By `create_settings`.
         cpus_per_worker: CPUs that Ray sets aside for each worker.
-        use_gpu: Give each worker `gpus_per_worker` GPUs (1). All workers of a node see all of the node's, in the same
-            order, so that `hvd.local_rank()` is the number of a worker's own.
+        use_gpu: Give each worker `gpus_per_worker` GPUs (1). All workers of a node see all of the node's; the number
+            of a worker's own is `hvd.local_rank()`.
         use_current_placement_group: Start the workers in the placement group that this program runs in, if it does.
+        reset_limit: How many times an elastic job may meet anew; None: any number.
+        cooldown_range: The least and the greatest seconds before a failed worker is replaced.
+        elastic_timeout: Seconds in which there must be enough workers.
+        override_discovery: Take the cluster's living nodes for the hosts; otherwise `settings.discovery` says.
 
     Raises:
         ValueError: The numbers contradict each other.
@@ -66,21 +77,43 @@ class RayExecutor:
         use_gpu: bool = False,
         gpus_per_worker: int | None = None,
         use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: tuple[float, float] | None = None,
+        elastic_timeout: float = 600,
+        override_discovery: bool = True,
     ) -> None:
-        if (num_workers is None) == (num_hosts is None):
-            raise ValueError("give RayExecutor either num_workers, or num_hosts with num_workers_per_host")
-        if min(num for num in (num_workers, num_hosts, num_workers_per_host) if num is not None) < 1:
+        if sum(number is not None for number in (num_workers, num_hosts, min_workers)) != 1:
+            raise ValueError(
+                "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
+            )
+        counts = (num_workers, num_hosts, num_workers_per_host, min_workers)
+        if min(number for number in counts if number is not None) < 1:
             raise ValueError("RayExecutor needs one worker at least")
         if gpus_per_worker and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True")
+        if max_workers is not None and max_workers < (min_workers or max_workers + 1):
+            raise ValueError("max_workers needs min_workers, and is that number or more")
         self.settings = settings
-        self.num_workers = num_workers or (num_hosts or 1) * num_workers_per_host
-        self._per_bundle = num_workers_per_host if num_hosts else 1
-        self._spread = num_hosts is not None
-        self._resources = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker or 1} if use_gpu else {})}
-        self._in_current_group = use_current_placement_group
-        self._own_group: PlacementGroup | None = None
-        self.workers: list[Any] = []
+        gpus = (gpus_per_worker or 1) if use_gpu else 0
+        self._actors: FixedActors | ElasticActors
+        if min_workers is None:
+            self._actors = FixedActors(
+                bundles=num_workers or num_hosts or 1,
+                per_bundle=num_workers_per_host if num_hosts else 1,
+                spread=num_hosts is not None,
+                resources={"CPU": cpus_per_worker, **({"GPU": gpus} if gpus else {})},
+                in_current_group=use_current_placement_group,
+                timeout_seconds=settings.timeout_s,
+                room_seconds=settings.placement_group_timeout_s,
+                interfaces=settings.nics or (),
+            )
+        else:
+            if override_discovery:
+                settings.discovery = RayHostDiscovery(use_gpu, cpus_per_worker, gpus)
+            rules = _rules(min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout)
+            self._actors = _elastic_actors(settings, rules, cpus_per_worker, gpus)
 
     @classmethod
     def create_settings(
@@ -108,7 +141,7 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the workers, and wait until they have started.
+        """Start the workers, and wait until they have started; an elastic job's start with each call.
 
         Args:
             executable_cls: The class of the object that `execute` hands to functions; each worker makes one.
@@ -117,70 +150,9 @@ class RayExecutor:
         Raises:
             TimeoutError: The cluster has no room for them.
         """
-        if self.workers:
-            raise RuntimeError("this RayExecutor has been started already; call shutdown() first")
-        try:
-            actors = self._create()
-            self._introduce(actors, extra_env_vars or {})
-            arguments = executable_cls, executable_args, executable_kwargs
-            ray.get([worker.start_executable.remote(*arguments) for worker in self.workers])
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def _create(self) -> list[Any]:
-        """The actors, in the placement group that is there, or in one of their own."""
-        group = get_current_placement_group() if self._in_current_group else None
-        if group is None:
-            count = self.num_workers // self._per_bundle
-            bundle = {name: number * self._per_bundle for name, number in self._resources.items()}
-            group = ray.util.placement_group([bundle] * count, strategy="STRICT_SPREAD" if self._spread else "PACK")
-            self._own_group = group
-            seconds = self.settings.placement_group_timeout_s
-            if not ray.wait([group.ready()], timeout=seconds)[0]:
-                where = " on different nodes" if self._spread else ""
-                raise TimeoutError(
-                    f"Ray has no room for {self.num_workers} workers within {seconds} s: they need {count} times "
-                    f"{bundle}{where}, and the cluster has {ray.cluster_resources()}"
-                )
-        kind = ray.remote(BaseHorovodWorker)
-        self.workers = [
-            kind.options(
-                num_cpus=self._resources["CPU"],
-                num_gpus=self._resources.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, index // self._per_bundle if self._own_group else -1
-                ),
-            ).remote(index, self.num_workers)
-            for index in range(self.num_workers)
-        ]
-        return self.workers
-
-    def _introduce(self, actors: Sequence[Any], extra: Mapping[str, Any]) -> None:
-        """Rank the workers, node by node, and tell them where they stand and where they meet."""
-        ids = ray.get([actor.node_id.remote() for actor in actors])
-        nodes = list(dict.fromkeys(ids))
-        self.workers = [actor for node in nodes for actor, own in zip(actors, ids, strict=True) if own == node]
-        slots = [ids.count(node) for node in nodes]
-        addresses = ray.get([actor.node_address.remote() for actor in self.workers])
-        address = LOOPBACK if len(nodes) == 1 else addresses[0]
-        port = ray.get(self.workers[0].serve_store.remote(address))
-        devices = ray.get([actor.get_gpu_ids.remote() for actor in self.workers])
-        done = []
-        for rank, worker in enumerate(self.workers):
-            node = next(index for index in range(len(nodes)) if rank < sum(slots[: index + 1]))
-            first = sum(slots[:node])
-            place = torchrun_variables(node, rank - first, slots, address, port)
-            variables = {**place, **horovod_variables(place, slots), "HOROVOD_HOSTNAME": nodes[node]}
-            variables["HOROVOD_START_TIMEOUT"] = str(self.settings.timeout_s)
-            if self.settings.nics:
-                names = ",".join(sorted(self.settings.nics))
-                variables |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
-            here = [str(device) for own in devices[first : first + slots[node]] for device in own]
-            if here:
-                variables["CUDA_VISIBLE_DEVICES"] = ",".join(here)
-            done.append(worker.update_env_vars.remote({**variables, **extra}))
-        ray.get(done)
+        self._actors.executable = executable_cls, executable_args, executable_kwargs
+        self._actors.environment = {**self._actors.environment, **(extra_env_vars or {})}
+        self._actors.start()
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Call a function with each worker's executable.
@@ -193,17 +165,10 @@ class RayExecutor:
 
         Raises:
             Exception: That of the worker that failed first, as Ray raises it. Workers that do not end within 10 s
-                after it, since they wait for the failed one, are killed, and the executor must be started again.
+                after it, since they wait for the failed one, are killed, and the executor must be started again. In an
+                elastic job a RuntimeError, when it cannot go on.
         """
-        self._check_started()
-        queue = self._listen() if callbacks else None
-        try:
-            return self._results([worker.execute.remote(fn) for worker in self.workers], queue, callbacks or ())
-        finally:
-            if queue is not None:
-                for worker in self.workers:
-                    worker.set_queue.remote(None)
-                queue.shutdown()
+        return self._actors.execute(fn, callbacks or ())
 
     def run(
         self,
@@ -219,56 +184,120 @@ class RayExecutor:
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Begin such a call, and return Ray's references to its results, by rank."""
-        self._check_started()
-        return [worker.execute.remote(_ignoring_executable(fn, args, kwargs)) for worker in self.workers]
+        return self._fixed("run_remote").execute_remote(_ignoring_executable(fn, args, kwargs))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call a function with rank 0's executable, and return its result."""
-        self._check_started()
-        return ray.get(self.workers[0].execute.remote(fn))
+        return self._fixed("execute_single").execute_single(fn)
 
     def shutdown(self) -> None:
         """End the workers, and give back what Ray had set aside for them."""
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []
-        if self._own_group is not None:
-            ray.util.remove_placement_group(self._own_group)
-            self._own_group = None
+        self._actors.shutdown()
 
-    def _check_started(self) -> None:
-        if not self.workers:
-            raise RuntimeError("this RayExecutor has no workers; call start() first")
-
-    def _listen(self) -> Queue:
-        queue = Queue(actor_options={"num_cpus": 0})
-        ray.get([worker.set_queue.remote(queue) for worker in self.workers])
-        return queue
-
-    def _results(
-        self, references: Sequence[Any], queue: Queue | None, callbacks: Sequence[Callable[[Any], Any]]
-    ) -> list[Any]:
-        pending = list(references)
-        while pending:
-            done, pending = ray.wait(pending, timeout=POLL_SECONDS if queue else None)
-            try:
-                ray.get(done)
-            except Exception:
-                if pending and ray.wait(pending, num_returns=len(pending), timeout=OTHERS_SECONDS)[1]:
-                    self.shutdown()
-                raise
-            finally:
-                if queue is not None:
-                    _hand_on(queue, callbacks)
-        return list(ray.get(list(references)))
+    def _fixed(self, call: str) -> FixedActors:
+        if isinstance(self._actors, ElasticActors):
+            raise NotImplementedError(f"{call}: the workers of an elastic job (min_workers) live for one `run` each")
+        return self._actors
 
 
-def _hand_on(queue: Queue, callbacks: Sequence[Callable[[Any], Any]]) -> None:
-    with suppress(Empty):
-        while True:
-            report = queue.get_nowait()
-            for callback in callbacks:
-                callback(report)
+class ElasticRayExecutor:
+    """Workers of Horovod that come and go with a Ray cluster's nodes; `RayExecutor(min_workers=...)` is the newer name.
+
+    Args:
+        settings: By `create_settings`.
+        cpus_per_slot: CPUs that Ray sets aside for each worker; and with `use_gpu`, `gpus_per_slot` GPUs (1).
+        env_vars: Environment variables of the workers.
+        override_discovery: Take the cluster's living nodes for the hosts; otherwise `settings.discovery` says.
+
+    Raises:
+        ValueError: GPUs without `use_gpu`.
+    """
+
+    def __init__(
+        self,
+        settings: ElasticRaySettings,
+        use_gpu: bool = False,
+        cpus_per_slot: int = 1,
+        gpus_per_slot: int | None = None,
+        env_vars: Mapping[str, Any] | None = None,
+        override_discovery: bool = True,
+    ) -> None:
+        if gpus_per_slot and not use_gpu:
+            raise ValueError("gpus_per_slot needs use_gpu=True")
+        self.settings = settings
+        gpus = (gpus_per_slot or 1) if use_gpu else 0
+        if override_discovery:
+            settings.discovery = RayHostDiscovery(use_gpu, cpus_per_slot, gpus)
+        least, most = settings.min_num_proc, settings.max_num_proc
+        rules = _rules(least, most, settings.reset_limit, settings.cooldown_range, settings.elastic_timeout)
+        self._actors = _elastic_actors(settings, rules, cpus_per_slot, gpus)
+        self._actors.environment = {**self._actors.environment, **(env_vars or {})}
+
+    @staticmethod
+    def create_settings(
+        min_num_proc: int = 1,
+        max_num_proc: int | None = None,
+        reset_limit: int | None = None,
+        elastic_timeout: float = 600,
+        timeout_s: int = 30,
+        ssh_identity_file: str | None = None,
+        nics: Sequence[str] | None = None,
+        min_np: int | None = None,
+        max_np: int | None = None,
+        cooldown_range: tuple[float, float] | None = None,
+        verbose: int = 1,
+    ) -> ElasticRaySettings:
+        """Settings for the constructor; `min_np` and `max_np` are older names."""
+        return ElasticRaySettings(
+            timeout_s=timeout_s,
+            nics=nics,
+            ssh_identity_file=ssh_identity_file,
+            verbose=verbose,
+            min_num_proc=min_num_proc if min_np is None else min_np,
+            max_num_proc=max_num_proc if max_np is None else max_np,
+            reset_limit=reset_limit,
+            elastic_timeout=elastic_timeout,
+            cooldown_range=cooldown_range,
+        )
+
+    def start(self) -> None:
+        """Wait until there is room for the least number of workers.
+
+        Raises:
+            TimeoutError: There was not within `elastic_timeout`.
+        """
+        self._actors.start()
+
+    def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
+        """Call a function in each worker; the results by rank. See `RayExecutor.execute`."""
+        return self._actors.execute(_ignoring_executable(worker_fn, None, None), callbacks or ())
+
+
+def _rules(
+    least: int, most: int | None, resets: int | None, cooldown: Sequence[float] | None, timeout: float
+) -> ElasticRules:
+    shortest, longest = cooldown or (0.0, 0.0)
+    return ElasticRules(
+        initial=least,
+        minimum=least,
+        maximum=most,
+        timeout_seconds=timeout,
+        reset_limit=resets,
+        cooldown_seconds=(shortest, longest),
+    )
+
+
+def _elastic_actors(settings: RaySettings, rules: ElasticRules, cpus: float, gpus: float) -> ElasticActors:
+    if settings.discovery is None:
+        raise ValueError("override_discovery=False needs settings.discovery, which says which hosts there are")
+    variables: dict[str, Any] = {
+        "HOROVOD_ELASTIC_TIMEOUT": rules.timeout_seconds,
+        "HOROVOD_START_TIMEOUT": settings.timeout_s,
+    }
+    if settings.nics:
+        names = ",".join(sorted(settings.nics))
+        variables |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
+    return ElasticActors(rules, settings.discovery, cpus, gpus, variables)
 
 
 def _ignoring_executable(

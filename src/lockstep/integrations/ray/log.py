@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
+
+from ray.util.queue import Empty, Queue
 
 _queue: Any = None
 
@@ -20,3 +24,34 @@ def log(info_dict: Any) -> None:
         warnings.warn("horovod.ray.ray_logger.log: nobody listens; give `run` callbacks", stacklevel=2)
     else:
         _queue.put(info_dict)
+
+
+class Reports:
+    """What workers log while this is open, for callbacks.
+
+    `queue` is what their `configure` takes, None where there are no callbacks.
+    """
+
+    def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
+        self._callbacks = callbacks
+        self.queue = Queue(actor_options={"num_cpus": 0}) if callbacks else None
+
+    def __enter__(self) -> Reports:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.hand_on()
+        finally:
+            if self.queue is not None:
+                self.queue.shutdown()
+
+    def hand_on(self) -> None:
+        """Give the callbacks what has come since."""
+        if self.queue is not None:
+            with suppress(Empty):
+                while True:
+                    report = self.queue.get_nowait()
+                    for callback in self._callbacks:
+                        callback(report)

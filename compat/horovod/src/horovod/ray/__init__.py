@@ -5,8 +5,17 @@ try:
 except ImportError as error:
     raise ImportError("horovod.ray needs Ray: pip install 'lockstep-torch[ray]'") from error
 
-from horovod.ray import ray_logger, runner, worker
+from horovod.ray import elastic, ray_logger, runner, utils, worker
 from lockstep.integrations.ray.actor import BaseHorovodWorker
-from lockstep.integrations.ray.executor import RayExecutor
+from lockstep.integrations.ray.executor import ElasticRayExecutor, RayExecutor
 
-__all__ = ["BaseHorovodWorker", "RayExecutor", "ray_logger", "runner", "worker"]
+__all__ = [
+    "BaseHorovodWorker",
+    "ElasticRayExecutor",
+    "RayExecutor",
+    "elastic",
+    "ray_logger",
+    "runner",
+    "utils",
+    "worker",
+]

@@ -1,6 +1,7 @@
-"""The executor of `lockstep.integrations.ray.executor`."""
+"""The executor and the coordinator of `lockstep.integrations.ray`."""
 
+from lockstep.integrations.ray.coordinator import Coordinator
 from lockstep.integrations.ray.executor import RayExecutor
 from lockstep.integrations.ray.executor import RaySettings as MiniSettings
 
-__all__ = ["MiniSettings", "RayExecutor"]
+__all__ = ["Coordinator", "MiniSettings", "RayExecutor"]

@@ -1,0 +1,16 @@
+"""The network interfaces of workers: those that somebody has set; otherwise each worker finds its own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["detect_nics", "nics_to_env_var"]
+
+
+def detect_nics(settings: Any, all_host_names: Sequence[str], node_workers: Sequence[Any] | None = None) -> list[str]:
+    """`settings.nics`, sorted."""
+    return sorted(settings.nics or ())
+
+
+def nics_to_env_var(nics: Sequence[str]) -> dict[str, str]:
+    """The environment variables that choose the interfaces; none where there are none."""
+    return {"HOROVOD_GLOO_IFACE": nics[0], "NCCL_SOCKET_IFNAME": ",".join(nics)} if nics else {}

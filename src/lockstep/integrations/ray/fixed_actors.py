@@ -1,0 +1,171 @@
+"""A fixed number of actors, which live until `shutdown`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from lockstep.integrations.ray.actor import BaseHorovodWorker
+from lockstep.integrations.ray.log import Reports
+from lockstep.launch.plan.job_plan import horovod_variables, torchrun_variables
+from lockstep.world.store import LOOPBACK
+
+POLL_SECONDS = 0.1
+OTHERS_SECONDS = 10.0  # in which the others end after one worker's error, before they are killed: they may wait for it
+
+
+@dataclass
+class FixedActors:
+    """As many actors as there are workers, ranked node by node.
+
+    Args:
+        bundles: The placement group's, and `per_bundle` the workers in each; `spread` them over as many nodes.
+        resources: CPUs and GPUs of each worker.
+        in_current_group: Start them in the placement group that this program runs in, if it does.
+        timeout_seconds: In which all workers must have called `hvd.init()`, and `room_seconds` those in which the
+            cluster must have room for them.
+        interfaces: The network interfaces to use between nodes; any where there are none.
+    """
+
+    bundles: int
+    per_bundle: int
+    spread: bool
+    resources: Mapping[str, float]
+    in_current_group: bool
+    timeout_seconds: float
+    room_seconds: float
+    interfaces: Sequence[str]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    executable: tuple[Any, ...] = (None, None, None)
+    workers: list[Any] = field(default_factory=list)
+    own_group: PlacementGroup | None = None
+
+    def start(self) -> None:
+        """Start the workers, and wait until they have started.
+
+        Raises:
+            TimeoutError: The cluster has no room for them.
+        """
+        if self.workers:
+            raise RuntimeError("this RayExecutor has been started already; call shutdown() first")
+        try:
+            actors = self._create()
+            self._introduce(actors)
+            ray.get([worker.start_executable.remote(*self.executable) for worker in self.workers])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def _size(self) -> int:
+        return self.bundles * self.per_bundle
+
+    def _create(self) -> list[Any]:
+        """The actors, in the placement group that is there, or in one of their own."""
+        group = get_current_placement_group() if self.in_current_group else None
+        if group is None:
+            bundle = {name: number * self.per_bundle for name, number in self.resources.items()}
+            group = ray.util.placement_group(
+                [bundle] * self.bundles, strategy="STRICT_SPREAD" if self.spread else "PACK"
+            )
+            self.own_group = group
+            seconds = self.room_seconds
+            if not ray.wait([group.ready()], timeout=seconds)[0]:
+                where = " on different nodes" if self.spread else ""
+                raise TimeoutError(
+                    f"Ray has no room for {self._size} workers within {seconds} s: they need {self.bundles} times "
+                    f"{bundle}{where}, and the cluster has {ray.cluster_resources()}"
+                )
+        kind = ray.remote(BaseHorovodWorker)
+        self.workers = [
+            kind.options(
+                num_cpus=self.resources["CPU"],
+                num_gpus=self.resources.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, index // self.per_bundle if self.own_group else -1
+                ),
+            ).remote(index, self._size)
+            for index in range(self._size)
+        ]
+        return self.workers
+
+    def _introduce(self, actors: Sequence[Any]) -> None:
+        """Rank the workers, node by node, and tell them where they stand and where they meet."""
+        ids = ray.get([actor.node_id.remote() for actor in actors])
+        nodes = list(dict.fromkeys(ids))
+        self.workers = [actor for node in nodes for actor, own in zip(actors, ids, strict=True) if own == node]
+        slots = [ids.count(node) for node in nodes]
+        addresses = ray.get([actor.node_address.remote() for actor in self.workers])
+        address = LOOPBACK if len(nodes) == 1 else addresses[0]
+        port = ray.get(self.workers[0].serve_store.remote(address))
+        devices = ray.get([actor.get_gpu_ids.remote() for actor in self.workers])
+        done = []
+        for rank, worker in enumerate(self.workers):
+            node = next(index for index in range(len(nodes)) if rank < sum(slots[: index + 1]))
+            first = sum(slots[:node])
+            place = torchrun_variables(node, rank - first, slots, address, port)
+            variables = {**place, **horovod_variables(place, slots), "HOROVOD_HOSTNAME": nodes[node]}
+            variables["HOROVOD_START_TIMEOUT"] = str(self.timeout_seconds)
+            if self.interfaces:
+                names = ",".join(sorted(self.interfaces))
+                variables |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
+            here = [str(device) for own in devices[first : first + slots[node]] for device in own]
+            if here:
+                variables["CUDA_VISIBLE_DEVICES"] = ",".join(here)
+            done.append(worker.update_env_vars.remote({**variables, **self.environment}))
+        ray.get(done)
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
+        """Call a function with each worker's executable; the results, by rank."""
+        self._check_started()
+        with Reports(callbacks) as reports:
+            if reports.queue is not None:
+                ray.get([worker.set_queue.remote(reports.queue) for worker in self.workers])
+            try:
+                return self._results(self.execute_remote(fn), reports)
+            finally:
+                if reports.queue is not None:
+                    for worker in self.workers:
+                        worker.set_queue.remote(None)
+
+    def execute_remote(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """Begin such a call, and return Ray's references to its results, by rank."""
+        self._check_started()
+        return [worker.execute.remote(fn) for worker in self.workers]
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with rank 0's executable, and return its result."""
+        self._check_started()
+        return ray.get(self.workers[0].execute.remote(fn))
+
+    def shutdown(self) -> None:
+        """End the workers, and give back what Ray had set aside for them."""
+        for worker in self.workers:
+            ray.kill(worker)
+        self.workers = []
+        if self.own_group is not None:
+            ray.util.remove_placement_group(self.own_group)
+            self.own_group = None
+
+    def _check_started(self) -> None:
+        if not self.workers:
+            raise RuntimeError("this RayExecutor has no workers; call start() first")
+
+    def _results(self, references: Sequence[Any], reports: Reports) -> list[Any]:
+        pending = list(references)
+        while pending:
+            done, pending = ray.wait(pending, timeout=POLL_SECONDS if reports.queue else None)
+            try:
+                ray.get(done)
+            except Exception:
+                if pending and ray.wait(pending, num_returns=len(pending), timeout=OTHERS_SECONDS)[1]:
+                    self.shutdown()
+                raise
+            finally:
+                reports.hand_on()
+        return list(ray.get(list(references)))
