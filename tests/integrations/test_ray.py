@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import alone
 import pytest
-from commands import of_one_thread, run
 
 pytest.importorskip("ray")
-if os.geteuid() != 0 or shutil.which("unshare") is None:
-    pytest.skip("namespaces need root and unshare (Debian: util-linux)", allow_module_level=True)
+alone.skip_without()
 pytestmark = pytest.mark.cold
-ALONE = [
-    "unshare",
-    "--net",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-    "sh",
-    "-c",
-    'ip link set lo up; exec "$@"',
-    "sh",
-]
-
 BEGIN = """
-import json, os, sys
+import os
 import ray
 from ray.cluster_utils import Cluster
 from horovod.ray import RayExecutor
@@ -43,9 +25,6 @@ def where(*numbers, offset=0):
     total = hvd.allreduce(torch.ones(2) * (hvd.rank() + sum(numbers) + offset), op=hvd.Sum, name="total").tolist()
     return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total
 
-def tell(**what):
-    print(json.dumps(what), flush=True)
-
 settings = RayExecutor.create_settings(timeout_s=120, placement_group_timeout_s=1)
 """
 INIT = "ray.init('local', num_cpus=2, include_dashboard=False, configure_logging=False)\n"
@@ -53,14 +32,9 @@ INIT = "ray.init('local', num_cpus=2, include_dashboard=False, configure_logging
 
 def told(script: str, folder: Path) -> dict[str, Any]:
     """Run a program, and return all that it tells."""
-    file = folder / "program.py"
-    file.write_text(BEGIN + script)
     with TemporaryDirectory(prefix="ray") as own:  # the names of Ray's sockets are too long for `folder`
-        environment = of_one_thread(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=own)
-        done = run([*ALONE, sys.executable, file], folder, environment, cold=True)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {name: value for line in lines for name, value in line.items()}
+        variables = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": own}
+        return alone.told(BEGIN + script, folder, variables)
 
 
 CALLS = """

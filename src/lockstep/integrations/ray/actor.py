@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from lockstep.integrations.ray.log import configure
+from lockstep.integrations.seats import gpu_variables
 from lockstep.world.store import serve_store
 
 
@@ -53,10 +54,7 @@ class BaseHorovodWorker:
             workers: How many the node takes.
         """
         own = [str(device) for device in ray.get_gpu_ids()]
-        if all(device.isdecimal() for device in own):  # names of parts of a GPU cannot stand beside numbers
-            others = [str(number) for number in range(workers * len(own)) if str(number) not in own]
-            visible = [*others[:local_rank], *own, *others[local_rank:]]
-            self.update_env_vars({"CUDA_VISIBLE_DEVICES": ",".join(visible)})
+        self.update_env_vars(gpu_variables(own, local_rank, workers))
 
     def env_vars(self) -> dict[str, str]:
         """The environment of this process."""

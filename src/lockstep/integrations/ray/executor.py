@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.integrations.ray.elastic_actors import ElasticActors, HostDiscovery, RayHostDiscovery
 from lockstep.integrations.ray.fixed_actors import FixedActors
+from lockstep.integrations.seats import interface_variables
 from lockstep.launch.plan.elastic_rules import ElasticRules
 
 
@@ -294,9 +295,7 @@ def _elastic_actors(settings: RaySettings, rules: ElasticRules, cpus: float, gpu
         "HOROVOD_ELASTIC_TIMEOUT": rules.timeout_seconds,
         "HOROVOD_START_TIMEOUT": settings.timeout_s,
     }
-    if settings.nics:
-        names = ",".join(sorted(settings.nics))
-        variables |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
+    variables |= interface_variables(settings.nics or ())
     return ElasticActors(rules, settings.discovery, cpus, gpus, variables)
 
 

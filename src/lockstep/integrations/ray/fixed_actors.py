@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lockstep.integrations.ray.actor import BaseHorovodWorker
 from lockstep.integrations.ray.log import Reports
-from lockstep.launch.plan.job_plan import horovod_variables, torchrun_variables
+from lockstep.integrations.seats import worker_variables
 from lockstep.world.store import LOOPBACK
 
 POLL_SECONDS = 0.1
@@ -104,21 +104,15 @@ class FixedActors:
         address = LOOPBACK if len(nodes) == 1 else addresses[0]
         port = ray.get(self.workers[0].serve_store.remote(address))
         devices = ray.get([actor.get_gpu_ids.remote() for actor in self.workers])
-        done = []
-        for rank, worker in enumerate(self.workers):
-            node = next(index for index in range(len(nodes)) if rank < sum(slots[: index + 1]))
-            first = sum(slots[:node])
-            place = torchrun_variables(node, rank - first, slots, address, port)
-            variables = {**place, **horovod_variables(place, slots), "HOROVOD_HOSTNAME": nodes[node]}
-            variables["HOROVOD_START_TIMEOUT"] = str(self.timeout_seconds)
-            if self.interfaces:
-                names = ",".join(sorted(self.interfaces))
-                variables |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
-            here = [str(device) for own in devices[first : first + slots[node]] for device in own]
-            if here:
-                variables["CUDA_VISIBLE_DEVICES"] = ",".join(here)
-            done.append(worker.update_env_vars.remote({**variables, **self.environment}))
-        ray.get(done)
+        hosts = [node for node, number in zip(nodes, slots, strict=True) for _ in range(number)]
+        told = worker_variables(hosts, [[str(each) for each in own] for own in devices], address, port, self.interfaces)
+        timeout = {"HOROVOD_START_TIMEOUT": str(self.timeout_seconds)}
+        ray.get(
+            [
+                worker.update_env_vars.remote({**variables, **timeout, **self.environment})
+                for worker, variables in zip(self.workers, told, strict=True)
+            ]
+        )
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
         """Call a function with each worker's executable; the results, by rank."""

@@ -112,7 +112,7 @@ class Driver:
 
     Args:
         hosts: Those that the job may have at the moment.
-        start: Starts a slot's worker with variables on top of its own.
+        start: Starts a slot's worker with variables on top of its own; None where that must wait.
         address: This machine's, where the workers reach it.
     """
 
@@ -120,7 +120,7 @@ class Driver:
         self,
         rules: ElasticRules,
         hosts: Callable[[], Sequence[Host]],
-        start: Callable[[HostSlot, Mapping[str, str]], Running],
+        start: Callable[[HostSlot, Mapping[str, str]], Running | None],
         address: str = LOOPBACK,
     ) -> None:
         self._rules = rules
@@ -255,8 +255,8 @@ class Driver:
             new = sorted(self._usable - self._workers.keys())
             slots = self._expected_slots(new)
             for slot, place in zip(slots, places(slots), strict=True):
-                if slot in new:
-                    self._workers[slot] = self._started(slot, place)
+                if slot in new and (worker := self._started(slot, place)):
+                    self._workers[slot] = worker
 
     def _expected_slots(self, new: Collection[HostSlot]) -> list[HostSlot]:
         """The slots by rank, if those who live and the new workers meet."""
@@ -264,8 +264,8 @@ class Driver:
         coming = [SlotWorker(slot, "", nobody) for slot in new]
         return [worker.slot for worker in ranked(self._members, [*self._workers.values(), *coming])]
 
-    def _started(self, slot: HostSlot, place: Mapping[str, int]) -> SlotWorker:
-        life = self._lives[slot] = self._lives.get(slot, -1) + 1
+    def _started(self, slot: HostSlot, place: Mapping[str, int]) -> SlotWorker | None:
+        life = self._lives.get(slot, -1) + 1
         variables = {
             **horovod_variables(place),
             "HOROVOD_ELASTIC": "1",
@@ -274,7 +274,11 @@ class Driver:
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._port),
         }
-        return SlotWorker(slot, worker_name(slot.host, slot.number, life), self._start(slot, variables))
+        running = self._start(slot, variables)
+        if running is None:
+            return None
+        self._lives[slot] = life
+        return SlotWorker(slot, worker_name(slot.host, slot.number, life), running)
 
     def _dismiss(self) -> None:
         """Tell the workers that are not needed any more, and ask, to end; none while there are too few slots.

@@ -111,12 +111,16 @@ def run(
     }
     with TemporaryDirectory(prefix="lockstep-run-") as name:
         folder = Path(name)
-        call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
-        (folder / function_worker.CALL).write_bytes(pickle.dumps((sys.path, call)))
+        (folder / function_worker.CALL).write_bytes(pack_call(func, args, kwargs))
         worker = [executable or sys.executable, function_worker.__file__, name]
         launcher = [sys.executable, "-m", "lockstep.cli.horovodrun", *_words(flags), "--", *worker]
         code, complaint = _launch(launcher)
-        return _results(folder, code, complaint)
+        return results(folder, code, complaint)
+
+
+def pack_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """What function_worker.py reads: the places of modules, and the call."""
+    return pickle.dumps((sys.path, cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))))
 
 
 def _joined(names: str | Sequence[str] | None) -> str | None:
@@ -193,7 +197,12 @@ def _show(lines: IO[str], stream: TextIO, complaint: list[str]) -> None:
         stream.flush()
 
 
-def _results(folder: Path, code: int, complaint: str) -> list[Any]:
+def results(folder: Path, code: int, complaint: str) -> list[Any]:
+    """What the workers have left in a folder, by rank.
+
+    Raises:
+        RuntimeError: `code` is not 0, or a result is missing.
+    """
     errors = sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
     if code and errors:
         _, rank, text = errors[0]

@@ -1,0 +1,11 @@
+"""Horovod's workers in Spark tasks; `lockstep.integrations.spark` does the work."""
+
+try:
+    import pyspark as _pyspark  # noqa: F401
+except ImportError as error:
+    raise ImportError("horovod.spark needs PySpark: pip install 'lockstep-torch[spark]'") from error
+
+from horovod.spark import runner, task
+from lockstep.integrations.spark.jobs import run, run_elastic
+
+__all__ = ["run", "run_elastic", "runner", "task"]

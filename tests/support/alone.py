@@ -1,0 +1,39 @@
+"""Programs in namespaces that have the loopback interface alone, and whose processes end with the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import of_one_thread, run
+
+NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+COMMAND = [*NAMESPACES, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+TELL = """
+import json
+def tell(**what):
+    print(json.dumps(what), flush=True)
+
+"""
+
+
+def skip_without() -> None:
+    """Skip the module where there are no such namespaces."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("namespaces need root and unshare (Debian: util-linux)", allow_module_level=True)
+
+
+def told(script: str, folder: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Run a program with more environment variables, and return all that it tells, by `tell(NAME=VALUE, ...)`."""
+    file = folder / "program.py"
+    file.write_text(TELL + script)
+    done = run([*COMMAND, sys.executable, file], folder, of_one_thread(**variables), cold=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {name: value for line in lines for name, value in line.items()}
