@@ -296,7 +296,7 @@ def test_training_imports_no_more_than_lockstep_does(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("lockstep", "torch"))]
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "spark.torch", "data"])
+@pytest.mark.parametrize("name", ["tensorflow", "keras", "mxnet", "spark.torch", "spark.keras", "data"])
 def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
     with pytest.raises(ImportError, match=r"horovod\.torch") as caught:
         importlib.import_module(f"horovod.{name}")
@@ -304,10 +304,12 @@ def test_other_frameworks_are_refused_with_a_way_out(name: str) -> None:
 
 
 @pytest.mark.cold
-def test_without_ray_its_package_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['ray'] = None; import horovod.torch, horovod.ray"
+@pytest.mark.parametrize(("name", "package", "needs"), [("ray", "ray", "Ray"), ("spark", "pyspark", "PySpark")])
+def test_without_its_framework_it_says_what_to_install(tmp_path: Path, name: str, package: str, needs: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import horovod.torch, horovod.{name}"
     done = run([sys.executable, "-c", code], tmp_path, cold=True)
-    assert done.stderr.splitlines()[-1] == "ImportError: horovod.ray needs Ray: pip install 'lockstep-torch[ray]'"
+    message = f"ImportError: horovod.{name} needs {needs}: pip install 'lockstep-torch[{name}]'"
+    assert done.stderr.splitlines()[-1] == message
 
 
 @pytest.mark.cold

@@ -1,5 +1,5 @@
-"""The functions of `lockstep.integrations.spark.jobs`."""
+"""The functions of `lockstep.integrations.spark.run`."""
 
-from lockstep.integrations.spark.jobs import run, run_elastic
+from lockstep.integrations.spark.run import run, run_elastic
 
 __all__ = ["run", "run_elastic"]
