@@ -88,7 +88,7 @@ def test_a_sound_checkpoint_as_new_as_was_told_is_there_after_every_kill(tmp_pat
     step = best = unfinished = 0
     for _ in range(kills):
         told = _live(folder, step, best, chance.uniform(0, LONGEST_LIFE_SECONDS))
-        unfinished += any(folder.glob(".partial-step-*"))
+        unfinished += any(folder.glob(".partial-*-step-*"))
         found, damaged = checkpoint_folder.newest_sound(folder)
         assert found is not None
         assert not damaged

@@ -96,11 +96,11 @@ def _words_of_restarts(config: TrainConfig, workers: int, is_dry: bool) -> list[
 
 def _run_path(config: TrainConfig, is_dry: bool) -> Path:
     """The run folder that the first workers would choose."""
-    resume, found = config.run.resume, None
-    if resume is not None and config.run.start_epoch is None and not Path(resume).is_file():
-        from lockstep.train.run_folder import newest_run_path, run_of
+    found = None
+    if config.run.resume is not None:
+        from lockstep.train.checkpoints.run_lock import resumed_run_path
 
-        found = newest_run_path(config) if resume == "auto" else run_of(Path(resume))
+        found = resumed_run_path(config)
     if found is None:
         found = new_run_path(config)
         if not is_dry:

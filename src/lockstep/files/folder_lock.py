@@ -1,35 +1,331 @@
-"""One writer a folder: a lock that the system takes back when its process ends, however it ends."""
+"""One writer per folder, on any host: a lock file with a heartbeat.
+
+`.lock` names the process that holds the folder. It is created exclusively, which every shared file system can do, and
+touched every few seconds by a thread. A lock whose process has ended is taken over: on the holder's own machine its pid
+and start time decide; from elsewhere its silence does, measured by the file server's clock, or that this job is known
+to follow the holder's (a restart, a requeue). A holder that was stopped for long, and lost the folder meanwhile, finds
+out when it confirms its lock, which it does before it renames anything there.
+
+POSIX locks are not used: NFS mounts and Lustre may have none, or one per host.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from lockstep.errors import ConfigError
+import psutil
+
+from lockstep.errors import ConfigError, LockstepError
+from lockstep.files.atomic import PARTIAL, partial_of, replacing
+from lockstep.files.untrusted import open_plain, parse_json, printable
+
+LOCK_FILE = ".lock"
+BEAT_SECONDS = 5.0
+SILENT_SECONDS = 60.0  # twelve beats: a file server that hangs for less costs no job its folder
+POLL_SECONDS = 0.5
+TURN_SECONDS = 0.01
+MOST_BYTES = 1 << 16
+_TEXTS = ("purpose", "job", "host", "machine", "token")
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder against a second writer, for as long as this process lives.
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds, or wants, a folder.
+
+    Args:
+        purpose: What it does there, such as "lockstep train".
+        job: The batch job that it belongs to, for messages; "" outside of one.
+        series: Sequences of which it is a member, with its number: a later member follows the earlier ones, which have
+            ended. For example the starts of a job's workers, or the runs of a batch job that is requeued.
+        machine: The boot of a kernel and the pid namespace, within which `pid` and `started` identify a process.
+        started: When the process was started, on a clock that cannot be set.
+        since: When it took the folder, in seconds since 1970.
+        succeeds: It has the folder from a process that may still run somewhere. Its lock stays when it ends, marked as
+            released, so that such a process does not take the folder for its own again.
+        released: It has given the folder back.
+    """
+
+    purpose: str
+    job: str = ""
+    series: Mapping[str, int] = field(default_factory=dict)
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    machine: str = field(default_factory=lambda: _machine())
+    started: float = field(default_factory=lambda: _started(os.getpid()) or 0.0)
+    since: float = field(default_factory=time.time)
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    succeeds: bool = False
+    released: bool = False
+
+    def follows(self, other: Owner) -> bool:
+        """Whether the other has ended because this one has started."""
+        return any(number > other.series[name] for name, number in self.series.items() if name in other.series)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its pid says something on this machine."""
+        return self.machine == _machine()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known not to hold the folder any more."""
+        return self.released or (self.is_here and _started(self.pid) != self.started)
+
+    def encode(self) -> bytes:
+        return (json.dumps(asdict(self)) + "\n").encode()
+
+    def __str__(self) -> str:
+        job = f" ({self.job})" if self.job else ""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"{self.purpose}{job}, process {self.pid} on {self.host}, since {since}"
+
+
+UNKNOWN = Owner("an unknown process", host="an unknown host", pid=0, machine="", started=0.0, since=0.0, token="")
+
+
+class FolderLock:
+    """A folder that this process holds until `close`; use `hold_folder`."""
+
+    def __init__(self, folder: Path, owner: Owner):
+        self.folder = folder
+        self._owner, self._content = owner, owner.encode()
+        self._path = folder / LOCK_FILE
+        self._lost_to = ""
+        self._confirmed = time.monotonic()
+        self._mutex = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="folder-lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise if the folder was lost, as far as is known; reads nothing unless this process was stopped for a while.
+
+        Raises:
+            LockstepError: Another process has taken the folder over.
+        """
+        is_late = time.monotonic() - self._confirmed > 2 * BEAT_SECONDS
+        if self._lost_to or (is_late and not self._mutex.locked()):  # locked: the heartbeat waits for the file server
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Raise unless this process still holds the folder, as its lock file says now.
+
+        Raises:
+            LockstepError: Another process has taken the folder over.
+        """
+        with self._mutex:
+            if not self._lost_to:
+                self._read_again()
+        if self._lost_to:
+            raise LockstepError(
+                f"{self.folder} is now held by {self._lost_to}: this process (pid {os.getpid()} on "
+                f"{socket.gethostname()}) was stopped or cut off for long, and ends without writing there"
+            )
+
+    def close(self) -> None:
+        """Give the folder back."""
+        self._closing.set()
+        self._thread.join()
+        with suppress(OSError):
+            if _read(self._path)[0] != self._content:
+                return
+            if self._owner.succeeds:
+                with replacing(self._path) as partial:
+                    partial.write_bytes(replace(self._owner, released=True).encode())
+            else:
+                self._path.unlink()
+
+    def _read_again(self) -> None:
+        try:
+            content, _ = _read(self._path)
+            if content != self._content:
+                self._lost_to = str(_owner(content))
+                return
+        except FileNotFoundError:  # removed by hand, maybe with the folder: nobody else has it
+            with suppress(OSError):
+                _create(self._path, self._content)
+        except OSError:
+            return  # the file system does not answer now, nor take what is written
+        self._confirmed = time.monotonic()
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_SECONDS):
+            try:
+                self.confirm()
+                os.utime(self._path)
+            except LockstepError:
+                return
+            except OSError:
+                continue
+
+
+def print_note(line: str) -> None:
+    """Print a line for people at once, since what follows may be a wait."""
+    print(f"lockstep: {line}", file=sys.stderr, flush=True)
+
+
+def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], None] = print_note) -> FolderLock:
+    """Hold an existing folder against all other writers; where it is not certain yet that the last one has ended, wait.
+
+    Args:
+        way_out: What to do when the folder is in use, after a semicolon.
+        tell: Takes lines for people: that a lock of another machine is taken over, or waited for.
 
     Raises:
         ConfigError: Another process holds it.
+        OSError: The lock cannot be written.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    path = folder / LOCK_FILE
+    watched: tuple[bytes, int] | None = None
+    while not _create(path, owner.encode()):
+        try:
+            seen = held, touched = _read(path)
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a link to nothing; remove it") from None
+            continue
+        holder = _owner(held)
+        heir = replace(owner, succeeds=holder.succeeds or not holder.is_here)
+        if owner.follows(holder) or holder.has_ended:
+            if _take_over(path, held, heir):
+                return FolderLock(folder, heir)
+        elif holder.is_here:
+            raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+        elif (silent_seconds := _silence(folder, touched, owner.token)) > SILENT_SECONDS:
+            if _take_over(path, held, heir):
+                tell(f"took {folder} over from {holder}, which gave no sign for {silent_seconds:,.0f} s")
+                return FolderLock(folder, heir)
+        elif watched is None:
+            tell(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see whether it still is")
+            watched = seen
+        elif watched != seen:
+            raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+        else:
+            time.sleep(POLL_SECONDS)
+    return FolderLock(folder, owner)
+
+
+def is_of_lock(path: Path) -> bool:
+    """Whether a file is a lock, or what a process that was killed while it took one has left."""
+    return path.name.removeprefix(PARTIAL).startswith(LOCK_FILE)
+
+
+@contextmanager
+def holding(folder: Path, purpose: str) -> Iterator[FolderLock]:
+    """Hold an existing folder while the block runs.
+
+    Raises:
+        ConfigError: Another process holds it.
+        OSError: It cannot be written to.
+    """
+    lock = hold_folder(folder, Owner(purpose), "wait for it to end, or name another folder")
     try:
-        _lock(descriptor, folder)
-        yield
+        yield lock
+    finally:
+        lock.close()
+
+
+def _create(path: Path, content: bytes) -> bool:
+    """Whether the lock file was created, which only one process can do."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, content)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)
+    return True
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _read(path: Path) -> tuple[bytes, int]:
+    """A lock file's content, and when it was touched last, in nanoseconds of the file server's clock.
+
+    Opening makes NFS ask the server again for both.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"another `lockstep data` is writing {folder}; wait for it, or name another folder") from None
+        with open_plain(path) as file:
+            return file.read(MOST_BYTES), os.fstat(file.fileno()).st_mtime_ns
+    except ValueError as error:
+        raise OSError(f"{path} is not a plain file; remove it") from error
+
+
+def _owner(content: bytes) -> Owner:
+    """The owner that a lock file names; an unknown one where that is damaged, or not written yet."""
+    try:
+        value: Any = parse_json(content)
+        fields: dict[str, Any] = {name: printable(str(value[name])) for name in _TEXTS}
+        fields |= {name: float(value[name]) for name in ("started", "since")}
+        fields["series"] = {str(name): int(number) for name, number in value["series"].items()}
+        fields |= {name: value.get(name) is True for name in ("succeeds", "released")}
+        owner = Owner(**fields, pid=int(value["pid"]))
+        return owner if str(owner) else UNKNOWN
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
+        return UNKNOWN
+
+
+def _silence(folder: Path, touched: int, token: str) -> float:
+    """The seconds, by the file server's clock, since a lock was touched."""
+    probe = partial_of(folder / f"{LOCK_FILE}-{token}")
+    probe.touch()
+    now = probe.stat().st_mtime_ns
+    probe.unlink(missing_ok=True)
+    return (now - touched) / 1e9
+
+
+def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
+    """Put the heir's lock in place of the one that was read as `held`, unless that is not there any more.
+
+    Only who has created a second file may do so; otherwise one process could replace what another has put there since.
+    """
+    turn = partial_of(path.with_name(f"{LOCK_FILE}-turn"))
+    if not _create(turn, heir.encode()):
+        with suppress(FileNotFoundError):
+            if _silence(path.parent, _read(turn)[1], heir.token) > SILENT_SECONDS:  # its process was killed right there
+                turn.unlink()
+        time.sleep(TURN_SECONDS)
+        return False
+    try:
+        if _read(path)[0] != held:
+            return False
+        with replacing(path) as partial:
+            partial.write_bytes(heir.encode())
+        return True
+    except FileNotFoundError:
+        return False
+    finally:
+        turn.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    """What identifies this boot of this kernel, and this process's pid namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        pass  # a file system without locks, such as Lustre may be
+        return f"{socket.gethostname()} {psutil.boot_time():.0f}"
+
+
+def _started(pid: int) -> float | None:
+    """When a process of this machine was started, on a clock that cannot be set; None if it has ended."""
+    try:
+        if sys.platform != "linux":
+            return psutil.Process(pid).create_time()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else float(fields[18])
+    except (OSError, psutil.Error):
+        return None

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
+from lockstep.train.checkpoints.run_lock import HeldRun
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.losses import Criterion
 from lockstep.train.monitoring.data_wait import DataWait
@@ -71,12 +72,17 @@ class Saving:
     """What outlives the workers, and where it is.
 
     Args:
+        held: The run's folder, which this job holds.
         identity: What a checkpoint must have in common with a job that goes on from it.
         copies: Where the state is copied to before it is written.
     """
 
-    folder: RunFolder
+    held: HeldRun
     checkpoints: Checkpoints
     snapshots: Checkpoints
     identity: dict[str, Any]
     copies: HostCopies
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.held.folder

@@ -123,6 +123,7 @@ def train_epoch(job: Job) -> None:
         due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
+            job.saving.held.check()
             report_steps(job, interval)
             if due or due_in_memory:
                 save(job, durably=due)

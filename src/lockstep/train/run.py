@@ -16,6 +16,7 @@ from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.train import target_accuracy
+from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
@@ -37,21 +38,20 @@ def run(config: TrainConfig, world: World) -> Result:
     """
     io = start_counting(config.run.io_every, world)  # so that loading the data set counts
     check_same_job(world, config)  # loading a data set by another name may already wait for the others
-    data = load_data(config, world)
-    return run_with(config, world, data, build_model(config, data), io)
+    with holding_run(config, world) as held:  # before anything that takes long
+        data = load_data(config, world)
+        return _run(config, world, data, build_model(config, data), held, io)
 
 
-def run_with(
-    config: TrainConfig, world: World, data: ImageData, model: nn.Module, io: IoSampler | None = None
-) -> Result:
-    """The same with a data set and a model that are already there.
+def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Result:
+    """The same with a data set and a model that are already there."""
+    with holding_run(config, world) as held:
+        return _run(config, world, data, model, held, start_counting(config.run.io_every, world))
 
-    Args:
-        io: Counts since before they were; None: from now on.
-    """
-    io = io or start_counting(config.run.io_every, world)
+
+def _run(config: TrainConfig, world: World, data: ImageData, model: nn.Module, held: HeldRun, io: IoSampler) -> Result:
     check_workers(config, world.size)
-    job = build_job(config, world, data, model)
+    job = build_job(config, world, data, model, held)
     log = job.saving.folder.log(world.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)

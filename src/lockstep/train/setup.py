@@ -24,6 +24,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.calibration import calibrate
 from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
+from lockstep.train.checkpoints.run_lock import HeldRun, unknown_to_others
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.nonfinite import build_guard
@@ -75,8 +76,11 @@ def place_model(model: nn.Module, config: TrainConfig, precision: Precision, wor
     return precision.prepare(model).to(world.device).to(memory_format=_memory_format(config))
 
 
-def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Job:
+def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Module, held: HeldRun | None = None) -> Job:
     """Put a run together, and restore its state if it resumes one.
+
+    Args:
+        held: The run's folder; None: as configured, and no other job knows of it.
 
     Raises:
         ConfigError: The configuration contradicts the world or the data, or the workers are about to do different jobs.
@@ -84,6 +88,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     """
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
+    held = held or unknown_to_others(config, world)
     point = find_resume_point(config, world)
     notes = list(point.notes)
     check_sizes(model, config.data.sizes_by_epoch, data.input)
@@ -117,8 +122,8 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     schedule = build_schedule(config.optim, peak, config.epochs, steps_per_epoch)
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average)
     identity = identify(config, data, batching)
-    beginning = begin(point, config, world, identity, weights, optim, steps_per_epoch)
-    folder, progress = beginning.folder, beginning.progress
+    beginning = begin(point, config, world, held, identity, weights, optim, steps_per_epoch)
+    progress = beginning.progress
     data_wait = DataWait(describe_loading(config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     return Job(
@@ -127,9 +132,9 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         network=Network(model, weights, replica),
         loading=Loading(data, train_loader, val_loader, data_wait),
         optim=optim,
-        saving=Saving(folder, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
+        saving=Saving(held, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
-        tracker=build_trackers(config, world, folder, progress),
+        tracker=build_trackers(config, world, held.folder, progress),
         progress=progress,
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),

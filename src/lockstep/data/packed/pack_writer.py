@@ -32,7 +32,7 @@ from lockstep.data.sets import FileSplit
 from lockstep.data.sources.folder_listing import list_images, name_of, validation_folder
 from lockstep.errors import ConfigError, DataError
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
-from lockstep.files.folder_lock import alone
+from lockstep.files.folder_lock import holding, is_of_lock
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_json
 
@@ -97,7 +97,7 @@ def _check_places(folder: Path, out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"OUT {out} is a file; name a new folder")
     own = {PARTIAL + name for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
-    others = out.is_dir() and any(path.name not in own for path in out.iterdir())
+    others = out.is_dir() and any(path.name not in own and not is_of_lock(path) for path in out.iterdir())
     if others and not is_begun(out) and not is_packed(out):
         raise ConfigError(f"OUT {out} holds other things; name a new folder")
 
@@ -156,7 +156,7 @@ def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
     """
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
-        with alone(plan.out):
+        with holding(plan.out, "lockstep data pack"):
             if (plan.out / MANIFEST_FILE).exists():
                 manifest = Manifest.read(plan.out)
                 _check_same(plan, manifest.settings, manifest.source)

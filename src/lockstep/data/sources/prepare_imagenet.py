@@ -17,7 +17,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from lockstep.errors import DataError, first_line
 from lockstep.files.atomic import PARTIAL, partial_of, replacing
-from lockstep.files.folder_lock import alone
+from lockstep.files.folder_lock import holding
 
 OFFICIAL_MD5 = {
     "training": "1d675b47d978889d74fa0da5fadfb00e",
@@ -102,10 +102,11 @@ def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) ->
     Raises:
         DataError: An archive is damaged, DEST holds other things, or it cannot be written.
     """
-    with _writing(folder):
-        _check_target(folder, archives.classes)
-        folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with ExitStack() as stack:
+        with _writing(folder):
+            _check_target(folder, archives.classes)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(holding(folder, "lockstep data prepare"))
         count, left = 0, _size(archives.train)
         for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # as they lie on disk
             start, size = archives.train_tars[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -61,12 +62,15 @@ class CheckpointFolder(Checkpoints):
 
     Args:
         durable: Have each on the disk before it counts; False: for a folder that is in memory anyway.
+        confirm: Called before anything is renamed or removed; raises LockstepError where another job has taken over.
     """
 
     noun = "checkpoint"
 
-    def __init__(self, folder: Path, keep: int, durable: bool = True):
+    def __init__(self, folder: Path, keep: int, durable: bool = True, confirm: Callable[[], None] = lambda: None):
         self.folder = folder
+        self._confirm = confirm
+        self._token = secrets.token_hex(4)  # so that no two writers share what is half-written
         self._keep = keep
         self._durable = durable
         self._tell: Callable[[str], None] = logging.getLogger("lockstep").warning
@@ -99,6 +103,7 @@ class CheckpointFolder(Checkpoints):
             raise CheckpointError(f"{self._failure}. Make room, then go on with --resume")
 
     def forget_after(self, step: int, best_step: int) -> None:
+        self._confirm()
         for path in _all(self.folder):
             if path.name > _name_of(step):
                 self._remove(path)
@@ -120,6 +125,7 @@ class CheckpointFolder(Checkpoints):
         """
         self._writer.wait()
         best = checkpoint_format.load(best_or_newest(self.folder))
+        self._confirm()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             checkpoint_format.export(path, best.usable, best.about)
@@ -173,11 +179,13 @@ class CheckpointFolder(Checkpoints):
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         target = self.folder / _name_of(snapshot.step)
-        partial = partial_of(target)
+        partial = self._partial_of(target.name)
+        self._confirm()
         self._make(self.folder)
         self._clear_partial()
         partial.mkdir()
         checkpoint_format.write(partial, snapshot, self._durable)
+        self._confirm()
         # A resumed run may take a step again that it had saved before: without the one for two system calls.
         before = self._set_aside(target) if target.exists() else None
         os.rename(partial, target)
@@ -212,7 +220,7 @@ class CheckpointFolder(Checkpoints):
                 path.unlink(missing_ok=True)
 
     def _point_best_at(self, target: Path) -> None:
-        link = partial_of(self.folder / "best")
+        link = self._partial_of("best")
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
         os.replace(link, self.folder / "best")
@@ -222,10 +230,13 @@ class CheckpointFolder(Checkpoints):
 
     def _set_aside(self, path: Path) -> Path:
         """Give a checkpoint another name, so that no half-removed one is ever taken for one."""
-        doomed = partial_of(path.with_name(f"old-{path.name}"))
+        doomed = self._partial_of(f"old-{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(path, doomed)
         return doomed
+
+    def _partial_of(self, name: str) -> Path:
+        return partial_of(self.folder / f"{self._token}-{name}")
 
     def _sync(self, folder: Path) -> None:
         if self._durable:

@@ -47,12 +47,12 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
     Raises:
         OSError: They cannot be written.
     """
-    scalars, tensors = _split_optimizer(snapshot.optimizer)
+    scalars, moments = _split_optimizer(snapshot.optimizer)
     _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
-    _save_tensors(tensors, folder / OPTIMIZER_FILE)
-    for name, extra in ((AVERAGE_FILE, snapshot.average), (STRATEGY_FILE, snapshot.strategy)):
-        if extra:
-            _save_tensors(extra, folder / name)
+    others = {OPTIMIZER_FILE: moments, AVERAGE_FILE: snapshot.average, STRATEGY_FILE: snapshot.strategy}
+    others = {name: tensors for name, tensors in others.items() if tensors or name not in OPTIONAL}
+    for name, tensors in others.items():
+        _save_tensors(tensors, folder / name)
     state = {
         "format": FORMAT,
         "step": snapshot.step,
@@ -63,7 +63,7 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
         "optimizer": scalars,
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-    files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    files = {name: describe_file(folder / name) for name in sorted([MODEL_FILE, STATE_FILE, *others])}
     (folder / MANIFEST_FILE).write_text(json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8")
     if durable:
         for path in folder.iterdir():

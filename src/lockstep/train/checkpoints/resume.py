@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from lockstep.config.run_names import new_run_path
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, ConfigError
@@ -17,11 +16,12 @@ from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder, Check
 from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.legacy_resume import begin_at, take_over
 from lockstep.train.checkpoints.memory_snapshots import NONE, bring_newest
+from lockstep.train.checkpoints.run_lock import HeldRun
 from lockstep.train.job_parts import Optimization
 from lockstep.train.optim.batch_plan import Batching
 from lockstep.train.optim.build import load_keeping_flags
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import RunFolder, newest_run_path
+from lockstep.train.run_folder import newest_run_path
 from lockstep.world.world import World
 
 
@@ -77,7 +77,6 @@ class Beginning:
     """
 
     progress: Progress
-    folder: RunFolder
     checkpoints: Checkpoints
     notes: list[str]
 
@@ -86,12 +85,13 @@ def begin(
     point: ResumePoint,
     config: TrainConfig,
     world: World,
+    held: HeldRun,
     identity: dict[str, Any],
     weights: nn.Module,
     optim: Optimization,
     steps_per_epoch: int,
 ) -> Beginning:
-    """Put the state that a run goes on from, if any, into its parts, and open its folder.
+    """Put the state that a run goes on from, if any, into its parts, and begin its folder, which is held.
 
     Raises:
         CheckpointError: The state is damaged, or belongs to another job.
@@ -109,11 +109,11 @@ def begin(
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
-    folder, checkpoints = _open_folder(config, world, point)
-    if point.run is not None and point.run != folder.path.resolve():
+    checkpoints = _begin_folder(config, world, held, is_new=point.state is None)
+    if point.run is not None and point.run != held.folder.path.resolve():
         progress.forget_best()  # the best of the other folder stays there
     go_back(checkpoints, progress, world)
-    return Beginning(progress, folder, checkpoints, notes)
+    return Beginning(progress, checkpoints, notes)
 
 
 def find_resume_point(config: TrainConfig, world: World) -> ResumePoint:
@@ -177,26 +177,22 @@ def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
     return found, [f"{problem}; going on from {found}" for problem in problems]
 
 
-def _open_folder(config: TrainConfig, world: World, point: ResumePoint) -> tuple[RunFolder, Checkpoints]:
-    """The run's folder, created by rank 0, which alone writes checkpoints.
+def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool) -> Checkpoints:
+    """Write what the run was started with, on rank 0, which alone writes checkpoints.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints.
     """
-    folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, point)))))
+    folder = held.folder
     if not world.is_main:
-        return folder, Checkpoints()
-    if point.state is None and checkpoint_folder.newest(folder.checkpoints):
+        return Checkpoints()
+    if is_new and checkpoint_folder.newest(folder.checkpoints):
         way_out = "add --resume auto to go on with it, or choose another folder"
         if config.run.start_epoch is not None:
             way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
         raise ConfigError(f"--run-dir {folder.path} holds the checkpoints of an earlier run; {way_out}")
     folder.create(config, world)
-    return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
-
-
-def _choose_run_path(config: TrainConfig, point: ResumePoint) -> Path:
-    return config.run.run_dir or point.run or new_run_path(config)
+    return CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm)
 
 
 def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, optim: Optimization) -> Progress:

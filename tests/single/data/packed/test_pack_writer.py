@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -29,6 +28,7 @@ from lockstep.data.packed.pack_reader import MANIFEST_FILE, Manifest, splits
 from lockstep.data.sources.describe import describe
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import ConfigError, CorruptImageError, DataError
+from lockstep.files.folder_lock import holding
 
 NewFolder = Callable[..., Path]
 
@@ -379,13 +379,8 @@ def test_other_settings_or_files_are_refused_by_name(folder: Path, new_folder: N
 
 def test_two_packings_do_not_write_one_pack(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    other = os.open(tmp_path / "out", os.O_RDONLY)
-    try:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another `lockstep data` is writing"):
-            pack_folder(folder, tmp_path / "out")
-    finally:
-        os.close(other)
+    with holding(tmp_path / "out", "another"), pytest.raises(ConfigError, match="in use by another"):
+        pack_folder(folder, tmp_path / "out")
     pack_folder(folder, tmp_path / "out")
 
 

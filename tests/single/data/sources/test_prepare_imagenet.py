@@ -17,7 +17,7 @@ from lockstep.data import catalog
 from lockstep.data.sources import prepare_imagenet
 from lockstep.data.sources.prepare_imagenet import look, md5, numbered_classes, prepare
 from lockstep.errors import ConfigError, DataError
-from lockstep.files.folder_lock import alone
+from lockstep.files.folder_lock import holding
 
 CLASSES = {1: "n03000000", 2: "n01000000", 3: "n02000000"}
 TRUTH = [2, 3, 1, 1, 2]
@@ -261,7 +261,7 @@ def test_a_class_that_is_there_twice_names_what_to_remove(archives: Archives, tm
 
 def test_two_commands_do_not_write_one_folder(archives: Archives, tmp_path: Path) -> None:
     (tmp_path / "dest").mkdir()
-    with alone(tmp_path / "dest"), pytest.raises(ConfigError, match="another `lockstep data` is writing"):
+    with holding(tmp_path / "dest", "another"), pytest.raises(ConfigError, match="in use by another"):
         _prepare(archives, tmp_path / "dest")
     assert _prepare(archives, tmp_path / "dest") == (9, 5)
 

@@ -237,7 +237,7 @@ def test_start_epoch_moves_locksteps_own_runs_to_a_new_folder(tmp_path: Path, mo
     assert sorted(Path("first/checkpoints").iterdir()) == kept
     assert [r["step"] for r in read_records(moved.run_dir / "metrics.jsonl") if r["kind"] == "step"] == [2, 3]
     same = fit(net(), data, data, epochs=4, resume="first", start_epoch=3, **SETTINGS)
-    assert same.run_dir.samefile("first")
+    assert same.run_dir.parent == Path("runs")  # also where it begins at the epoch that is due anyway
     late = fit(net(), data, data, epochs=3, start_epoch=2, run_dir="late", **SETTINGS)
     assert [r["step"] for r in read_records(late.run_dir / "metrics.jsonl") if r["kind"] == "step"] == [3]
     with pytest.raises(ConfigError, match="--start-epoch 4 is past the last epoch, --epochs 3"):

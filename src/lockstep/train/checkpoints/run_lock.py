@@ -1,0 +1,104 @@
+"""Holding a run's folder while the run uses it, so that no other job writes there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.config.run_names import new_run_path
+from lockstep.config.schema import TrainConfig
+from lockstep.errors import ConfigError
+from lockstep.files.folder_lock import Owner, hold_folder
+from lockstep.train.run_folder import RunFolder, newest_run_path, run_of
+from lockstep.world.job_series import describe_batch_job, series_of
+from lockstep.world.world import World
+
+WAY_OUT = "wait for that job to end, end it, or choose another folder with --run-dir"
+
+
+def _nothing() -> None:
+    """Of a worker that does not write to the folder."""
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run's folder that this job holds.
+
+    Args:
+        check: Raises LockstepError when another job is known to have taken the folder over. Costs nothing.
+        confirm: The same by asking the file system; due before anything there is renamed or removed.
+    """
+
+    folder: RunFolder
+    check: Callable[[], None] = _nothing
+    confirm: Callable[[], None] = _nothing
+
+
+@contextmanager
+def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
+    """Hold the folder that this run will write to while the block runs. Call it on all workers; rank 0 holds it.
+
+    Raises:
+        ConfigError: Another job holds it, or it cannot be written; raised on all workers.
+    """
+    lock, made, problem = None, list[Path](), ""
+    path = Path()
+    try:
+        if world.is_main:
+            try:
+                path = _make_folder(config, made)
+                owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.place, os.environ))
+                lock = hold_folder(path, owner, WAY_OUT)
+            except ConfigError as error:
+                problem = str(error)
+            except OSError as error:
+                problem = f"run folder {path} cannot be written: {error}; choose another with --run-dir"
+        text, problem = world.from_main([str(path), problem])
+        if problem:
+            raise ConfigError(problem)
+        folder = RunFolder(Path(text))
+        yield HeldRun(folder, lock.check, lock.confirm) if lock else HeldRun(folder)
+    finally:
+        if lock:
+            lock.close()
+        for each in reversed(made):  # where the run ended before it wrote anything
+            with suppress(OSError):
+                each.rmdir()
+
+
+def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
+    """The run's folder where no other job can know of it, so that it need not be held."""
+    return HeldRun(RunFolder(Path(world.from_main(str(config.run.run_dir or new_run_path(config))))))
+
+
+def resumed_run_path(config: TrainConfig) -> Path | None:
+    """The folder of the run that this one goes on with, unless --run-dir names another; None: it is a new run.
+
+    Raises:
+        CheckpointError: --resume names something without a checkpoint.
+    """
+    resume = config.run.resume
+    if resume is None or config.run.start_epoch is not None or Path(resume).is_file():  # a file is an older script's
+        return None
+    return newest_run_path(config) if resume == "auto" else run_of(Path(resume))
+
+
+def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
+    """The run's folder, with those above it; those that were not there are added to `made`."""
+    given = config.run.run_dir or resumed_run_path(config)
+    while True:
+        path = given or new_run_path(config)
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            try:
+                each.mkdir()
+            except FileExistsError:
+                if not each.is_dir():
+                    raise
+            else:
+                made.append(each)
+        if given or made[-1:] == [path]:  # of a new name, the first job to make it has it
+            return path

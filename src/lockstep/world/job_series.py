@@ -1,0 +1,34 @@
+"""Which jobs follow which: the batch job and the restarts that a process belongs to.
+
+| series | facts from |
+|---|---|
+| starts of the workers of one job (`--max-restarts`) | LOCKSTEP_SNAPSHOTS, TORCHELASTIC_RESTART_COUNT |
+| runs of a Slurm job that is requeued | SLURM_JOB_ID, SLURM_CLUSTER_NAME, SLURM_RESTART_COUNT (sbatch(1)) |
+
+Members are numbered from 0. Other batch systems do not number the runs of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.world.launcher_environment import Place
+
+BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("Cobalt", "COBALT_JOBID"))
+
+
+def describe_batch_job(environment: Mapping[str, str]) -> str:
+    """The batch job that the environment belongs to, such as "Slurm job 17"; "" outside of one."""
+    jobs = (f"{system} job {environment[name]}" for system, name in BATCH_JOBS if environment.get(name))
+    return next(jobs, "")
+
+
+def series_of(place: Place, environment: Mapping[str, str]) -> dict[str, int]:
+    """The series that this process's job is a member of, and its number in each; see `files.folder_lock.Owner`."""
+    series = {}
+    if place.snapshots is not None:
+        series[f"starts of {place.snapshots.name}"] = place.restart
+    if job := environment.get("SLURM_JOB_ID"):
+        runs = environment.get("SLURM_RESTART_COUNT", "0")
+        series[f"Slurm job {job} of {environment.get('SLURM_CLUSTER_NAME', '')}"] = int(runs) if runs.isdecimal() else 0
+    return series
