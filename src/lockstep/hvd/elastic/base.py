@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,14 @@ class Commits:
         return False
 
 
+@dataclass(frozen=True)
+class _HostMessages:
+    is_empty: bool
+
+    def empty(self) -> bool:
+        return self.is_empty
+
+
 class State:
     """Training state that is saved, restored, and made the same on all workers. Subclasses say what it consists of.
 
@@ -53,7 +62,7 @@ class State:
         self._get_rank = get_rank
         self._changes_seen = 0
         self._messages: deque[tuple[float, int]] = deque()
-        self._latest_message: float = 0
+        self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -80,6 +89,13 @@ class State:
             update_res: A `HostUpdateResult`.
         """
         self._messages.append((timestamp, update_res))
+
+    @property
+    def _host_messages(self) -> _HostMessages:
+        """Horovod's queue of news of the hosts, for scripts that ask whether it is empty."""
+        from lockstep.world.elastic_rendezvous import host_changes
+
+        return _HostMessages(not self._messages and not host_changes(self._changes_seen)[1])
 
     def commit(self) -> None:
         """Save the state, also in the host's memory where the workers can be started anew; then look for other hosts.
@@ -115,8 +131,8 @@ class State:
         seen, changes = host_changes(self._changes_seen)
         while self._messages:
             timestamp, update = self._messages.popleft()
-            if timestamp > self._latest_message:
-                self._latest_message = timestamp
+            if timestamp > self._last_updated_timestamp:
+                self._last_updated_timestamp = timestamp
                 changes |= update
         return seen, changes
 

@@ -242,7 +242,9 @@ def test_a_script_may_tell_of_changed_hosts_itself(result: HostUpdateResult) -> 
     state = TorchState(batch=0)
     state.on_hosts_updated(5.0, HostUpdateResult.no_update)
     state.check_host_updates()
+    assert state._host_messages.empty()  # scripts ask Horovod's queue
     state.on_hosts_updated(6.0, result)
+    assert not state._host_messages.empty()
     with pytest.raises(HostsUpdatedInterrupt) as caught:
         state.check_host_updates()
     assert caught.value.skip_sync is (result is HostUpdateResult.removed)
