@@ -69,12 +69,29 @@ def test_a_disk_full_at_the_end_is_an_error_after_the_results(
     run = small_disk.path / "run"
     with pytest.raises(CheckpointError, match=r"trained to the end, but checkpoint of step 60 .*metrics.jsonl cannot"):
         train(run, {32: lambda: _fill(small_disk, run, 30)})
-    assert "validation images right" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "validation images right" in printed
+    # Of all evaluations after the disk was full, none has its weights there.
+    assert re.search(r"best .* after step [3-6]\d; its weights are not written", printed), printed
     small_disk.empty()
     assert newest_step(run) == 30
     train(run, {}, resume="auto")
     assert recorded_steps(run) == list(range(1, STEPS + 1))
     assert newest_step(run) == STEPS
+
+
+def test_a_disk_that_was_full_all_the_time_leaves_nothing_to_resume(
+    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_disk.path / "run"
+    with pytest.raises(CheckpointError) as error:
+        train(run, {2: small_disk.fill})
+    assert str(error.value).endswith("Make room and start again: there is nothing to resume")
+    assert str(error.value).count("Make room") == 1
+    assert "is no checkpoint" not in str(error.value)
+    assert "resume with" not in str(error.value)
+    assert "its weights are not written" in capsys.readouterr().out
+    assert not (run / "model.safetensors").exists()
 
 
 def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -125,14 +126,72 @@ def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
     assert "worker 1 of 3 was ended by SIGKILL" in job.text
 
 
-def test_ctrl_c_stops_all_workers_after_a_checkpoint(tmp_path: Path) -> None:
-    with started([*LOCKSTEP, "train", "-np", "2", "--epochs", "500"], tmp_path) as job:
+@pytest.mark.parametrize("launcher", ["", f"run -np 2 -- {sys.executable} -m lockstep"])
+def test_ctrl_c_stops_all_workers_after_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, launcher: str) -> None:
+    words = [*launcher.split(), "train", *["-np", "2"] * (not launcher), "--epochs", "500", "--resume", "auto"]
+    with started([*LOCKSTEP, *words], tmp_path) as job:
         job.wait_for("epoch   1/500")
         family = job.descendants()
         job.send_signal(signal.SIGINT)
-        assert job.wait(timeout=30) == StoppedError.exit_code
+        assert job.wait() == StoppedError.exit_code
         assert psutil.wait_procs(family, timeout=1)[1] == []
-    assert "stopped by SIGINT after a checkpoint" in job.text
+    (run_folder,) = (tmp_path / "runs").iterdir()
+    (checkpoint,) = run_folder.glob("checkpoints/step-*")
+    assert list(read_records(run_folder / "metrics.jsonl"))[-1]["reason"] == "SIGINT"
+    typed = shlex.join(["python", "-m", "lockstep", *words[:-2]])
+    step = int(checkpoint.name.removeprefix("step-"))
+    relative = run_folder.relative_to(tmp_path)
+    assert job.text.splitlines()[-1] == (
+        f"lockstep: stopped by SIGINT after step {step:,} of 11,500, with a checkpoint, "
+        f"{checkpoint.relative_to(tmp_path)}; to go on: {typed} --resume {relative}"
+    )
+    again = shlex.split(job.text.splitlines()[-1].partition("to go on: ")[2])
+    done = run([sys.executable, *again[1:], "--max-steps", str(step + 1)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"resumed after step {step} " in done.stdout
+
+
+STUCK = """
+import signal, time
+from pathlib import Path
+from torch import nn
+from lockstep.models.digits_net import build
+
+class Stuck(nn.Identity):
+    steps = 0
+
+    def forward(self, images):
+        self.steps += self.training
+        while self.steps == 30:
+            print("step 30 is stuck", flush=True)
+            time.sleep(100)
+        return images
+
+def net(num_classes):
+    return nn.Sequential(Stuck(), build(num_classes, width=8))
+"""
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize(("checkpoint_steps", "step"), [("8", 24), ("0", 23)])  # 23: the first epoch's end
+def test_workers_that_do_not_stop_are_killed_and_what_is_left_is_named(
+    tmp_path: Path, signals: tuple[signal.Signals, ...], checkpoint_steps: str, step: int
+) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    words = ["train", "-np", "2", "--model", "stuck:net", "--checkpoint-steps", checkpoint_steps, "--run-dir", "run"]
+    checkpoint = f"run/checkpoints/step-{step:08d}"
+    with started([*LOCKSTEP, *words, "--epochs", "2", "--stop-timeout", "1"], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("step 30 is stuck") == 2 and (tmp_path / checkpoint).exists())
+        for number in signals:
+            job.send_signal(number)
+            job.wait_for("the workers are asked to stop")
+        assert job.wait() == 128 + signals[0]
+    stopped, left = job.text.splitlines()[-2:]
+    killed = "within --stop-timeout 1 s and were killed" if len(signals) == 1 else "killed on the second Ctrl-C"
+    assert stopped.startswith(f"lockstep: stopped by {signals[0].name}; ")
+    assert killed in stopped
+    assert left.startswith(f"lockstep: the newest checkpoint is of step {step}, {checkpoint}; to go on: ")
+    assert left.endswith("--stop-timeout 1 --resume run")
 
 
 def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> None:

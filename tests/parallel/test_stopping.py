@@ -120,8 +120,9 @@ def test_stopped_in_training_and_resumed_is_bit_identical(
     # The agreement of this step had begun before the signal came; the next comes with the next step or, after the
     # epoch's last, with the evaluation.
     step = moment if size == 1 or moment == 5 else moment + 1
-    assert message.startswith(f"stopped by SIGTERM after step {step} of {STEPS}, with a checkpoint in {tmp_path}; ")
-    assert "--resume auto" in message
+    checkpoint = tmp_path / "checkpoints" / f"step-{step:08d}"
+    assert message.startswith(f"stopped by SIGTERM after step {step} of {STEPS}, with a checkpoint, {checkpoint}; ")
+    assert message.endswith(f"to go on, call fit() with resume='{tmp_path}'")
     assert _checkpoints(tmp_path)[-1] == f"step-{step:08d}"
     last = list(read_records(tmp_path / "metrics.jsonl"))[-1]
     assert (last["kind"], last["step"], last["reason"]) == ("stop", step, "SIGTERM")
@@ -178,7 +179,7 @@ def test_a_time_limit_stops_all_workers_in_time_and_the_resumed_run_is_bit_ident
     last = list(read_records(tmp_path / "metrics.jsonl"))[-1]
     assert last["unix_time"] < end
     assert (last["kind"], last["reason"]) == ("stop", "the time limit")
-    assert message.startswith(f"stopped by the time limit after step {last['step']} of {STEPS}, with a checkpoint in ")
+    assert message.startswith(f"stopped by the time limit after step {last['step']} of {STEPS}, with a checkpoint, ")
     assert _checkpoints(tmp_path)[-1] == f"step-{last['step']:08d}"
     assert all("left (SLURM_JOB_END_TIME)" in log.read_text() for log in (tmp_path / "logs").iterdir())
     assert _run(2, tmp_path, resume="auto", time_limit="1-0") == ("", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.config.legacy_flags import translate
-from lockstep.config.run_names import new_run_path
+from lockstep.config.resume_command import how_to_resume
+from lockstep.config.run_names import RUNS, new_run_path, slug
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError
@@ -19,6 +21,8 @@ from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
+
+KILLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,7 +43,8 @@ def main(words: Sequence[str]) -> int:
     catalog.check(config.data)
     work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
-    return run_workers(
+    started = time.time()
+    code = run_workers(
         WorkerCommand(
             ["train", *words],
             work,
@@ -51,6 +56,21 @@ def main(words: Sequence[str]) -> int:
             elastic=_elastic(command),
         )
     )
+    if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:
+        print(f"lockstep: {_describe_left(config, started)}", file=sys.stderr)
+    return code
+
+
+def _describe_left(config: TrainConfig, started: float) -> str:
+    """What a run that was killed has left on the disk, and how to go on with it."""
+    runs = [config.run.run_dir] if config.run.run_dir else list(RUNS.glob(f"{slug(config)}*"))
+    checkpoints = [path.parent for run in runs for path in run.glob("checkpoints/step-*/manifest.json")]
+    own = [path for path in checkpoints if path.stat().st_mtime >= started or config.run.run_dir or config.run.resume]
+    newest = max(own, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return "no checkpoint was written, so there is nothing to resume"
+    step = int(newest.name.removeprefix("step-"))
+    return f"the newest checkpoint is of step {step:,}, {newest}; {how_to_resume(newest.parent.parent, False)}"
 
 
 def _time_left(time_limit: str | None, since: float) -> list[str]:

@@ -40,7 +40,7 @@ def exit_code_of(
             work(world)
     except KeyboardInterrupt:
         if place.launcher == "none":
-            print("\nlockstep: interrupted; a training run goes on with `--resume auto`", file=sys.stderr)
+            print("\nlockstep: interrupted", file=sys.stderr)
         return INTERRUPTED
     except StoppedError as error:
         stop = str(error)  # not the error itself, whose traceback holds the model

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lockstep.config.resume_command import how_to_resume
 from lockstep.data.batch import Batch
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
@@ -268,11 +269,12 @@ def _stopped(job: Job) -> StoppedError:
     """
     reason = job.stopping.reason
     report_stop(job.tracker, job.progress, reason)
-    if problem := finish_saving(job.saving, job.tracker, job.world):
-        raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {problem}")
+    written = finish_saving(job.saving, job.tracker, job.world)
+    if written.problem:
+        raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {written.problem}")
     return StoppedError(
-        f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint in "
-        f"{job.saving.folder.path}; the same command with --resume auto goes on from there"
+        f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint, "
+        f"{written.checkpoint}; {how_to_resume(job.saving.folder.path, job.world.place.launcher != 'none')}"
     )
 
 

@@ -24,7 +24,7 @@ from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
 from lockstep.train.optim.schedule import peak_rate
 from lockstep.train.run_folder import logger, start_log
 from lockstep.train.run_records import list_left_out
-from lockstep.train.saving import finish_saving
+from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
 from lockstep.world import batch_time_left
 from lockstep.world.world import World
@@ -66,10 +66,10 @@ def _run(config: TrainConfig, world: World, data: ImageData, model: nn.Module, h
             with io.recording(job.saving.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 result = train(job)
-                problem = finish_saving(job.saving, job.tracker, job.world, export=True)
-                job.say(_conclude(job, result))
-                if problem:
-                    raise CheckpointError(f"trained to the end, but {problem}")
+                written = finish_saving(job.saving, job.tracker, job.world, export=True)
+                job.say(_conclude(job, result, written))
+                if written.problem:
+                    raise CheckpointError(f"trained to the end, but {written.problem}")
         except StoppedError as stop:
             logger.info(str(stop))
             world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing
@@ -155,7 +155,7 @@ def _describe_sizes(config: TrainConfig, data: ImageData) -> list[str]:
     return [f"training images have {sides}; evaluation's have {min(spec.height, spec.width)}"]
 
 
-def _conclude(job: Job, result: Result) -> list[str]:
+def _conclude(job: Job, result: Result, written: Written) -> list[str]:
     left_out = job.world.union(job.loading.train_loader.reader.left_out | job.loading.val_loader.reader.left_out)
     right = round(result.top1 * result.samples)
     return [
@@ -163,7 +163,16 @@ def _conclude(job: Job, result: Result) -> list[str]:
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
         f"{result.seconds:.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
-        f"its weights: {job.saving.folder.model}",
+        f"{_describe_weights(job, written.exported_step)}",
         *target_accuracy.describe(job.config, job.progress, job.steps_per_epoch),
         *list_left_out(left_out),
     ]
+
+
+def _describe_weights(job: Job, exported_step: int) -> str:
+    """Which weights are on the disk for use: there may have been room only for those of an earlier best."""
+    if exported_step == -1:
+        return "its weights are not written"
+    if exported_step == job.progress.best_step:
+        return f"its weights: {job.saving.folder.model}"
+    return f"its weights are not written; {job.saving.folder.model} has those of step {exported_step:,}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
+from lockstep.config.resume_command import how_to_resume
 from lockstep.errors import CheckpointError
+from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
@@ -67,21 +70,37 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
 
 
-def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False) -> str:
-    """Wait until everything is written; `export`: and write the best weights for use.
+@dataclass(frozen=True)
+class Written:
+    """What is on the disk at the end of a session, the same on all workers.
 
-    Returns:
-        What could not be written, the same on all workers, or nothing.
+    Args:
+        problem: What could not be written, and what to do about it; "" where everything was.
+        checkpoint: The newest checkpoint; "" where there is none.
+        exported_step: Of the weights that were exported; -1 where none were.
     """
-    problems = []
+
+    problem: str
+    checkpoint: str
+    exported_step: int
+
+
+def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False) -> Written:
+    """Wait until everything is written; `export`: and write the best weights for use."""
+    problems, exported_step = list[str](), -1
     try:
         saving.checkpoints.wait()
     except CheckpointError as error:
         problems.append(str(error))
+    newest = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
     try:
-        if export:
-            saving.checkpoints.export_best(saving.folder.model)
+        if export and newest:
+            exported_step = saving.checkpoints.export_best(saving.folder.model)
     except CheckpointError as error:
         problems.append(str(error))
     problems += tracker.unwritten()
-    return str(world.from_main("; ".join(problems)))
+    if problems:
+        resume = how_to_resume(saving.folder.path, world.place.launcher != "none")
+        way_out = f"; {resume}" if newest else " and start again: there is nothing to resume"
+        problems[-1] += f". Make room{way_out}"
+    return Written(*world.from_main(["; ".join(problems), str(newest or ""), exported_step]))

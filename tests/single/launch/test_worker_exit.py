@@ -50,7 +50,7 @@ def _exit(error: BaseException, launcher: str = "none") -> int:
     [
         (ConfigError("--lr is wrong"), 2, "lockstep: error: --lr is wrong\n"),
         (WorldError("nobody is there"), 3, "lockstep: error: nobody is there\n"),
-        (KeyboardInterrupt(), 130, "lockstep: interrupted; a training run goes on"),
+        (KeyboardInterrupt(), 130, "lockstep: interrupted"),
         (StoppedError("stopped after step 3"), 75, "lockstep: stopped after step 3\n"),
         (ZeroDivisionError("of the user's"), 1, "ZeroDivisionError: of the user's\n"),
         (RuntimeError("Connection reset by peer"), 1, "lockstep: error: lost the connection to a peer"),

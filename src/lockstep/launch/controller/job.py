@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lockstep.config.resume_command import COMMAND, is_training, typed_command
 from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.controller.failure import Failure, first
 from lockstep.launch.controller.node_pool import NodePool
@@ -42,8 +43,10 @@ from lockstep.launch.protocol.messages import (
 from lockstep.world.store import LOOPBACK
 
 NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
-# Forwarded as SIGTERM. A second Ctrl-C ends the job at once; a second SIGTERM does not, as batch systems send several.
+# Forwarded as SIGTERM, Ctrl-C to `lockstep train` as it is. A second Ctrl-C ends the job at once; a second SIGTERM does
+# not, as batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
 STOPPED = StoppedError.exit_code
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -106,6 +109,7 @@ class JobOutcome:
         trouble: Why it could not start.
         request: The signal that ended it, or that it has stopped for after a checkpoint.
         away: The hosts that were lost, or could not take part.
+        killed: The workers did not stop in time, or were not to be waited for.
         said: The last words of a worker that has stopped of its own accord.
     """
 
@@ -114,6 +118,7 @@ class JobOutcome:
     trouble: StartError | None = None
     request: signal.Signals | None = None
     away: tuple[str, ...] = ()
+    killed: str = ""
     said: str = ""
 
     def exit_code(self, failure_code: int | None) -> int:
@@ -139,6 +144,7 @@ class LaunchedJob:
         self._notice: signal.Signals | None = None
         self._size = plan.workers
         self._give_up = asyncio.Event()
+        self._killed = ""
 
     @property
     def request(self) -> signal.Signals | None:
@@ -197,9 +203,9 @@ class LaunchedJob:
         elif outcome.code == STOPPED:
             by = f" by {outcome.request.name}" if outcome.request else ""
             how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there"
-            say(f"lockstep: {how if outcome.request else outcome.said or how}")
+            say(f"lockstep: {outcome.said or how}")
         elif outcome.request and outcome.code:
-            say(f"lockstep: stopped by {outcome.request.name}; all workers have ended")
+            say(f"lockstep: stopped by {outcome.request.name}; {outcome.killed or 'all workers have ended'}")
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -223,13 +229,23 @@ class LaunchedJob:
                 self._forward(number)
             return
         again, self._stop = self._stop is not None, self._stop or number
-        if not started or (again and number == signal.SIGINT):
+        if not started:
             self._give_up.set()
+        elif again and number == signal.SIGINT:
+            self._kill("all workers were killed on the second Ctrl-C")
         elif not again:
-            self._forward(signal.SIGTERM)
+            # Other programs take SIGINT for an error, with a traceback in each worker.
+            is_ours = number == signal.SIGINT and is_training(self._plan.command)
+            self._forward(signal.SIGINT if is_ours else signal.SIGTERM)
             more = "; once more ends them at once" if number == signal.SIGINT else ""
             say(f"\nlockstep: {number.name}: the workers are asked to stop{more}")
-            asyncio.get_running_loop().call_later(self._plan.stop_timeout, self._give_up.set)
+            seconds = self._plan.stop_timeout
+            why = f"the workers did not stop within --stop-timeout {seconds:g} s and were killed"
+            asyncio.get_running_loop().call_later(seconds, self._kill, why)
+
+    def _kill(self, why: str) -> None:
+        self._killed = self._killed or why
+        self._give_up.set()
 
     def _forward(self, number: signal.Signals) -> None:
         for remote in self._remotes:
@@ -328,7 +344,7 @@ class LaunchedJob:
             slots=slots,
             host=remote.node.host,
             command=plan.command,
-            environment={**own, **plan.environment},
+            environment={**own, **plan.environment, COMMAND: typed_command()},
             folder=os.getcwd(),
             bind=plan.bind,
             secret=secret,
@@ -396,9 +412,9 @@ class LaunchedJob:
         pairs = list(zip(self._remotes, ended, strict=False))
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_the_silent(failures)) if failures else None
-        obeyed = culprit is not None and culprit.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        obeyed = culprit is not None and culprit.code in OBEYED
         if self._stop and (given_up or obeyed):
-            return JobOutcome(128 + self._stop, request=self._stop)
+            return JobOutcome(128 + self._stop, request=self._stop, killed=self._killed if given_up else "")
         if culprit is None or culprit.exit_code == STOPPED:
             return JobOutcome(STOPPED, request=self.request, said=culprit.text) if culprit else JobOutcome(0)
         away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))

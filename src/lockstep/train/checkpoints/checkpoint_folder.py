@@ -50,8 +50,9 @@ class Checkpoints:
         """Whether there is a best one."""
         return False
 
-    def export_best(self, path: Path) -> None:
-        """Write the best checkpoint's weights for use, as one file."""
+    def export_best(self, path: Path) -> int:
+        """Write the best checkpoint's weights for use, as one file; return its step, -1 where nothing is written."""
+        return -1
 
     def close(self) -> None:
         """End what runs in the background, when it is done."""
@@ -100,7 +101,7 @@ class CheckpointFolder(Checkpoints):
         """
         self._writer.wait()
         if self._failure:
-            raise CheckpointError(f"{self._failure}. Make room, then go on with --resume")
+            raise CheckpointError(self._failure)
 
     def forget_after(self, step: int, best_step: int) -> None:
         self._confirm()
@@ -117,8 +118,8 @@ class CheckpointFolder(Checkpoints):
     def has_best(self) -> bool:
         return (self.folder / "best").is_dir()
 
-    def export_best(self, path: Path) -> None:
-        """Write the best checkpoint's weights, or their moving average where one was kept.
+    def export_best(self, path: Path) -> int:
+        """Write the best checkpoint's weights, or their moving average where one was kept, and return its step.
 
         Raises:
             CheckpointError: They cannot be read or written.
@@ -131,9 +132,10 @@ class CheckpointFolder(Checkpoints):
             checkpoint_format.export(path, best.usable, best.about)
         except OSError as error:
             raise CheckpointError(
-                f"{path} with the best weights cannot be written: {error.strerror or error}; make room, then "
-                f"`lockstep export {self.folder / 'best'}` writes them"
+                f"{path} with the best weights not written: {error.strerror or error}; `lockstep export "
+                f"{best_or_newest(self.folder)}` writes them when there is room"
             ) from error
+        return best.step
 
     def close(self) -> None:
         self._writer.wait()

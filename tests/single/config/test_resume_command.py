@@ -1,0 +1,59 @@
+"""The command that continues a run, as its user would type it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.config.resume_command import COMMAND, how_to_resume, is_training, typed_command
+
+RUN = Path("runs/a b")
+
+
+def _resume(arguments: str, is_launched: bool = False, **environment: str) -> str:
+    return how_to_resume(RUN, is_launched, arguments.split(), environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("/bin/lockstep train digits -np 1", "lockstep train digits -np 1 --resume 'runs/a b'"),
+        ("/x/lockstep/__main__.py train digits", "python -m lockstep train digits --resume 'runs/a b'"),
+        ("lockstep train --resume auto -b 4", "lockstep train -b 4 --resume 'runs/a b'"),
+        ("lockstep train --resume=old -b 4", "lockstep train -b 4 --resume 'runs/a b'"),
+    ],
+)
+def test_a_process_that_was_typed_names_its_own_command(arguments: str, expected: str) -> None:
+    assert _resume(arguments) == f"to go on: {expected}"
+
+
+def test_a_worker_names_what_was_typed_at_its_launcher() -> None:
+    typed = "lockstep run -np 2 -- lockstep train digits --resume auto"
+    told = _resume("lockstep train digits --resume auto", is_launched=True, **{COMMAND: typed})
+    assert told == "to go on: lockstep run -np 2 -- lockstep train digits --resume 'runs/a b'"
+
+
+def test_under_another_launcher_the_command_is_not_known() -> None:
+    assert _resume("lockstep train", is_launched=True) == "to go on, start the same command with --resume 'runs/a b'"
+
+
+def test_a_function_is_called_again() -> None:
+    assert _resume("train.py -b 4") == "to go on, call fit() with resume='runs/a b'"
+    assert _resume("train.py", is_launched=True, **{COMMAND: "lockstep run python train.py"}).endswith("='runs/a b'")
+
+
+def test_training_is_recognized_however_it_is_started() -> None:
+    for command in (
+        "lockstep train",
+        "/bin/lockstep train x",
+        "python -m lockstep train",
+        "/l/lockstep/__main__.py train",
+    ):
+        assert is_training(command.split())
+    for command in ("lockstep eval train", "python train.py", "lockstep", "train lockstep"):
+        assert not is_training(command.split())
+
+
+def test_what_was_typed_is_quoted_for_the_shell() -> None:
+    assert typed_command(["/bin/lockstep", "train", "my folder"]) == "lockstep train 'my folder'"
