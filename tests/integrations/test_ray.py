@@ -146,6 +146,7 @@ def test_workers_of_a_node_see_all_its_gpus_and_start_in_the_callers_placement_g
 
 
 ELASTIC = """
+import threading
 from horovod.ray import ElasticRayExecutor, ray_logger
 from horovod.ray.elastic import RayHostDiscovery
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
@@ -194,6 +195,11 @@ try:
     executor.run(fail)
 except RuntimeError as error:
     tell(error=str(error), cause=str(error.__cause__))
+executor.start()
+asking = [thread for thread in threading.enumerate() if thread.name == "lockstep-discovery"]
+for thread in asking:
+    thread.join(5)
+tell(asking=[thread.name for thread in asking if thread.is_alive()])
 executor.shutdown()
 """
 
@@ -209,6 +215,7 @@ def test_an_elastic_job_replaces_a_lost_worker(tmp_path: Path) -> None:
     assert told_of["error"].startswith("Horovod detected that one or more processes exited with non-zero status")
     assert "failed with KeyError: 'no such thing'" in told_of["error"]
     assert "raise KeyError" in told_of["cause"]
+    assert told_of["asking"] == []
 
 
 GROWS = """

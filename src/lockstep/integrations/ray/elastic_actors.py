@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,7 +100,7 @@ class ElasticActors:
     gpus: float
     environment: Mapping[str, Any] = field(default_factory=dict)
     executable: tuple[Any, ...] = (None, None, None)
-    _discovered: Discovery | None = None
+    _started: bool = False
 
     def start(self) -> None:
         """Wait until there are slots enough to begin with.
@@ -107,16 +108,16 @@ class ElasticActors:
         Raises:
             TimeoutError: There were not, in time.
         """
-        self._discovered = Discovery(self._ask)
-        deadline = time.monotonic() + self.rules.timeout_seconds
-        while (slots := slots_of(self._discovered.hosts)) < self.rules.initial:
-            if time.monotonic() > deadline:
-                self.shutdown()
-                raise TimeoutError(
-                    f"{slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job needs "
-                    f"{self.rules.initial} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs to begin with"
-                )
-            time.sleep(POLL_SECONDS)
+        with self._discovery() as discovered:
+            deadline = time.monotonic() + self.rules.timeout_seconds
+            while (slots := slots_of(discovered.hosts)) < self.rules.initial:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job needs "
+                        f"{self.rules.initial} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs to begin with"
+                    )
+                time.sleep(POLL_SECONDS)
+        self._started = True
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
         """Call a function, which `hvd.elastic.run` makes elastic, with each worker's executable.
@@ -127,12 +128,11 @@ class ElasticActors:
         Raises:
             RuntimeError: The job cannot go on; it begins with Horovod's sentence and says which worker has failed, how.
         """
-        discovered = self._discovered
-        if discovered is None:
+        if not self._started:
             raise RuntimeError("this executor has not been started; call start() first")
         kind = ray.remote(BaseHorovodWorker)
         errors: list[Exception] = []
-        with Reports(callbacks) as reports:
+        with self._discovery() as discovered, Reports(callbacks) as reports:
 
             def start(slot: HostSlot, variables: Mapping[str, str]) -> ActorWorker:
                 actor: Any = kind.options(
@@ -159,10 +159,16 @@ class ElasticActors:
             return [worker.running.result for worker in finished if isinstance(worker.running, ActorWorker)]
 
     def shutdown(self) -> None:
-        """Ask no more for hosts; the actors have ended with the call."""
-        if self._discovered:
-            self._discovered.stop()
-        self._discovered = None
+        """Require another `start`; the actors have ended with the call."""
+        self._started = False
 
-    def _ask(self) -> list[Host]:
-        return [Host(name, slots) for name, slots in self.discovery.find_available_hosts_and_slots().items()]
+    @contextmanager
+    def _discovery(self) -> Iterator[Discovery]:
+        """Ask for hosts while a `with` block runs."""
+        discovered = Discovery(
+            lambda: [Host(*each) for each in self.discovery.find_available_hosts_and_slots().items()]
+        )
+        try:
+            yield discovered
+        finally:
+            discovered.stop()
