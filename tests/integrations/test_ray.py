@@ -195,6 +195,16 @@ try:
     executor.run(fail)
 except RuntimeError as error:
     tell(error=str(error), cause=str(error.__cause__))
+
+class Broken:
+    def __init__(self):
+        raise KeyError("no model")
+
+executor.start(Broken)
+try:
+    executor.execute(lambda model: "without a model")
+except RuntimeError as error:
+    tell(broken=str(error))
 executor.start()
 asking = [thread for thread in threading.enumerate() if thread.name == "lockstep-discovery"]
 for thread in asking:
@@ -215,6 +225,7 @@ def test_an_elastic_job_replaces_a_lost_worker(tmp_path: Path) -> None:
     assert told_of["error"].startswith("Horovod detected that one or more processes exited with non-zero status")
     assert "failed with KeyError: 'no such thing'" in told_of["error"]
     assert "raise KeyError" in told_of["cause"]
+    assert "failed with KeyError: 'no model'" in told_of["broken"]
     assert told_of["asking"] == []
 
 

@@ -56,21 +56,26 @@ class RayHostDiscovery:
 
 
 class ActorWorker:
-    """An actor in which a worker's function runs; its error, if it ends with one, is added to `errors`."""
+    """An actor in which a worker's function runs.
+
+    Args:
+        calls: References to the calls that prepare the actor, and last to that of the function.
+        errors: The error of the first call that fails is added to them.
+    """
 
     result: Any = None
 
-    def __init__(self, actor: Any, call: Any, errors: list[Exception]) -> None:
+    def __init__(self, actor: Any, calls: Sequence[Any], errors: list[Exception]) -> None:
         self._actor = actor
-        self._call = call
+        self._pending = list(calls)
         self._errors = errors
         self._how: str | None = None
 
     def poll(self) -> str | None:
-        if self._how is None and ray.wait([self._call], timeout=0)[0]:
+        while self._how is None and ray.wait(self._pending[:1], timeout=0)[0]:
             try:
-                self.result = ray.get(self._call)
-                self._how = ""
+                self.result = ray.get(self._pending.pop(0))
+                self._how = None if self._pending else ""
             except Exception as error:  # the function's own, or that the actor has died
                 self._errors.append(error)
                 cause = error.cause if isinstance(error, RayTaskError) else error
@@ -138,13 +143,13 @@ class ElasticActors:
                 actor: Any = kind.options(
                     num_cpus=self.cpus, num_gpus=self.gpus, resources={f"node:{slot.host}": 0.001}
                 ).remote()
-                actor.update_env_vars.remote({**variables, **self.environment})
+                calls = [actor.update_env_vars.remote({**variables, **self.environment})]
                 if self.gpus:
                     here = next((host.slots for host in discovered.hosts if host.name == slot.host), 0)
-                    actor.see_gpus.remote(slot.number, here)
-                actor.set_queue.remote(reports.queue)
-                actor.start_executable.remote(*self.executable)
-                return ActorWorker(actor, actor.execute.remote(fn), errors)
+                    calls.append(actor.see_gpus.remote(slot.number, here))
+                calls.append(actor.set_queue.remote(reports.queue))
+                calls.append(actor.start_executable.remote(*self.executable))
+                return ActorWorker(actor, [*calls, actor.execute.remote(fn)], errors)
 
             driver = Driver(self.rules, lambda: discovered.hosts, start, ray.util.get_node_ip_address())
             try:
