@@ -91,6 +91,7 @@ def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> No
 
 
 HOSTS = """
+from lockstep.integrations.ray.log import Reports
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, configure_logging=False)
@@ -98,6 +99,10 @@ executor = RayExecutor(settings, num_hosts=2)
 executor.start()
 tell(places=executor.run(where), nodes=len(set(executor.run(lambda: ray.get_runtime_context().get_node_id()))))
 executor.shutdown()
+here = ray.get_runtime_context().get_node_id()
+queues = [Reports([print]).queue for _ in range(4)]
+nodes = [queue.actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for queue in queues]
+tell(queues=[node == here for node in ray.get(nodes)])
 executor = RayExecutor(settings, num_hosts=2, num_workers_per_host=2)
 try:
     executor.start()
@@ -114,6 +119,7 @@ def test_workers_are_spread_over_nodes_and_too_many_are_refused(tmp_path: Path) 
     told_of = told(HOSTS, tmp_path)
     assert told_of["places"] == [[rank, 2, 0, 1, rank, 2, [1.0] * 2] for rank in range(2)]
     assert told_of["nodes"] == 2
+    assert told_of["queues"] == [True] * 4
     assert "no room for 4 workers within 1 s: they need 2 times {'CPU': 2} on different nodes" in told_of["no_room"]
     places = sorted((local_rank, local_size) for _, _, local_rank, local_size, *_ in told_of["uneven"])
     assert places == [(0, 1), (0, 2), (1, 2)]
