@@ -139,9 +139,10 @@ def within():
     patient = RayExecutor.create_settings(timeout_s=120)
     executor = RayExecutor(patient, num_workers=2, use_gpu=True, gpus_per_worker=2)
     executor.start()
+    captures = executor.run(lambda: ray.get_runtime_context().should_capture_child_tasks_in_placement_group)
     seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._actors.own_group is None
     executor.shutdown()
-    return *seen, no_room
+    return *seen, captures, no_room
 
 group = ray.util.placement_group([{"CPU": 1, "GPU": 2}] * 2)
 Strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -151,8 +152,9 @@ tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
 
 
 def test_workers_of_a_node_see_all_its_gpus_and_start_in_the_callers_placement_group(tmp_path: Path) -> None:
-    visible, inherited, no_room = told(GPUS, tmp_path)["within"]
+    visible, inherited, captures, no_room = told(GPUS, tmp_path)["within"]
     assert inherited
+    assert captures == [False, False]
     assert no_room.startswith("3 workers of {'CPU': 1, 'GPU': 2} did not start within 1 s in the placement group")
     assert visible[0] == visible[1]
     assert sorted(visible[0].split(",")) == ["0", "1", "2", "3"]

@@ -86,8 +86,11 @@ class FixedActors:
             kind.options(
                 num_cpus=self.resources["CPU"],
                 num_gpus=self.resources.get("GPU", 0),
+                # What a worker starts in Ray itself finds no room in the group, which the workers fill.
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, index // self.per_bundle if self.own_group else -1
+                    group,
+                    index // self.per_bundle if self.own_group else -1,
+                    placement_group_capture_child_tasks=False,
                 ),
             ).remote(index, self._size)
             for index in range(self._size)
