@@ -171,6 +171,7 @@ def run_elastic(
             if free is None:
                 return None
             extra = {**interface_variables(nics or ()), **gpu_variables(free.gpus, slot.number, len(here))}
+            extra["HOROVOD_ELASTIC_TIMEOUT"] = str(patience)
             return free.start(slot.number, StartWorker({**variables, **extra, **(env or {})}, call, None))
 
         driver = Driver(rules, hosts, start, _address(context))
