@@ -180,7 +180,7 @@ def run_elastic(
                 job.check()
                 time.sleep(POLL_SECONDS)
         except JobFailedError as error:
-            return results(folder, WORKER_FAILED, str(error))
+            return results(folder, WORKER_FAILED, str(error), elastic=True)
         finally:
             driver.end()
         if len(server.tasks) < most:
