@@ -75,7 +75,7 @@ class SparkTask:
         return not self.lost and (self.worker is None or self.worker.ended is not None)
 
     def start(self, rank: int, order: StartWorker) -> TaskWorker:
-        """StartWorker a worker, which must not be told to end before this returns."""
+        """Start a worker, which must not be told to end before this returns."""
         self.worker = TaskWorker(self, rank)
         self.send(order)
         return self.worker
