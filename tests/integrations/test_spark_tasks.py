@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("pyspark")
 
 from lockstep.integrations.spark import task
 from lockstep.integrations.spark.task_server import TaskServer
-from lockstep.integrations.spark.wire import StartWorker
+from lockstep.integrations.spark.wire import StartWorker, TaskHello, TaskOver
 from lockstep.world.store import LOOPBACK
 
 KEY = b"key"
@@ -48,3 +49,15 @@ def test_a_worker_that_cannot_be_started_is_an_error_that_says_why(
     assert text.startswith(f"cannot start a worker on {socket.gethostname()}: [Errno 2] No such file or directory")
     thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+def test_a_task_that_connects_while_the_driver_ends_is_told_to_end(tmp_path: Path) -> None:
+    with TaskServer(LOOPBACK, KEY, lambda *lines: None, tmp_path) as server:
+        connection = Connection(socket.create_connection((LOOPBACK, server.port)).detach())
+        assert connection.poll(SECONDS)  # the driver's challenge
+    with connection:
+        answer_challenge(connection, KEY)
+        deliver_challenge(connection, KEY)
+        connection.send(TaskHello(0, "host", ()))
+        assert connection.poll(SECONDS)
+        assert connection.recv() == TaskOver()
