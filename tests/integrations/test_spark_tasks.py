@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import socket
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lockstep.integrations.spark import task
+from lockstep.integrations.spark.run import _Show
 from lockstep.integrations.spark.task_server import TaskServer
 from lockstep.integrations.spark.wire import StartWorker, TaskHello, TaskOver
 from lockstep.world.store import LOOPBACK
@@ -61,3 +63,10 @@ def test_a_task_that_connects_while_the_driver_ends_is_told_to_end(tmp_path: Pat
         connection.send(TaskHello(0, "host", ()))
         assert connection.poll(SECONDS)
         assert connection.recv() == TaskOver()
+
+
+def test_a_stream_that_cannot_be_written_to_is_reported_and_harms_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    closed = io.StringIO()
+    closed.close()
+    _Show(1, False, closed, None)(0, "stdout", [b"line\n"])
+    assert "cannot show the stdout of worker 0: I/O operation on closed file" in caplog.text

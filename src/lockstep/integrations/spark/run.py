@@ -233,8 +233,11 @@ class _Show:
         stream = self._streams[name] or getattr(sys, name)
         prefix = self._plan.prefix(rank, name)
         with self._lock:
-            stream.write(b"".join(prefix + line for line in lines).decode(errors="replace"))
-            stream.flush()
+            try:
+                stream.write(b"".join(prefix + line for line in lines).decode(errors="replace"))
+                stream.flush()
+            except Exception as error:  # such as that of a closed file; the worker goes on
+                _log.warning("cannot show the %s of worker %d: %s", name, rank, error)
 
 
 class _SparkJob:
