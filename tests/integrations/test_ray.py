@@ -91,6 +91,7 @@ def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> No
 
 
 HOSTS = """
+from lockstep.integrations.ray.log import Reports
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, configure_logging=False)
@@ -98,6 +99,10 @@ executor = RayExecutor(settings, num_hosts=2)
 executor.start()
 tell(places=executor.run(where), nodes=len(set(executor.run(lambda: ray.get_runtime_context().get_node_id()))))
 executor.shutdown()
+here = ray.get_runtime_context().get_node_id()
+queues = [Reports([print]).queue for _ in range(4)]
+nodes = [queue.actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for queue in queues]
+tell(queues=[node == here for node in ray.get(nodes)])
 executor = RayExecutor(settings, num_hosts=2, num_workers_per_host=2)
 try:
     executor.start()
@@ -114,6 +119,7 @@ def test_workers_are_spread_over_nodes_and_too_many_are_refused(tmp_path: Path) 
     told_of = told(HOSTS, tmp_path)
     assert told_of["places"] == [[rank, 2, 0, 1, rank, 2, [1.0] * 2] for rank in range(2)]
     assert told_of["nodes"] == 2
+    assert told_of["queues"] == [True] * 4
     assert "no room for 4 workers within 1 s: they need 2 times {'CPU': 2} on different nodes" in told_of["no_room"]
     places = sorted((local_rank, local_size) for _, _, local_rank, local_size, *_ in told_of["uneven"])
     assert places == [(0, 1), (0, 2), (1, 2)]
@@ -125,11 +131,18 @@ ray.init("local", num_cpus=2, num_gpus=4, include_dashboard=False, configure_log
 
 @ray.remote(num_cpus=0)
 def within():
-    executor = RayExecutor(settings, num_workers=2, use_gpu=True, gpus_per_worker=2)
+    no_room = ""
+    try:
+        RayExecutor(settings, num_workers=3, use_gpu=True, gpus_per_worker=2).start()
+    except TimeoutError as error:
+        no_room = str(error)
+    patient = RayExecutor.create_settings(timeout_s=120)
+    executor = RayExecutor(patient, num_workers=2, use_gpu=True, gpus_per_worker=2)
     executor.start()
+    captures = executor.run(lambda: ray.get_runtime_context().should_capture_child_tasks_in_placement_group)
     seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._actors.own_group is None
     executor.shutdown()
-    return seen
+    return *seen, captures, no_room
 
 group = ray.util.placement_group([{"CPU": 1, "GPU": 2}] * 2)
 Strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -139,13 +152,16 @@ tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
 
 
 def test_workers_of_a_node_see_all_its_gpus_and_start_in_the_callers_placement_group(tmp_path: Path) -> None:
-    (visible, inherited) = told(GPUS, tmp_path)["within"]
+    visible, inherited, captures, no_room = told(GPUS, tmp_path)["within"]
     assert inherited
+    assert captures == [False, False]
+    assert no_room.startswith("3 workers of {'CPU': 1, 'GPU': 2} did not start within 1 s in the placement group")
     assert visible[0] == visible[1]
     assert sorted(visible[0].split(",")) == ["0", "1", "2", "3"]
 
 
 ELASTIC = """
+import threading
 from horovod.ray import ElasticRayExecutor, ray_logger
 from horovod.ray.elastic import RayHostDiscovery
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
@@ -194,6 +210,21 @@ try:
     executor.run(fail)
 except RuntimeError as error:
     tell(error=str(error), cause=str(error.__cause__))
+
+class Broken:
+    def __init__(self):
+        raise KeyError("no model")
+
+executor.start(Broken)
+try:
+    executor.execute(lambda model: "without a model")
+except RuntimeError as error:
+    tell(broken=str(error))
+executor.start()
+asking = [thread for thread in threading.enumerate() if thread.name == "lockstep-discovery"]
+for thread in asking:
+    thread.join(5)
+tell(asking=[thread.name for thread in asking if thread.is_alive()])
 executor.shutdown()
 """
 
@@ -209,6 +240,8 @@ def test_an_elastic_job_replaces_a_lost_worker(tmp_path: Path) -> None:
     assert told_of["error"].startswith("Horovod detected that one or more processes exited with non-zero status")
     assert "failed with KeyError: 'no such thing'" in told_of["error"]
     assert "raise KeyError" in told_of["cause"]
+    assert "failed with KeyError: 'no model'" in told_of["broken"]
+    assert told_of["asking"] == []
 
 
 GROWS = """

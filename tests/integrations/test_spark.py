@@ -131,12 +131,12 @@ REPLACED = """
 def fail():
     import horovod.torch as hvd
     hvd.init()
-    raise KeyError("no such thing")
+    raise KeyError("no such thing", os.environ["HOROVOD_ELASTIC_TIMEOUT"])
 
 tell(results=horovod.spark.run_elastic(train, [6, "worker"], num_proc=2, min_num_proc=1))
 tell(more=horovod.spark.run_elastic(train, [3, "worker"], num_proc=2, max_num_proc=3))
 try:
-    horovod.spark.run_elastic(fail, num_proc=2, reset_limit=1)
+    horovod.spark.run_elastic(fail, num_proc=2, reset_limit=1, elastic_timeout=77)
 except RuntimeError as error:
     tell(failed=str(error))
 try:
@@ -156,7 +156,7 @@ def test_an_elastic_job_replaces_a_lost_worker_in_its_task(tmp_path: Path) -> No
     assert told_of["results"] == [[rank, 2, rank, 2, 6] for rank in range(2)]
     assert told_of["more"] == [[rank, 2, rank, 2, 3] for rank in range(2)]
     assert told_of["failed"].startswith("Horovod detected that one or more processes exited with non-zero status")
-    assert "KeyError: 'no such thing'" in told_of["failed"]
+    assert "KeyError: ('no such thing', '77')" in told_of["failed"]
     assert told_of["order"].startswith("3 (min_num_proc), 2 (num_proc) and 2 (max_num_proc)")
     assert told_of["no_room"].startswith("Timed out waiting for Spark tasks to start.")
     assert [place[:6] for place in told_of["after"]] == [[rank, 2, rank, 2, 0, 1] for rank in range(2)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,21 +56,26 @@ class RayHostDiscovery:
 
 
 class ActorWorker:
-    """An actor in which a worker's function runs; its error, if it ends with one, is added to `errors`."""
+    """An actor in which a worker's function runs.
+
+    Args:
+        calls: References to the calls that prepare the actor, and last to that of the function.
+        errors: The error of the first call that fails is added to them.
+    """
 
     result: Any = None
 
-    def __init__(self, actor: Any, call: Any, errors: list[Exception]) -> None:
+    def __init__(self, actor: Any, calls: Sequence[Any], errors: list[Exception]) -> None:
         self._actor = actor
-        self._call = call
+        self._pending = list(calls)
         self._errors = errors
         self._how: str | None = None
 
     def poll(self) -> str | None:
-        if self._how is None and ray.wait([self._call], timeout=0)[0]:
+        while self._how is None and ray.wait(self._pending[:1], timeout=0)[0]:
             try:
-                self.result = ray.get(self._call)
-                self._how = ""
+                self.result = ray.get(self._pending.pop(0))
+                self._how = None if self._pending else ""
             except Exception as error:  # the function's own, or that the actor has died
                 self._errors.append(error)
                 cause = error.cause if isinstance(error, RayTaskError) else error
@@ -99,7 +105,7 @@ class ElasticActors:
     gpus: float
     environment: Mapping[str, Any] = field(default_factory=dict)
     executable: tuple[Any, ...] = (None, None, None)
-    _discovered: Discovery | None = None
+    _started: bool = False
 
     def start(self) -> None:
         """Wait until there are slots enough to begin with.
@@ -107,16 +113,16 @@ class ElasticActors:
         Raises:
             TimeoutError: There were not, in time.
         """
-        self._discovered = Discovery(self._ask)
-        deadline = time.monotonic() + self.rules.timeout_seconds
-        while (slots := slots_of(self._discovered.hosts)) < self.rules.initial:
-            if time.monotonic() > deadline:
-                self.shutdown()
-                raise TimeoutError(
-                    f"{slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job needs "
-                    f"{self.rules.initial} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs to begin with"
-                )
-            time.sleep(POLL_SECONDS)
+        with self._discovery() as discovered:
+            deadline = time.monotonic() + self.rules.timeout_seconds
+            while (slots := slots_of(discovered.hosts)) < self.rules.initial:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job needs "
+                        f"{self.rules.initial} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs to begin with"
+                    )
+                time.sleep(POLL_SECONDS)
+        self._started = True
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
         """Call a function, which `hvd.elastic.run` makes elastic, with each worker's executable.
@@ -127,24 +133,23 @@ class ElasticActors:
         Raises:
             RuntimeError: The job cannot go on; it begins with Horovod's sentence and says which worker has failed, how.
         """
-        discovered = self._discovered
-        if discovered is None:
+        if not self._started:
             raise RuntimeError("this executor has not been started; call start() first")
         kind = ray.remote(BaseHorovodWorker)
         errors: list[Exception] = []
-        with Reports(callbacks) as reports:
+        with self._discovery() as discovered, Reports(callbacks) as reports:
 
             def start(slot: HostSlot, variables: Mapping[str, str]) -> ActorWorker:
                 actor: Any = kind.options(
                     num_cpus=self.cpus, num_gpus=self.gpus, resources={f"node:{slot.host}": 0.001}
                 ).remote()
-                actor.update_env_vars.remote({**variables, **self.environment})
+                calls = [actor.update_env_vars.remote({**variables, **self.environment})]
                 if self.gpus:
                     here = next((host.slots for host in discovered.hosts if host.name == slot.host), 0)
-                    actor.see_gpus.remote(slot.number, here)
-                actor.set_queue.remote(reports.queue)
-                actor.start_executable.remote(*self.executable)
-                return ActorWorker(actor, actor.execute.remote(fn), errors)
+                    calls.append(actor.see_gpus.remote(slot.number, here))
+                calls.append(actor.set_queue.remote(reports.queue))
+                calls.append(actor.start_executable.remote(*self.executable))
+                return ActorWorker(actor, [*calls, actor.execute.remote(fn)], errors)
 
             driver = Driver(self.rules, lambda: discovered.hosts, start, ray.util.get_node_ip_address())
             try:
@@ -159,10 +164,16 @@ class ElasticActors:
             return [worker.running.result for worker in finished if isinstance(worker.running, ActorWorker)]
 
     def shutdown(self) -> None:
-        """Ask no more for hosts; the actors have ended with the call."""
-        if self._discovered:
-            self._discovered.stop()
-        self._discovered = None
+        """Require another `start`; the actors have ended with the call."""
+        self._started = False
 
-    def _ask(self) -> list[Host]:
-        return [Host(name, slots) for name, slots in self.discovery.find_available_hosts_and_slots().items()]
+    @contextmanager
+    def _discovery(self) -> Iterator[Discovery]:
+        """Ask for hosts while a `with` block runs."""
+        discovered = Discovery(
+            lambda: [Host(*each) for each in self.discovery.find_available_hosts_and_slots().items()]
+        )
+        try:
+            yield discovered
+        finally:
+            discovered.stop()

@@ -86,8 +86,11 @@ class FixedActors:
             kind.options(
                 num_cpus=self.resources["CPU"],
                 num_gpus=self.resources.get("GPU", 0),
+                # What a worker starts in Ray itself finds no room in the group, which the workers fill.
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, index // self.per_bundle if self.own_group else -1
+                    group,
+                    index // self.per_bundle if self.own_group else -1,
+                    placement_group_capture_child_tasks=False,
                 ),
             ).remote(index, self._size)
             for index in range(self._size)
@@ -96,7 +99,14 @@ class FixedActors:
 
     def _introduce(self, actors: Sequence[Any]) -> None:
         """Rank the workers, node by node, and tell them where they stand and where they meet."""
-        ids = ray.get([actor.node_id.remote() for actor in actors])
+        calls = [actor.node_id.remote() for actor in actors]
+        if self.own_group is None and ray.wait(calls, num_returns=len(calls), timeout=self.room_seconds)[1]:
+            raise TimeoutError(
+                f"{self._size} workers of {dict(self.resources)} did not start within {self.room_seconds} s in the "
+                "placement group that this program runs in; give it more bundles, or use "
+                "use_current_placement_group=False"
+            )
+        ids = ray.get(calls)
         nodes = list(dict.fromkeys(ids))
         self.workers = [actor for node in nodes for actor, own in zip(actors, ids, strict=True) if own == node]
         slots = [ids.count(node) for node in nodes]

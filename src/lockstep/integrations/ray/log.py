@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import ray
 from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _queue: Any = None
 
@@ -34,7 +36,7 @@ class Reports:
 
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
         self._callbacks = callbacks
-        self.queue = Queue(actor_options={"num_cpus": 0}) if callbacks else None
+        self.queue = _queue_here() if callbacks else None
 
     def __enter__(self) -> Reports:
         return self
@@ -55,3 +57,9 @@ class Reports:
                     report = self.queue.get_nowait()
                     for callback in self._callbacks:
                         callback(report)
+
+
+def _queue_here() -> Queue:
+    """A queue on this program's node: on another one it would be lost with that node, and the job with it."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})

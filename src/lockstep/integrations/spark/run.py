@@ -171,6 +171,7 @@ def run_elastic(
             if free is None:
                 return None
             extra = {**interface_variables(nics or ()), **gpu_variables(free.gpus, slot.number, len(here))}
+            extra["HOROVOD_ELASTIC_TIMEOUT"] = str(patience)
             return free.start(slot.number, StartWorker({**variables, **extra, **(env or {})}, call, None))
 
         driver = Driver(rules, hosts, start, _address(context))
@@ -179,7 +180,7 @@ def run_elastic(
                 job.check()
                 time.sleep(POLL_SECONDS)
         except JobFailedError as error:
-            return results(folder, WORKER_FAILED, str(error))
+            return results(folder, WORKER_FAILED, str(error), elastic=True)
         finally:
             driver.end()
         if len(server.tasks) < most:
@@ -232,8 +233,11 @@ class _Show:
         stream = self._streams[name] or getattr(sys, name)
         prefix = self._plan.prefix(rank, name)
         with self._lock:
-            stream.write(b"".join(prefix + line for line in lines).decode(errors="replace"))
-            stream.flush()
+            try:
+                stream.write(b"".join(prefix + line for line in lines).decode(errors="replace"))
+                stream.flush()
+            except Exception as error:  # such as that of a closed file; the worker goes on
+                _log.warning("cannot show the %s of worker %d: %s", name, rank, error)
 
 
 class _SparkJob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -52,7 +53,7 @@ def serve(index: int, address: tuple[str, int], key: bytes) -> None:
                 message = connection.recv() if connection.poll(POLL_SECONDS) else None
                 match message:
                     case StartWorker():
-                        worker = _Worker(message, link)
+                        worker = _start(message, link)
                     case SignalWorker(number) if worker:
                         worker.signal(signal.Signals(number))
                     case TaskOver():
@@ -64,6 +65,17 @@ def serve(index: int, address: tuple[str, int], key: bytes) -> None:
         finally:
             if worker:
                 worker.kill()
+
+
+def _start(order: StartWorker, link: _Link) -> _Worker | None:
+    """Start a worker. An error, such as that of a full disk, is reported as the worker's."""
+    try:
+        return _Worker(order, link)
+    except Exception as error:
+        text = f"cannot start a worker on {socket.gethostname()}: {error}"
+        report = pickle.dumps((time.time_ns(), int(order.variables["HOROVOD_RANK"]), text))
+        link.send(WorkerEnded(1, {f"{function_worker.ERROR}{os.getpid()}": report}))
+        return None
 
 
 def _gpus() -> tuple[str, ...]:

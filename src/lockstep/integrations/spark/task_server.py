@@ -75,7 +75,7 @@ class SparkTask:
         return not self.lost and (self.worker is None or self.worker.ended is not None)
 
     def start(self, rank: int, order: StartWorker) -> TaskWorker:
-        """StartWorker a worker, which must not be told to end before this returns."""
+        """Start a worker, which must not be told to end before this returns."""
         self.worker = TaskWorker(self, rank)
         self.send(order)
         return self.worker
@@ -103,6 +103,7 @@ class TaskServer:
         self._show = show
         self._folder = folder
         self._connected: list[SparkTask] = []
+        self._over = False
 
     @property
     def port(self) -> int:
@@ -121,6 +122,7 @@ class TaskServer:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # which wakes who waits in accept()
         self._listener.close()
+        self._over = True
         for task in self.tasks:
             task.send(TaskOver())
 
@@ -141,6 +143,8 @@ class TaskServer:
                 answer_challenge(connection, self._key)
                 task = SparkTask(connection, connection.recv())
                 self._connected.append(task)
+                if self._over:  # it was still connecting when the others were told
+                    task.send(TaskOver())
                 while connection.poll(Timings().silence):
                     self._take(task, connection.recv())
             finally:

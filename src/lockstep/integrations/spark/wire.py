@@ -49,7 +49,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True)
 class StartWorker:
-    """StartWorker a worker.
+    """Start a worker.
 
     Args:
         call: The function and its arguments, pickled.

@@ -222,8 +222,13 @@ class Driver:
         self._usable = usable
 
     def _kept(self, hosts: Iterable[Host]) -> list[HostSlot]:
-        """The slots in use when there are these: the survivors' first, by rank, for they hold the job's state."""
+        """The slots in use when there are these.
+
+        The survivors' come first, by rank, for they hold the job's state; then those of workers that are starting,
+        which a list of hosts in another order must not end.
+        """
         held = [member.slot for member in self._survivors]
+        held += [slot for slot, worker in self._workers.items() if not worker.dismissed and slot not in held]
         kept = []
         for host in hosts:
             own = [slot for slot in held if slot.host == host.name]

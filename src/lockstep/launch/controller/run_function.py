@@ -115,7 +115,7 @@ def run(
         worker = [executable or sys.executable, function_worker.__file__, name]
         launcher = [sys.executable, "-m", "lockstep.cli.horovodrun", *_words(flags), "--", *worker]
         code, complaint = _launch(launcher)
-        return results(folder, code, complaint)
+        return results(folder, code, complaint, elastic or host_discovery_script is not None)
 
 
 def pack_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
@@ -197,13 +197,20 @@ def _show(lines: IO[str], stream: TextIO, complaint: list[str]) -> None:
         stream.flush()
 
 
-def results(folder: Path, code: int, complaint: str) -> list[Any]:
+def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> list[Any]:
     """What the workers have left in a folder, by rank.
+
+    Args:
+        complaint: Why the job failed.
+        elastic: The job outlives the failure of a worker, so that it ended by the last one, if by any.
 
     Raises:
         RuntimeError: `code` is not 0, or a result is missing.
     """
     errors = sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
+    if code and errors and elastic:
+        _, rank, text = errors[-1]
+        raise RuntimeError(f"{PROCESS_FAILED} {complaint.strip()}\nThe last error of a worker, {rank}:\n{text}")
     if code and errors:
         _, rank, text = errors[0]
         raise RuntimeError(f"{PROCESS_FAILED} worker {rank} failed:\n{text}")

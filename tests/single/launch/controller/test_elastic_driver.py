@@ -135,6 +135,15 @@ def test_a_worker_that_has_not_met_is_ended_when_its_host_goes() -> None:
     assert job.answer(A)["size"] == 1
 
 
+def test_hosts_in_another_order_end_no_worker_that_is_starting() -> None:
+    job = Job(ElasticRules(initial=2, minimum=1, maximum=2), a=2, b=2)
+    job.step()
+    job.hosts = {"b": 2, "a": 2}
+    job.meet()
+    assert {slot: puppet.rank for slot, puppet in job.puppets.items()} == {A: 0, B: 1}
+    assert job.driver._store.get(CHANGES) == b"2"
+
+
 def test_no_more_workers_than_the_maximum_and_the_survivors_first() -> None:
     job = Job(ElasticRules(initial=2, minimum=1, maximum=2), a=1, b=2)
     job.meet()
