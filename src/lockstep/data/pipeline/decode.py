@@ -77,6 +77,10 @@ def decode_bytes(
     return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
 
 
+class OtherSizeError(DataError):
+    """An image does not have the size of the model's input; the message is its size."""
+
+
 def centre(spec: InputSpec, width: int, height: int) -> Box:
     """The centre of an image that a model is to see in evaluation.
 
@@ -89,13 +93,26 @@ def centre(spec: InputSpec, width: int, height: int) -> Box:
     return x - half_width, y - half_height, x + half_width, y + half_height
 
 
-def evaluation_pixels(file: ImageFile, spec: InputSpec) -> Pixels:
+def evaluation_pixels(file: ImageFile, spec: InputSpec, resize: bool = True) -> Pixels:
     """An image as a model is to see it in evaluation: uint8 [spec.height, spec.width, spec.channels].
+
+    The only source of such pixels: a run's own evaluation, `lockstep eval` and `predict` all call this.
+
+    Args:
+        resize: False: refuse an image of another size than the input's.
 
     Raises:
         CorruptImageError: As `decode` does.
+        OtherSizeError: The image has another size, and `resize` is off.
     """
-    return decode(file, spec.channels, partial(centre, spec), (spec.width, spec.height))
+    cut = partial(centre if resize else _whole, spec)
+    return decode(file, spec.channels, cut, (spec.width, spec.height))
+
+
+def _whole(spec: InputSpec, width: int, height: int) -> Box:
+    if (width, height) != (spec.width, spec.height):
+        raise OtherSizeError(f"{width} x {height}")
+    return 0.0, 0.0, float(width), float(height)
 
 
 def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels | None:
