@@ -18,7 +18,7 @@ from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, Me
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import pretrained, registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
-from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
+from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
 from lockstep.train.checkpoints.metadata import About
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
@@ -97,21 +97,22 @@ def agree_on_arch(path: Path, named: str, given: str | None) -> str:
     return named
 
 
-def load_old_network(path: Path, arch: str | None, data: ImageData) -> LoadedNetwork:
-    """Rebuild a model from an older script's checkpoint file, which says nothing of its classes and input.
+def load_old_network(old: OldCheckpoint, arch: str | None, data: ImageData) -> LoadedNetwork:
+    """Rebuild a model from an older script's checkpoint, which says nothing of its classes and input.
 
     Args:
         arch: The network; None: the one that the file names.
         data: Whose classes, in their order, and whose input the network is taken to have.
 
     Raises:
-        CheckpointError: It is damaged, names no network, or its weights are another one's.
+        CheckpointError: It names no network, or its weights are another one's.
     """
-    old = read(path)
     if arch is None:
         if old.arch is None:
-            raise CheckpointError(f"{path} does not say which network it holds; add -a NAME (see `lockstep models`)")
-        arch = agree_on_arch(path, old.arch, None)
+            raise CheckpointError(
+                f"{old.path} does not say which network it holds; add -a NAME (see `lockstep models`)"
+            )
+        arch = agree_on_arch(old.path, old.arch, None)
     side = min(data.input.height, data.input.width)
     model = registry.build(arch, len(data.classes), data.input.channels, side)
     load_weights(old, model, arch)
@@ -133,12 +134,12 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
     Raises:
         CheckpointError: The checkpoint is damaged, is another network, or its classes or input are not the data set's.
     """
-    names_data = bool(config.data.dataset or config.data.data)
     if is_old(path):
-        if not names_data:
+        old = read(path)
+        if not (config.data.dataset or config.data.data):
             raise ConfigError(f"{path} does not say on which data it was trained; name the data set or folder as well")
         data = load_data(config, world)
-        network = load_old_network(path, arch, data)
+        network = load_old_network(old, arch, data)
     else:
         network = load_network(path, arch)
         config = replace(config, data=_data_for(network, path, config.data))

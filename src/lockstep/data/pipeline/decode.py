@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lockstep.data.pipeline.image_header import check_scans, eight_bits, open_encoded
+from lockstep.data.pipeline.image_header import check_scans, eight_bits, fault_of, open_encoded
 from lockstep.data.sets import ImageFile, InputSpec
 from lockstep.errors import CorruptImageError, DataError, LockstepError
 
@@ -62,10 +62,12 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
             raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
-        raise CorruptImageError(
-            f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; --skip-corrupt goes on "
-            f"without such files"
-        ) from None
+        raise CorruptImageError(f"{file} {fault_of(error)}") from None
+
+
+def unless_skipped(message: str) -> CorruptImageError:
+    """The error of an image that --skip-corrupt would leave out, for commands with that flag."""
+    return CorruptImageError(f"{message}; fix or remove it, or leave such files out with --skip-corrupt")
 
 
 def decode_bytes(

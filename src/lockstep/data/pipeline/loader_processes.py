@@ -28,7 +28,7 @@ from lockstep.data.augment.progressive import Sizes, side_at
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
-from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels
+from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError, first_line
@@ -214,7 +214,7 @@ class StreamReader:
         if not raw.corrupt:
             return Batch(images, labels)
         if not self._skip_corrupt:
-            raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
+            raise unless_skipped(next(iter(raw.corrupt.values()))[1])
         for path, message in raw.corrupt.values():
             logging.getLogger("lockstep").warning(message)
             self.left_out.add(path)

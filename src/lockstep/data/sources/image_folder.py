@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.pipeline.decode import OtherSizeError, Pixels, evaluation_pixels
+from lockstep.data.pipeline.decode import OtherSizeError, Pixels, evaluation_pixels, unless_skipped
 from lockstep.data.pipeline.image_header import Header, header
 from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources.folder_listing import list_images, name_of
@@ -97,9 +97,9 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
     for sample, label in enumerate(split.labels):
         try:
             images[len(labels)] = _decode(split, sample, spec, resize=config.image_size is not None)
-        except CorruptImageError:
+        except CorruptImageError as error:
             if not config.skip_corrupt:
-                raise
+                raise unless_skipped(str(error)) from None
             left_out.append(split.name(sample))
         else:
             labels.append(int(label))

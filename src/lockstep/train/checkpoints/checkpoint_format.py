@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import replacing, sync
 from lockstep.files.untrusted import open_plain, parse_json, read_json
+from lockstep.models.saved_weights import read_safetensors
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 
 FORMAT = 1
@@ -100,11 +101,11 @@ def load(path: Path, verified: bool = False) -> Snapshot:
     files = _read_manifest(path)["files"]
     state = _read_json(path / STATE_FILE)
     try:
-        average, strategy = (read_tensors(path / name) if name in files else {} for name in OPTIONAL)
+        average, strategy = (read_safetensors(path / name) if name in files else {} for name in OPTIONAL)
         return Snapshot(
             step=_count(state["step"]),
-            model=read_tensors(path / MODEL_FILE),
-            optimizer=_join_optimizer(state["optimizer"], read_tensors(path / OPTIMIZER_FILE)),
+            model=read_safetensors(path / MODEL_FILE),
+            optimizer=_join_optimizer(state["optimizer"], read_safetensors(path / OPTIMIZER_FILE)),
             progress=_mapping(state["progress"]),
             about=_mapping(state["about"]),
             job=_mapping(state["job"]),
@@ -132,7 +133,7 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
     Raises:
         CheckpointError: It cannot be read, or does not say what it holds.
     """
-    weights = read_tensors(path)
+    weights = read_safetensors(path)
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(METADATA_KEY)
     if text is None:
@@ -141,13 +142,6 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
         return weights, dict(_mapping(parse_json(text)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
-
-
-def read_tensors(path: Path) -> Tensors:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
 
 
 def describe_file(path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from lockstep.data.sources import digits
 from lockstep.errors import CheckpointError
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format, legacy_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.inference import load_network, load_old_network
@@ -243,7 +243,7 @@ def test_code_that_a_file_names_is_not_run(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CheckpointError, match="if you trust that code"):
         load_network(tmp_path / "m.safetensors")
     with pytest.raises(CheckpointError, match="if you trust that code"):
-        load_old_network(tmp_path / "m.pth", None, digits.load())
+        load_old_network(legacy_format.read(tmp_path / "m.pth"), None, digits.load())
     assert not (tmp_path / "owned").exists()
 
 
