@@ -22,12 +22,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.errors import CheckpointError, first_line
-from lockstep.files.untrusted import open_plain
+from lockstep.files.untrusted import MOST_BYTES, open_plain
 
 WRAPPERS = {"module", "_orig_mod"}
 # Where training scripts keep the weights within what they save.
 NESTED = ("net", "state_dict", "model_state_dict", "model")
 SEARCHED = 4096  # characters
+MOST_TENSORS = 1 << 17  # of a safetensors file; the largest networks' optimizers have some thousands
 
 
 def read(path: Path) -> Any:
@@ -59,7 +60,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         CheckpointError: It is missing, damaged, another kind of file, or a pipe or device.
     """
     try:
-        open_plain(path).close()
+        _check_header(path)
         return load_file(path)
     except SafetensorError as error:
         reason = f"it is damaged, or another kind of file ({first_line(error)})"
@@ -68,6 +69,20 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     except (ValueError, KeyError) as error:
         reason = first_line(error)
     raise CheckpointError(f"{path} cannot be read as safetensors: {reason}")
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a header that would take minutes to read: its length comes first, then JSON with an entry a tensor.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It has too many tensors, or is a pipe or device.
+    """
+    with open_plain(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, MOST_BYTES + 1))
+    if len(header) > MOST_BYTES or header.count(b"{") > MOST_TENSORS:
+        raise ValueError(f"its header has more than {MOST_BYTES:,} bytes or {MOST_TENSORS:,} tensors")
 
 
 def _reason(error: Exception) -> str:

@@ -73,21 +73,20 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
 
 
 def verify(path: Path) -> None:
-    """Compare a checkpoint's files with its manifest.
+    """Compare a checkpoint's files with its manifest: their sizes first, then their contents.
 
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
     """
     files = _read_manifest(path)["files"]
-    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL):
-        expected = files.get(name)
-        if expected is None and name in OPTIONAL:
-            continue
-        if expected is None or describe_file(path / name) != expected:
-            raise CheckpointError(
-                f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
-                f"{path.parent}"
-            )
+    names = [name for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL) if name in files]
+    for wrong in (_has_other_size, _has_other_content):
+        for name in names:
+            if wrong(path / name, files[name]):
+                raise CheckpointError(
+                    f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
+                    f"{path.parent}"
+                )
 
 
 def load(path: Path, verified: bool = False) -> Snapshot:
@@ -144,6 +143,17 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
 
 
+def _has_other_size(path: Path, expected: Mapping[str, Any]) -> bool:
+    try:
+        return bool(path.stat().st_size != expected["bytes"])
+    except OSError:
+        return True
+
+
+def _has_other_content(path: Path, expected: Mapping[str, Any]) -> bool:
+    return describe_file(path) != expected
+
+
 def describe_file(path: Path) -> dict[str, Any] | None:
     """A file's size and SHA-256; None where it cannot be read."""
     try:
@@ -154,8 +164,11 @@ def describe_file(path: Path) -> dict[str, Any] | None:
 
 
 def _save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # as the umask has it; safetensors puts a private file in its place
     try:
         save_file(tensors, path, metadata=metadata)
+        path.chmod(mode)
     except SafetensorError as error:  # it tells the number of an error of the system in words alone
         number = re.search(r"os error (\d+)", str(error))
         code = int(number.group(1)) if number else errno.EIO
@@ -204,9 +217,21 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = _read_json(path / MANIFEST_FILE)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
-    if not isinstance(manifest.get("files"), dict):
+    files = manifest.get("files")
+    if not isinstance(files, dict):
         raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it names no files")
+    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *(files.keys() & OPTIONAL)):
+        known = files.get(name)
+        if not (isinstance(known, dict) and type(known.get("bytes")) is int and _is_sha256(known.get("sha256"))):
+            raise CheckpointError(
+                f"{path / MANIFEST_FILE} is damaged: it has no size and SHA-256 of {name}; resume from another "
+                f"checkpoint in {path.parent}"
+            )
     return manifest
+
+
+def _is_sha256(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
