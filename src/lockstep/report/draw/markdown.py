@@ -53,5 +53,5 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in one line, without what a terminal would obey, and with what Markdown or HTML would read as marks escaped."""
+    """Text in one line, without control characters, and with what Markdown or HTML would read as marks escaped."""
     return re.sub(r"([\\`*_\[\]<>~&$])", r"\\\1", " ".join(one_line(text).split()))
