@@ -15,9 +15,13 @@ class LockstepError(Exception):
     """Whether the job may do better when its workers are started anew."""
 
 
+MOST_CHARACTERS = 300  # of a library's error in a message; a file's own text may be in it
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line of an error's text, up to 300 characters, or its type where it has none."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
 
 
 # What Gloo and NCCL say when a peer is gone.

@@ -15,7 +15,7 @@ from commands import own_environment, run
 from layers import LAYERS
 from pages import ROOT, blocks
 
-from lockstep.train.checkpoints.checkpoint_format import read_tensors
+from lockstep.models.saved_weights import read_safetensors
 
 PAGE = ROOT / "CONTRIBUTING.md"
 
@@ -77,7 +77,7 @@ def test_the_strategy_gives_two_workers_the_steps_of_one_on_the_data_set(project
 def test_the_precision_trains_the_model_with_weights_in_bfloat16(project: Path) -> None:
     first, *_, last = _train(project, "pure", "--epochs 2 --precision pure-bf16")
     assert (last["split"], last["top1"]) == ("val", 1.0)
-    weights = read_tensors(project / "runs" / "pure" / "model.safetensors")
+    weights = read_safetensors(project / "runs" / "pure" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     # With 2 classes instead of the row's 10.
     more = 8 * 64

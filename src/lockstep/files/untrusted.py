@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
+MOST_JSON_VALUES = 2_000_000  # Python takes 0.5 s and 150 MB for so many lists; the class names of any set are fewer
+MOST_DIGITS = 20  # of a JSON integer, its sign included; 64 bits have as many
 MOST_YAML_NODES = 20_000
 MOST_YAML_DEPTH = 50
 MOST_YAML_INTEGER = 1 << 64
@@ -63,12 +65,24 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: It is none, or nested too deeply to be read.
+        ValueError: It is none, has too many values, is nested too deeply, or has an integer beyond 64 bits.
     """
+    text = text if isinstance(text, str) else text.decode()
+    if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:  # before memory is taken for them
+        raise ValueError(f"it has more than {MOST_JSON_VALUES:,} values")
     try:
-        return json.loads(text)
+        return _JSON.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:  # those of some hundred digits become no float, either
+        raise ValueError(f"it has an integer of more than 64 bits: {digits[:MOST_DIGITS]}...")
+    return int(digits)
+
+
+_JSON = json.JSONDecoder(parse_int=_integer)
 
 
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:

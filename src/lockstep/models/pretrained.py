@@ -10,10 +10,9 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.errors import CheckpointError, ConfigError, first_line
@@ -84,12 +83,11 @@ def read_tensors(path: Path) -> Tensors:
         path = path / "model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"--pretrained {path}: there is no such file")
+    read = saved_weights.read_safetensors if path.suffix == ".safetensors" else saved_weights.read
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else saved_weights.read(path)
+        content: Any = read(path)
     except CheckpointError as error:
         raise CheckpointError(f"--pretrained {error}") from None
-    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"--pretrained {path} cannot be read ({first_line(error)})") from None
     _, content = find_weights(content) if isinstance(content, Mapping) else (None, {})
     if not content:
         raise CheckpointError(f"--pretrained {path}: holds no weights by name")

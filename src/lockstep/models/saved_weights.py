@@ -1,4 +1,4 @@
-"""Files that torch.save wrote, read as tensors and plain containers; nothing in them is run.
+"""Files of weights, of safetensors or torch.save, read as tensors and plain containers; nothing in them is run.
 
 Reading is `torch.load(weights_only=True)`, which knows the constructors of tensors and refuses all others by name; the
 numbers of NumPy that scripts keep beside the weights are let through. Names of weights may have `module.` of
@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.errors import CheckpointError, first_line
+from lockstep.files.untrusted import MOST_BYTES, open_plain
 
 WRAPPERS = {"module", "_orig_mod"}
 # Where training scripts keep the weights within what they save.
 NESTED = ("net", "state_dict", "model_state_dict", "model")
 SEARCHED = 4096  # characters
+MOST_TENSORS = 1 << 17  # of a safetensors file; the largest networks' optimizers have some thousands
 
 
 def read(path: Path) -> Any:
@@ -46,9 +50,50 @@ def read(path: Path) -> Any:
                 f"checkpoints hold tensors, numbers and text. It may be an attack; or a whole model was saved, which "
                 f"its own script must save anew as state_dict()"
             ) from None
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint of torch.save: {first_line(error)[:200]}"
-        ) from None
+        raise CheckpointError(f"{path} cannot be read as a checkpoint of torch.save: {_reason(error)}") from None
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a safetensors file, on the CPU.
+
+    Raises:
+        CheckpointError: It is missing, damaged, another kind of file, or a pipe or device.
+    """
+    try:
+        _check_header(path)
+        return load_file(path)
+    except SafetensorError as error:
+        reason = f"it is damaged, or another kind of file ({first_line(error)})"
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+    except (ValueError, KeyError) as error:
+        reason = first_line(error)
+    raise CheckpointError(f"{path} cannot be read as safetensors: {reason}")
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a header that would take minutes to read: its length comes first, then JSON with an entry a tensor.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It has too many tensors, or is a pipe or device.
+    """
+    with open_plain(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, MOST_BYTES + 1))
+    if len(header) > MOST_BYTES or header.count(b"{") > MOST_TENSORS:
+        raise ValueError(f"its header has more than {MOST_BYTES:,} bytes or {MOST_TENSORS:,} tensors")
+
+
+def _reason(error: Exception) -> str:
+    """Why torch.load failed, without its own text, which advises to load the file with weights_only=False."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if "TorchScript" in str(error):
+        return "it is a TorchScript program; save its state_dict() with torch.save instead"
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return "it needs more memory than there is, or is damaged"
+    return "it is damaged, or another kind of file"
 
 
 def find_weights(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:

@@ -21,6 +21,7 @@ from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
+from lockstep.data.pipeline.decode import unless_skipped
 from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Raw, Source, UserSource, as_it_is
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
@@ -123,7 +124,7 @@ def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | N
         chosen = next(batches)
         raw = source.__getitems__(BatchRequest(next(epochs), chosen))
         if raw.corrupt and not setting.skip_corrupt:
-            raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
+            raise unless_skipped(next(iter(raw.corrupt.values()))[1])
         size = sum(len(files.read(int(sample))) for sample in chosen) if files else raw.images.nbytes
         return len(chosen) - len(raw.corrupt), size
 

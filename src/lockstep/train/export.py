@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lockstep.data.pipeline.readers import Normalizer, Placement
+from lockstep.data.pipeline.readers import Normalizer, Placement, scale_and_shift
 from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.files.atomic import replacing
@@ -55,9 +55,7 @@ class Program(nn.Module):
         self.model = model.eval()
         self.spec = spec
         self.dtype = torch.uint8 if with_normalization else torch.float32
-        mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
-        self.scale = nn.Buffer((1 / (255 * std)).float())
-        self.shift = nn.Buffer((-mean / std).float())
+        self.scale, self.shift = (nn.Buffer(each.float()) for each in scale_and_shift(spec))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.dtype == torch.uint8:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.config.schema import TrainConfig
+from lockstep.config.schema import AugmentConfig, DataConfig, TrainConfig
 from lockstep.data.pipeline.decode import evaluation_pixels
 from lockstep.data.pipeline.readers import Normalizer, Placement
-from lockstep.data.sets import ImageData, InputSpec, MemorySplit
+from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.models import pretrained, registry
 from lockstep.train.checkpoints.checkpoint_folder import load_model
-from lockstep.train.checkpoints.legacy_format import is_old, load_weights, read
+from lockstep.train.checkpoints.legacy_format import OldCheckpoint, is_old, load_weights, read
 from lockstep.train.checkpoints.metadata import About
 from lockstep.train.evaluation import evaluate
 from lockstep.train.metrics import Meter
@@ -97,21 +97,22 @@ def agree_on_arch(path: Path, named: str, given: str | None) -> str:
     return named
 
 
-def load_old_network(path: Path, arch: str | None, data: ImageData) -> LoadedNetwork:
-    """Rebuild a model from an older script's checkpoint file, which says nothing of its classes and input.
+def load_old_network(old: OldCheckpoint, arch: str | None, data: ImageData) -> LoadedNetwork:
+    """Rebuild a model from an older script's checkpoint, which says nothing of its classes and input.
 
     Args:
         arch: The network; None: the one that the file names.
         data: Whose classes, in their order, and whose input the network is taken to have.
 
     Raises:
-        CheckpointError: It is damaged, names no network, or its weights are another one's.
+        CheckpointError: It names no network, or its weights are another one's.
     """
-    old = read(path)
     if arch is None:
         if old.arch is None:
-            raise CheckpointError(f"{path} does not say which network it holds; add -a NAME (see `lockstep models`)")
-        arch = agree_on_arch(path, old.arch, None)
+            raise CheckpointError(
+                f"{old.path} does not say which network it holds; add -a NAME (see `lockstep models`)"
+            )
+        arch = agree_on_arch(old.path, old.arch, None)
     side = min(data.input.height, data.input.width)
     model = registry.build(arch, len(data.classes), data.input.channels, side)
     load_weights(old, model, arch)
@@ -133,27 +134,51 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
     Raises:
         CheckpointError: The checkpoint is damaged, is another network, or its classes or input are not the data set's.
     """
-    names_data = bool(config.data.dataset or config.data.data)
     if is_old(path):
-        if not names_data:
+        old = read(path)
+        if not (config.data.dataset or config.data.data):
             raise ConfigError(f"{path} does not say on which data it was trained; name the data set or folder as well")
         data = load_data(config, world)
-        network = load_old_network(path, arch, data)
+        network = load_old_network(old, arch, data)
     else:
         network = load_network(path, arch)
-        if not names_data:
-            config = replace(config, data=replace(config.data, dataset=network.data))
+        config = replace(config, data=_data_for(network, path, config.data))
         data = load_data(config, world)
     if data.classes != network.classes:
         raise CheckpointError(f"{path} knows the classes {_few(network.classes)}, {data.name} has {_few(data.classes)}")
-    if isinstance(data.val, MemorySplit):
-        shape, expected = (
-            data.val.images.shape[1:],
-            (network.input.channels, network.input.height, network.input.width),
-        )
-        if shape != expected:
-            raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
+    shape, expected = (
+        data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input),
+        _shape(network.input),
+    )
+    if shape != expected and not isinstance(data.val, EncodedSplit):
+        raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
     return _evaluate(config, world, network, data)
+
+
+def _data_for(network: LoadedNetwork, path: Path, asked: DataConfig) -> DataConfig:
+    """The data set that was asked for, or the network's own, with encoded images left for the network's input.
+
+    Raises:
+        ConfigError: Images of another size than the network's were asked for.
+        CheckpointError: The network was trained on code that the user has not named.
+    """
+    _, height, width = _shape(network.input)
+    if asked.image_size not in (None, height) or asked.image_size not in (None, width):
+        raise ConfigError(
+            f"--image-size {asked.image_size}: {path} takes images of {width} x {height} pixels; leave --image-size out"
+        )
+    if not (asked.dataset or asked.data):
+        if ":" in network.data and not Path(network.data).is_dir():
+            raise CheckpointError(
+                f"{path} was trained on --data {network.data}, which is code and was not run; if you trust it, add "
+                f"--data {network.data}"
+            )
+        asked = replace(asked, dataset=network.data)
+    return replace(asked, in_memory="never", image_size=height)
+
+
+def _shape(spec: InputSpec) -> tuple[int, int, int]:
+    return spec.channels, spec.height, spec.width
 
 
 def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
@@ -183,6 +208,7 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
 
 def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData) -> dict[str, Any]:
     data = replace(data, input=network.input)
+    config = replace(config, augment=AugmentConfig())  # a training recipe's, which these images may not be able to have
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)
     val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))
@@ -201,8 +227,9 @@ def predict(network: LoadedNetwork, paths: Sequence[Path], top: int) -> Iterator
     """
     normalize = Normalizer(network.input, Placement(torch.device("cpu")))
     network.model.eval()
-    for path in paths:
-        pixels = torch.from_numpy(evaluation_pixels(path, network.input).copy())
+    split = FileSplit(paths, [0] * len(paths))
+    for sample, path in enumerate(paths):
+        pixels = torch.from_numpy(evaluation_pixels(split.image(sample), network.input).copy())
         with torch.inference_mode():
             logits = network.model(normalize(pixels.permute(2, 0, 1).unsqueeze(0)))
         best = logits.softmax(1)[0].topk(min(top, len(network.classes)))

@@ -59,6 +59,11 @@ def test_synthetic_images_have_the_size_asked_for() -> None:
     assert 0 <= int(data.train.labels.min()) <= int(data.train.labels.max()) < 1000
 
 
+def test_synthetic_images_that_no_memory_holds_are_refused() -> None:
+    with pytest.raises(DataError, match=r"--image-size 1000000: synthetic images of .* need 3,840,000 GB of memory"):
+        catalog.load(DataConfig(dataset="synthetic", image_size=1_000_000))
+
+
 def test_a_folder_is_loaded_by_its_path_and_imagenet_from_the_data_folder(folder: Path) -> None:
     assert catalog.load(DataConfig(dataset=str(folder))).classes == ("blue", "red")
     folder.rename(folder.parent / "imagenet")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -42,10 +45,32 @@ def test_yaml_with_aliases_of_usual_size_is_read() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", b"\xff", "{"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", b"\xff", "{", "9" * 400, '{"a": [-' + "1" * 21 + "]}"]
+)
 def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+def test_json_of_usual_size_is_read() -> None:
+    assert parse_json(b'{"a": [18446744073709551615, -9223372036854775808, 1e400, "k\xc3\xa4"]}') == {
+        "a": [(1 << 64) - 1, -(1 << 63), math.inf, "kä"]
+    }
+    assert len(parse_json(json.dumps(["tench, Tinca tinca"] * 900_000, indent=2))) == 900_000
+
+
+def test_json_of_too_many_values_takes_no_memory() -> None:
+    text = "[" + "[]," * 3_000_000 + "[]]"
+    tracemalloc.start()
+    try:
+        for each in (text, text.encode()):
+            with pytest.raises(ValueError, match="more than 2,000,000 values"):
+                parse_json(each)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(text)
 
 
 def test_only_plain_files_of_bounded_size_are_read(tmp_path: Path) -> None:

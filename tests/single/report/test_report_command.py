@@ -61,6 +61,24 @@ def test_a_second_report_replaces_the_first(sources: list[str], tmp_path: Path) 
     assert not [path for path in out.rglob(".*") if path.is_file()]
 
 
+def test_names_of_any_bytes_make_a_report_that_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = os.fsdecode(b"a\x1b]0;x\x07 \xff\xe2\x80\xae\n|<b>$x$")
+    runs = [make_run(tmp_path / f"{odd}{number}") for number in range(2)]
+    events = make_events(tmp_path / "events", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
+    events = events.rename(tmp_path / f"{odd}-events")
+    out = tmp_path / "out"
+    assert main(["report", *map(str, (*runs, events)), "-o", str(out), "--title", odd]) == 0
+    for path in (out / "RESULTS.md", out / "index.html", *out.rglob("*.svg")):
+        text = path.read_text(encoding="utf-8")
+        unsafe = [sign for sign in text if not sign.isprintable() and not sign.isspace()]
+        assert unsafe == [], (path, unsafe)
+    assert "<b>" not in (out / "index.html").read_text()
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.data.sets import EncodedSplit
-from lockstep.errors import DataError, first_line
+from lockstep.errors import DataError
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import open_plain, read_bytes, read_json
 
@@ -199,8 +199,9 @@ class PackedSplit(EncodedSplit):
         try:
             open_plain(path).close()
             index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except Exception as error:  # NumPy raises many types on damaged headers
-            raise DataError(f"{path} cannot be read ({first_line(error)}); copy it again, or pack anew") from None
+        except Exception as error:  # NumPy raises many types on damaged headers, and may advise unpickling the file
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
+            raise DataError(f"{path} cannot be read ({reason}); copy it again, or pack anew") from None
         samples = sum(shard.samples for shard in self.shards)
         if index.dtype != ROW or index.shape != (samples,) or (samples and index["shard"].max() >= len(self.shards)):
             raise DataError(f"{path} is not the index of these {samples:,} samples; copy it again, or pack anew")

@@ -13,10 +13,11 @@ from zlib import crc32
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import BLOCK
 from lockstep.data.process_pool import Advance
+from lockstep.data.sets import MOST_IMAGE_BYTES
 from lockstep.errors import CorruptImageError, DataError
 from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
-from lockstep.files.untrusted import read_json
+from lockstep.files.untrusted import read_bytes, read_json
 
 LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # a file's own faults; others pass, or are the machine's
 
@@ -110,14 +111,15 @@ def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardReco
 
 def _read(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        if error.errno not in LEFT_OUT:
+        return read_bytes(Path(path), MOST_IMAGE_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, OSError) and error.errno not in LEFT_OUT:
             raise DataError(
-                f"{path} cannot be read ({error.strerror}); mend that and run the same command again: it goes on"
+                f"{path} cannot be read ({reason}); mend that and run the same command again: it goes on"
             ) from None
         raise CorruptImageError(
-            f"{path} cannot be read ({error.strerror}); mend or remove it; "
+            f"{path} cannot be read ({reason}); fix or remove it; "
             f"`lockstep data pack --skip-corrupt` leaves such files out"
         ) from None
 

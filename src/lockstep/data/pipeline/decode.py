@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lockstep.data.pipeline.image_header import check_scans, eight_bits, open_encoded
+from lockstep.data.pipeline.image_header import check_scans, eight_bits, fault_of, open_encoded
 from lockstep.data.sets import ImageFile, InputSpec
 from lockstep.errors import CorruptImageError, DataError, LockstepError
 
@@ -62,10 +62,12 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
             raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
-        raise CorruptImageError(
-            f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; --skip-corrupt goes on "
-            f"without such files"
-        ) from None
+        raise CorruptImageError(f"{file} {fault_of(error)}") from None
+
+
+def unless_skipped(message: str) -> CorruptImageError:
+    """The error of an image that --skip-corrupt would leave out, for commands with that flag."""
+    return CorruptImageError(f"{message}; fix or remove it, or leave such files out with --skip-corrupt")
 
 
 def decode_bytes(
@@ -75,6 +77,10 @@ def decode_bytes(
     check_scans(encoded)
     pixels = _by_simplejpeg(encoded, channels, cut, size)
     return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
+
+
+class OtherSizeError(DataError):
+    """An image does not have the size of the model's input; the message is its size."""
 
 
 def centre(spec: InputSpec, width: int, height: int) -> Box:
@@ -89,13 +95,26 @@ def centre(spec: InputSpec, width: int, height: int) -> Box:
     return x - half_width, y - half_height, x + half_width, y + half_height
 
 
-def evaluation_pixels(file: ImageFile, spec: InputSpec) -> Pixels:
+def evaluation_pixels(file: ImageFile, spec: InputSpec, resize: bool = True) -> Pixels:
     """An image as a model is to see it in evaluation: uint8 [spec.height, spec.width, spec.channels].
+
+    The only source of such pixels: a run's own evaluation, `lockstep eval` and `predict` all call this.
+
+    Args:
+        resize: False: refuse an image of another size than the input's.
 
     Raises:
         CorruptImageError: As `decode` does.
+        OtherSizeError: The image has another size, and `resize` is off.
     """
-    return decode(file, spec.channels, partial(centre, spec), (spec.width, spec.height))
+    cut = partial(centre if resize else _whole, spec)
+    return decode(file, spec.channels, cut, (spec.width, spec.height))
+
+
+def _whole(spec: InputSpec, width: int, height: int) -> Box:
+    if (width, height) != (spec.width, spec.height):
+        raise OtherSizeError(f"{width} x {height}")
+    return 0.0, 0.0, float(width), float(height)
 
 
 def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels | None:

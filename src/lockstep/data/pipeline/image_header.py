@@ -10,10 +10,10 @@ from io import BytesIO
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lockstep.data.sets import EncodedSplit
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, first_line
 
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
 
@@ -27,6 +27,15 @@ MOST_SCANS = 100  # of a JPEG; usual ones have up to 12, and each takes the time
 def open_image(file: BinaryIO) -> Image.Image:
     """An image whose header alone has been read; Pillow's errors, of many types, are raised as they are."""
     return Image.open(file, formats=FORMS)
+
+
+def fault_of(error: Exception) -> str:
+    """What reading or decoding an image raised, to follow its name in a message."""
+    if isinstance(error, UnidentifiedImageError):  # its own text is an address in memory
+        return f"cannot be decoded (it is not {', '.join(FORMS[:-1])} or {FORMS[-1]})"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
+    return f"cannot be decoded ({type(error).__name__}: {first_line(error)})"
 
 
 def open_encoded(encoded: bytes | memoryview) -> Image.Image:

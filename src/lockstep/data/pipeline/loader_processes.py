@@ -28,7 +28,7 @@ from lockstep.data.augment.progressive import Sizes, side_at
 from lockstep.data.augment.random_draws import Draws, Indices
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
-from lockstep.data.pipeline.decode import Cut, Size, centre, decode
+from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
 from lockstep.errors import CorruptImageError, DataError, first_line
@@ -74,26 +74,28 @@ class FileSource:
         self._buffers = SharedRing()
 
     def __getitems__(self, request: BatchRequest) -> Raw:
-        cuts, flipped, (width, height) = self.plan(request)
+        evaluates, size = request.epoch is None, (self._spec.width, self._spec.height)
+        cuts, flipped, (width, height) = ([], (), size) if evaluates else self.plan(request)
         pixels = self._buffers.take((len(request.samples), height, width, self._spec.channels)).permute(0, 3, 1, 2)
         corrupt = {}
         for position, sample in enumerate(request.samples.tolist()):
+            file = self._split.image(sample)
             try:
-                image = decode(self._split.image(sample), self._spec.channels, cuts[position], (width, height))
+                if evaluates:
+                    image = evaluation_pixels(file, self._spec)
+                else:
+                    image = decode(file, self._spec.channels, cuts[position], (width, height))
             except CorruptImageError as error:
                 corrupt[position] = (self._split.name(sample), str(error))
                 pixels[position] = 0
             else:
                 planes = torch.from_numpy(image).permute(2, 0, 1)
-                pixels[position] = planes.flip(2) if flipped[position] else planes
+                pixels[position] = planes.flip(2) if not evaluates and flipped[position] else planes
         return Raw(pixels, self.labels(request), corrupt)
 
     def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
-        """The part of each image that is wanted, whether it is mirrored, and the size of all."""
+        """For training: the part of each image that is wanted, whether it is mirrored, and the size of all."""
         draws = Draws(self._seed, request.epoch or 0, request.samples)
-        if request.epoch is None:
-            count = len(request.samples)
-            return [partial(centre, self._spec)] * count, np.zeros(count, bool), (self._spec.width, self._spec.height)
         crop, side = RandomCrop(draws, self._config.min_crop), side_at(self._sizes, request.epoch)
         return (
             [partial(crop.box, position) for position in range(len(request.samples))],
@@ -212,7 +214,7 @@ class StreamReader:
         if not raw.corrupt:
             return Batch(images, labels)
         if not self._skip_corrupt:
-            raise CorruptImageError(next(iter(raw.corrupt.values()))[1])
+            raise unless_skipped(next(iter(raw.corrupt.values()))[1])
         for path, message in raw.corrupt.values():
             logging.getLogger("lockstep").warning(message)
             self.left_out.add(path)

@@ -47,14 +47,18 @@ class Reader(Protocol):
         """End what the reader started."""
 
 
+def scale_and_shift(spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """What pixels (0 to 255) are multiplied by, and what is added then, to normalize them: float64 [1, C, 1, 1]."""
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
+    return 1 / (255 * std), -mean / std
+
+
 class Normalizer:
     """uint8 pixels to normalised numbers, on the device where the pixels are."""
 
     def __init__(self, spec: InputSpec, placement: Placement):
         self._placement = placement
-        mean, std = (torch.tensor(x, dtype=torch.float64).view(1, -1, 1, 1) for x in (spec.mean, spec.std))
-        self._scale = (1 / (255 * std)).to(placement.device, placement.dtype)
-        self._shift = (-mean / std).to(placement.device, placement.dtype)
+        self._scale, self._shift = (each.to(placement.device, placement.dtype) for each in scale_and_shift(spec))
         self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
         self._pool = Pool()
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.pipeline.decode import Pixels, decode, evaluation_pixels
+from lockstep.data.pipeline.decode import OtherSizeError, Pixels, evaluation_pixels, unless_skipped
 from lockstep.data.pipeline.image_header import Header, header
 from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources.folder_listing import list_images, name_of
@@ -97,9 +97,9 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
     for sample, label in enumerate(split.labels):
         try:
             images[len(labels)] = _decode(split, sample, spec, resize=config.image_size is not None)
-        except CorruptImageError:
+        except CorruptImageError as error:
             if not config.skip_corrupt:
-                raise
+                raise unless_skipped(str(error)) from None
             left_out.append(split.name(sample))
         else:
             labels.append(int(label))
@@ -113,13 +113,10 @@ def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> 
     file = split.image(sample)
     if spec.channels == 1:
         _check_grey(split, sample)
-    if resize:
-        return evaluation_pixels(file, spec)
-    pixels = decode(file, spec.channels)
-    height, width = pixels.shape[:2]
-    if (height, width) != (spec.height, spec.width):
-        raise _NotAlikeError(f"{file} is {width} x {height}, others are {spec.width} x {spec.height}")
-    return pixels
+    try:
+        return evaluation_pixels(file, spec, resize)
+    except OtherSizeError as error:
+        raise _NotAlikeError(f"{file} is {error}, others are {spec.width} x {spec.height}") from None
 
 
 def _check_grey(split: EncodedSplit, sample: int) -> None:

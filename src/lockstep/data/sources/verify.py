@@ -22,9 +22,10 @@ from lockstep.data.packed.pack_reader import (
     member_name,
 )
 from lockstep.data.process_pool import Advance, run_all
+from lockstep.data.sets import MOST_IMAGE_BYTES
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import DataError
-from lockstep.files.untrusted import open_plain
+from lockstep.files.untrusted import open_plain, read_bytes
 
 FILES_A_TASK = 256
 PIECE_BYTES = 1 << 20
@@ -150,12 +151,13 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
 
 def _verify_files(task: FilesTask, advance: Advance) -> list[str]:
     from lockstep.data.pipeline.decode import decode_bytes
+    from lockstep.data.pipeline.image_header import fault_of
 
     bad = []
     for path in task.paths:
         try:
-            decode_bytes(path.read_bytes(), 3)
+            decode_bytes(read_bytes(path, MOST_IMAGE_BYTES), 3)
         except Exception as error:  # Pillow's decoders raise many types on damaged files
-            bad.append(f"{path} cannot be decoded ({type(error).__name__}: {error})")
+            bad.append(f"{path} {fault_of(error)}")
         advance(1)
     return bad

@@ -13,14 +13,27 @@ import psutil
 from lockstep.errors import ConfigError
 
 HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+# Also user@host and addresses. What else ssh or a shell would obey, such as a leading dash, is in no host's name.
+HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many workers it takes."""
+    """A machine and how many workers it takes.
+
+    Raises:
+        ConfigError: The name has characters that no host name has.
+    """
 
     name: str
     slots: int
+
+    def __post_init__(self) -> None:
+        if not HOST_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"invalid host name {self.name[:100]!r}: names have letters, digits and .-_:[]@, and do not start with "
+                f"a dash; fix -H, the host file or the discovery script"
+            )
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

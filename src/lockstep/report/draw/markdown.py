@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Chart, Document, Section, Table, ValueRanges, show
 
 FIGURES = "figures"  # the folder of the images, beside RESULTS.md
@@ -52,5 +53,5 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in one line, with what Markdown or HTML would read as marks escaped."""
-    return re.sub(r"([\\`*_\[\]<>~&$])", r"\\\1", " ".join(text.split()))
+    """Text in one line, without control characters, and with what Markdown or HTML would read as marks escaped."""
+    return re.sub(r"([\\`*_\[\]<>~&$])", r"\\\1", " ".join(one_line(text).split()))

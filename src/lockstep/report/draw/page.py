@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import math
 from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 from typing import Any
 
+from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Cell, Chart, Document, Section, Table, ValueRanges, show
 from lockstep.report.draw.interval_svg import draw
 from lockstep.report.draw.matplotlib_curves import drawable
@@ -254,3 +255,8 @@ def _cell(value: Cell, spec: str) -> str:
 
 def _number_class(spec: str) -> str:
     return ' class="number"' if spec else ""
+
+
+def escape(text: str) -> str:
+    """Text in HTML, without control characters and halves of surrogates, which no page may have."""
+    return html.escape(one_line(text))

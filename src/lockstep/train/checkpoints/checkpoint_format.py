@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import replacing, sync
 from lockstep.files.untrusted import open_plain, parse_json, read_json
+from lockstep.models.saved_weights import read_safetensors
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 
 FORMAT = 1
@@ -72,21 +73,20 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
 
 
 def verify(path: Path) -> None:
-    """Compare a checkpoint's files with its manifest.
+    """Compare a checkpoint's files with its manifest: their sizes first, then their contents.
 
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
     """
     files = _read_manifest(path)["files"]
-    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL):
-        expected = files.get(name)
-        if expected is None and name in OPTIONAL:
-            continue
-        if expected is None or describe_file(path / name) != expected:
-            raise CheckpointError(
-                f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
-                f"{path.parent}"
-            )
+    names = [name for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *OPTIONAL) if name in files]
+    for wrong in (_has_other_size, _has_other_content):
+        for name in names:
+            if wrong(path / name, files[name]):
+                raise CheckpointError(
+                    f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
+                    f"{path.parent}"
+                )
 
 
 def load(path: Path, verified: bool = False) -> Snapshot:
@@ -100,11 +100,11 @@ def load(path: Path, verified: bool = False) -> Snapshot:
     files = _read_manifest(path)["files"]
     state = _read_json(path / STATE_FILE)
     try:
-        average, strategy = (read_tensors(path / name) if name in files else {} for name in OPTIONAL)
+        average, strategy = (read_safetensors(path / name) if name in files else {} for name in OPTIONAL)
         return Snapshot(
             step=_count(state["step"]),
-            model=read_tensors(path / MODEL_FILE),
-            optimizer=_join_optimizer(state["optimizer"], read_tensors(path / OPTIMIZER_FILE)),
+            model=read_safetensors(path / MODEL_FILE),
+            optimizer=_join_optimizer(state["optimizer"], read_safetensors(path / OPTIMIZER_FILE)),
             progress=_mapping(state["progress"]),
             about=_mapping(state["about"]),
             job=_mapping(state["job"]),
@@ -132,7 +132,7 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
     Raises:
         CheckpointError: It cannot be read, or does not say what it holds.
     """
-    weights = read_tensors(path)
+    weights = read_safetensors(path)
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(METADATA_KEY)
     if text is None:
@@ -143,11 +143,15 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
 
 
-def read_tensors(path: Path) -> Tensors:
+def _has_other_size(path: Path, expected: Mapping[str, Any]) -> bool:
     try:
-        return load_file(path)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+        return bool(path.stat().st_size != expected["bytes"])
+    except OSError:
+        return True
+
+
+def _has_other_content(path: Path, expected: Mapping[str, Any]) -> bool:
+    return describe_file(path) != expected
 
 
 def describe_file(path: Path) -> dict[str, Any] | None:
@@ -160,8 +164,11 @@ def describe_file(path: Path) -> dict[str, Any] | None:
 
 
 def _save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # as the umask has it; safetensors puts a private file in its place
     try:
         save_file(tensors, path, metadata=metadata)
+        path.chmod(mode)
     except SafetensorError as error:  # it tells the number of an error of the system in words alone
         number = re.search(r"os error (\d+)", str(error))
         code = int(number.group(1)) if number else errno.EIO
@@ -210,9 +217,21 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = _read_json(path / MANIFEST_FILE)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
-    if not isinstance(manifest.get("files"), dict):
+    files = manifest.get("files")
+    if not isinstance(files, dict):
         raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it names no files")
+    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *(files.keys() & OPTIONAL)):
+        known = files.get(name)
+        if not (isinstance(known, dict) and type(known.get("bytes")) is int and _is_sha256(known.get("sha256"))):
+            raise CheckpointError(
+                f"{path / MANIFEST_FILE} is damaged: it has no size and SHA-256 of {name}; resume from another "
+                f"checkpoint in {path.parent}"
+            )
     return manifest
+
+
+def _is_sha256(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -124,8 +124,9 @@ def _finished_epochs(path: Path, content: Mapping[str, Any], key: str | None) ->
 def _number(path: Path, name: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise CheckpointError(f"{path}: its {name} is {value!r}, not a number")
+        said = "too large" if isinstance(value, int) else f"{value!r:.100}, not a number"
+        raise CheckpointError(f"{path}: its {name} is {said}")
     return number

@@ -22,7 +22,7 @@ from PIL import Image
 
 from lockstep.config.schema import DataConfig
 from lockstep.data.catalog import load
-from lockstep.data.packed import pack_writer
+from lockstep.data.packed import pack_writer, shards
 from lockstep.data.packed.encode import Encoding
 from lockstep.data.packed.pack_reader import MANIFEST_FILE, Manifest, splits
 from lockstep.data.sources.describe import describe
@@ -211,15 +211,15 @@ def test_what_a_form_cannot_store_is_not_called_corrupt(folder: Path, tmp_path: 
 def test_faults_of_the_machine_stop_and_leave_nothing_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    real = Path.read_bytes
+    real = shards.read_bytes
 
-    def read_bytes(path: Path) -> bytes:
+    def read_bytes(path: Path, most_bytes: int) -> bytes:
         if path.name == "013.png":
             raise fault
-        return real(path)
+        return real(path, most_bytes)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", read_bytes)
+        patched.setattr(shards, "read_bytes", read_bytes)
         with pytest.raises(DataError, match="the same command again") as caught:
             pack_folder(folder, tmp_path / "out", skip_corrupt=True)
     assert not isinstance(caught.value, CorruptImageError)

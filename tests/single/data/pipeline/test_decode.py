@@ -129,7 +129,7 @@ def _far_too_large(path: Path) -> None:
 def test_what_cannot_be_decoded_is_named(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     path = tmp_path / "spoiled.jpg"
     spoil(path)
-    with pytest.raises(CorruptImageError, match=f"{path}.*--skip-corrupt"):
+    with pytest.raises(CorruptImageError, match=rf"^{path} cannot be (decoded|read) \([^\n]*\)$"):
         decode(path, 3)
 
 
@@ -268,7 +268,7 @@ def test_only_a_header_that_all_read_alike_shows_a_single_scan(marker: int) -> N
 def test_images_that_would_run_programs_or_take_minutes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(owned) (w) file closefile\n")
-    with pytest.raises(CorruptImageError, match="cannot identify"):
+    with pytest.raises(CorruptImageError, match="it is not JPEG, PNG,"):
         decode(path, 3)
     path.write_bytes(_scans(60))
     assert decode(path, 3).shape == (64, 64, 3)

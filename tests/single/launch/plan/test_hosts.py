@@ -44,6 +44,33 @@ def test_what_is_no_host_file_is_refused(text: str) -> None:
         parse_hostfile(text)
 
 
+@pytest.mark.parametrize("name", ["node-1.site.org", "me@node_7", "10.0.0.1", "fe80::1", "me@[fe80::1]"])
+def test_names_and_addresses_are_hosts(name: str) -> None:
+    assert Host(name, 1).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("-v", "-oProxyCommand=touch", "a b", "a\x1b[2J", "a\nb", "a\n", "", "kätzchen", "a" * 256),
+        *(f"a{sign}b" for sign in "!\"#$%&'()*+,/;<=>?\\^`{|}~\x07\x7f\u202e"),
+    ],
+)
+def test_a_name_that_ssh_or_a_shell_would_obey_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="invalid host name"):
+        Host(name, 1)
+
+
+def test_the_name_is_refused_wherever_it_comes_from() -> None:
+    for read, text in (
+        (parse_hosts, "a:1,$(touch owned):2"),
+        (parse_hostfile, "a slots=1\n`id` slots=2\n"),
+        (lambda text: parse_discovered(text, None), "a:1\nb;c:2\n"),
+    ):
+        with pytest.raises(ConfigError, match=r"invalid host name .*; fix -H, the host file or the discovery script"):
+            read(text)
+
+
 def test_the_slots_of_this_machine_add_up_and_another_machine_is_refused() -> None:
     names = names_of_this_machine()
     assert slots_here(parse_hosts(f"localhost:2,127.0.0.1:1,{socket.gethostname()}:3"), names) == 6

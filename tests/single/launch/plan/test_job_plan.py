@@ -86,12 +86,6 @@ def test_a_job_on_several_hosts_keeps_their_order_and_slots() -> None:
     assert "GLOO_SOCKET_IFNAME" not in plan.environment
 
 
-@pytest.mark.parametrize("name", ["-oProxyCommand=touch owned", "-v", "a b", "a\x1b[2J", "a\nb"])
-def test_a_name_that_ssh_would_take_for_a_flag_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a host"):
-        plan_job(COMMAND, [Host(name, 1), Host("b", 1)], Transport("ssh"), 8, {})
-
-
 def test_ssh_checks_host_keys_as_it_is_configured() -> None:
     plan = plan_job(COMMAND, [Host("a", 1), Host("b", 1)], Transport("ssh"), 8, {})
     words = " ".join(plan.nodes[0].start).lower()

@@ -22,3 +22,12 @@ def test_names_cannot_break_tables_nor_become_marks() -> None:
     text = render(Document("T", [Section("S", parts=[table])]))
     assert render(Document("a~~b~~ &lt; $x$", [])).startswith("# a\\~\\~b\\~\\~ \\&lt; \\$x\\$\n")
     assert "| a\\|b\\_c\\*\\<i\\> \\[x\\](y) |" in text
+
+
+def test_nothing_is_left_that_a_terminal_would_obey() -> None:
+    odd = "a\x1b]0;x\x07b\u202ec\x00d\udcff"
+    section = Section(odd, odd, [Table("t", odd, (odd,), [(odd,)], ("",)), Chart("c", odd, odd, odd, [])])
+    text = render(Document(odd, [section], [odd], odd))
+    assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
+    assert text.count("a\ufffd\\]0;x\ufffdb\ufffdc\ufffdd\ufffd") >= 8
+    text.encode()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pickle
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from torch import nn
 
 from lockstep.data.sources import digits
 from lockstep.errors import CheckpointError
-from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
+from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format, legacy_format
 from lockstep.train.checkpoints.checkpoint_folder import CheckpointFolder
 from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.inference import load_network, load_old_network
@@ -184,6 +186,58 @@ def test_a_hostile_file_is_refused_without_running_it(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
+def test_files_of_another_size_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even those before them in the list: a sparse file of a terabyte takes no room on a disk, and an hour."""
+    path = _save(tmp_path, _snapshot(1))
+    os.truncate(path / "state.json", 1 << 40)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("a file was read"))
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged: it is not as manifest\.json says"):
+        checkpoint_format.verify(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda files: files.pop("optimizer.safetensors"),
+        lambda files: files.update({"optimizer.safetensors": 3}),
+        lambda files: files["optimizer.safetensors"].pop("bytes"),
+        lambda files: files["optimizer.safetensors"].update(bytes="9"),
+        lambda files: files["optimizer.safetensors"].update(sha256="a" * 63 + "x"),
+    ],
+)
+def test_a_damaged_manifest_is_not_blamed_on_a_file(tmp_path: Path, damage: Callable[[dict[str, Any]], object]) -> None:
+    path = _save(tmp_path, _snapshot(1))
+    manifest = json.loads((path / "manifest.json").read_text())
+    damage(manifest["files"])
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    for read in (checkpoint_format.verify, checkpoint_format.load):
+        with pytest.raises(CheckpointError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path / 'manifest.json'} is damaged: it has no size and SHA-256 of opt")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_all_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = _save(tmp_path, _snapshot(1))
+        checkpoint_format.export(tmp_path / "model.safetensors", {"w": torch.zeros(1)}, ABOUT)
+    finally:
+        os.umask(before)
+    files = [tmp_path / "model.safetensors", *path.iterdir()]
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {oct(0o666 & ~umask)}
+
+
+def test_a_header_that_would_take_minutes_is_refused(tmp_path: Path) -> None:
+    entry = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = ("{" + ",".join(entry % number for number in range(140_000)) + "}").encode()
+    path = tmp_path / "m.safetensors"
+    for content in (header, b" " * ((64 << 20) + 1)):
+        path.write_bytes(len(content).to_bytes(8, "little") + content)
+        with pytest.raises(CheckpointError, match=r"its header has more than 67,108,864 bytes or 131,072 tensors"):
+            checkpoint_folder.load_model(path)
+
+
 def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
     path = _save(tmp_path, _snapshot(1))
     whole = json.loads((path / "state.json").read_text())
@@ -225,6 +279,7 @@ INPUT = {"channels": 1, "height": 8, "width": 8, "mean": [0.5], "std": [0.5]}
         *({"input": {**INPUT, name: 1 << 40}} for name in ("channels", "height", "width")),
         *({"input": {**INPUT, "std": std}} for std in ([0.0], ["x"], [0.5, 0.5], 0.5)),
         {"input": {**INPUT, "crop_ratio": float("nan")}},
+        *({"input": {**INPUT, name: [10**400]}} for name in ("mean", "std")),
     ],
 )
 def test_a_model_that_says_nonsense_of_itself_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
@@ -243,7 +298,7 @@ def test_code_that_a_file_names_is_not_run(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CheckpointError, match="if you trust that code"):
         load_network(tmp_path / "m.safetensors")
     with pytest.raises(CheckpointError, match="if you trust that code"):
-        load_old_network(tmp_path / "m.pth", None, digits.load())
+        load_old_network(legacy_format.read(tmp_path / "m.pth"), None, digits.load())
     assert not (tmp_path / "owned").exists()
 
 

@@ -305,6 +305,7 @@ def test_damaged_files_are_named(tmp_path: Path, keep: int, zipped: bool) -> Non
         ({"state_dict": {}}, "no weights under net"),
         ({"epoch": "two"}, "its epoch is 'two', not a number"),
         ({"epoch": -1}, "its epoch is -1"),
+        *(({name: 10**400}, "too large") for name in ("epoch", "best_acc1")),
         ({"epoch": 1.5}, "its epoch is 1.5"),
         ({"best_acc1": torch.ones(2)}, "its best accuracy is"),
     ],
