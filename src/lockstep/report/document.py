@@ -150,6 +150,15 @@ class Table:
     note: str = ""
 
 
+def filled_table(
+    key: str, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]], note: str = ""
+) -> Table:
+    """Make a table of (heading, format) columns, without those in which no row has a value."""
+    kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    names, formats = [columns[index][0] for index in kept], [columns[index][1] for index in kept]
+    return Table(key, title, names, [[row[index] for index in kept] for row in rows], formats, note)
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading with what stands below it; `text` is plain, a paragraph a line."""
