@@ -59,8 +59,8 @@ class Chart:
         key: The name of its files, such as "throughput".
         x_label, y_label: With the unit, such as "throughput (images/s)".
         note: A sentence or two of what is drawn and how it was measured.
-        from_zero: Whether a linear y axis starts at zero, as that of an amount does: memory, throughput, time. Of
-            others, such as accuracy, it starts near the lowest value if that is far above zero.
+        from_zero: Whether a linear y axis starts at zero, as that of an amount does: memory, throughput, time. That of
+            others, such as accuracy, is fitted to the values.
     """
 
     key: str

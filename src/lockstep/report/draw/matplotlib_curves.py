@@ -133,12 +133,16 @@ def _set_x_range(axes: Axes, scale: Scale, places: Sequence[float]) -> None:
 
 
 def _set_y_range(axes: Axes, chart: Chart) -> None:
-    """A single value has room at both sides. An amount is read against zero; all else unless it is far above zero."""
+    """An amount is read against zero; all else is fitted, but not below zero for what is never there."""
     low, high = axes.dataLim.intervaly
     if low == high:
         axes.set_ylim(*_around(low, chart.y_scale))
-    if chart.y_scale == "linear" and low >= 0 and (chart.from_zero or low < 0.4 * high):
+    if chart.y_scale != "linear" or low < 0:
+        return
+    if chart.from_zero:
         axes.set_ylim(0, high * 1.05 or 1.0)
+    elif low < high:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
 
 
 def _around(value: float, scale: Scale) -> tuple[float, float]:

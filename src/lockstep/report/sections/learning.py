@@ -59,7 +59,11 @@ def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
         )
         for number, changes in enumerate(changed, start=1)
     ]
-    return [*_FIGURES, *losses]
+    if not losses:
+        return [*_FIGURES]
+    top1, top5, loss = _FIGURES
+    about = f"{loss.note} Training losses against changed labels have charts of their own."
+    return [top1, top5, replace(loss, note=about), *losses]
 
 
 def _rate_chart(rates: Sequence[RunCurve]) -> Chart:

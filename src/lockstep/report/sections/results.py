@@ -44,7 +44,7 @@ def build(material: Material) -> Section | None:
         "epochs, or of the step records while there is no epoch; training time is over all sessions, without "
         "evaluation; of TensorBoard files it is the sum of Time/train."
     ).strip()
-    parts = [filled_table("results", "Results", _COLUMNS, [_row(run) for run in material.runs], note)]
+    parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in material.runs], note)]
     groups = seed_groups(material.runs)
     if groups:
         note = (

@@ -117,13 +117,15 @@ def test_the_x_axis_has_the_worker_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "starts_at_zero"), [([5.0, 80.0], True), ([88.0, 100.0], False), ([-1.0, 9.0], False)]
+    ("values", "start"), [([5.0, 80.0], 1.25), ([1.0, 80.0], 0), ([88.0, 100.0], 87.4), ([-1, 9], -1.5)]
 )
-def test_an_axis_starts_at_zero_unless_all_is_far_above_it(values: list[float], starts_at_zero: bool) -> None:
+def test_an_axis_is_fitted_to_the_values_but_not_below_zero_for_what_is_never_there(
+    values: list[float], start: float
+) -> None:
     axes = Figure().add_subplot()
     draw_curves(axes, Chart("c", "", "epoch", "accuracy (%)", [Line("a", [1, 2], values)]), LIGHT.lines)
 
-    assert bool(axes.get_ylim()[0] == 0) == starts_at_zero
+    assert axes.get_ylim()[0] == pytest.approx(start)
 
 
 def test_the_axis_of_an_amount_starts_at_zero() -> None:
