@@ -25,6 +25,7 @@ class Line:
             training, points without a line.
         color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
             colour of text, for reference lines such as the ideal one.
+        remark: A few words that stand beside its end.
         is_ideal: Whether it is what a series would ideally be, which has no markers.
     """
 
@@ -36,6 +37,7 @@ class Line:
     look: Literal["solid", "dashed", "dotted", "points"] = "solid"
     color: int | None = 0
     is_ideal: bool = False
+    remark: str = ""
 
     @property
     def has_markers(self) -> bool:

@@ -293,22 +293,103 @@ def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> N
     assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
 
 
+def _at(rates: dict[int, float]) -> list[dict[str, Any]]:
+    """Scaling records of throughput alone."""
+    return [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
+
+
 def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
-    rates = {1: 100.0, 2: 150.0, 4: 390.0}
-    records = [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
-    document = _of_records(tmp_path, *records)
+    rates = {1: 100.0, 2: 190.0, 4: 390.0, 8: 700.0}
+    document = _of_records(tmp_path, *_at(rates))
     model = _line(_chart(document, "scaling-strong-throughput"), "model, resnet18 on cifar10, global batch 256")
     drawn = dict(zip(model.x, model.y, strict=True))
     for row in _rows(document, "scaling-strong-throughput-points"):
         expected = drawn[row["workers"]] / row["throughput"] - 1
         assert row["error of the model (%)"] == pytest.approx(100 * expected)
-    assert abs(_rows(document, "scaling-strong-throughput-points")[1]["error of the model (%)"]) > 1
+    errors = [abs(row["error of the model (%)"]) for row in _rows(document, "scaling-strong-throughput-points")]
+    assert max(errors) > 1
+    for key in ("throughput", "speedup", "efficiency"):
+        (remark,) = [line.remark for line in _chart(document, f"scaling-strong-{key}").lines if line.remark]
+        assert remark == f"error up to {max(errors):.2g} %"
+
+
+def test_a_model_is_drawn_only_where_it_fits(tmp_path: Path) -> None:
+    rates = {1: 100.0, 2: 197.0, 4: 380.0, 8: 720.0, 16: 1340.0, 32: 1500.0}
+    document = _of_records(tmp_path, *_at(rates))
+    errors = {
+        row["workers"]: row["error of the model (%)"] for row in _rows(document, "scaling-strong-throughput-points")
+    }
+    misfits = [workers for workers, error in errors.items() if abs(error) > 10]
+    assert misfits == [16, 32]
+    model = _chart(document, "scaling-strong-throughput").lines[1]
+    assert model.name.startswith("model, ")
+    assert [x for x, y in zip(model.x, model.y, strict=True) if y is not None] == [1, 2, 3, 4, 6, 8]
+    assert "the model is drawn only where it is within 10 % of the points; it misses 16 and 32 workers" in (
+        document.sections[0].text
+    )
+
+
+def test_a_model_that_fits_nowhere_is_not_drawn_but_its_errors_are_listed(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *_at({1: 100.0, 2: 20.0, 4: 300.0, 8: 60.0, 16: 900.0}))
+    assert [line.name for line in _chart(document, "scaling-strong-throughput").lines] == [
+        "resnet18 on cifar10, global batch 256",
+        "ideal, resnet18 on cifar10, global batch 256",
+    ]
+    assert (
+        "no model is drawn: it is within 10 % of the points at no two neighboring numbers of workers"
+        in document.sections[0].text
+    )
+    assert all("error of the model (%)" in row for row in _rows(document, "scaling-strong-throughput-points"))
+
+
+@pytest.mark.parametrize("more", [{}, {"split_seconds": None}])
+def test_two_numbers_of_workers_have_no_model(more: dict[str, Any], tmp_path: Path) -> None:
+    records = [scaling_record(workers, repeat, **more) for workers in (1, 2) for repeat in range(3)]
+    document = _of_records(tmp_path, *records)
+    assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
+    assert "no model: it needs three numbers of workers or more" in document.sections[0].text
+    assert "scaling-strong-model" not in _parts(document)
+    assert all("error of the model (%)" not in row for row in _rows(document, "scaling-strong-throughput-points"))
+
+
+def test_a_model_of_as_many_parameters_as_points_is_not_drawn(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *_at({1: 100.0, 2: 190.0, 4: 350.0}))
+    assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
+    assert "no model: it has as many parameters as there are points" in document.sections[0].text
+
+
+def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *map(scaling_record, (1, 2, 4)))
+    assert (
+        "measured once with each number of workers, so that no spread is known; `--repeats 3` measures more"
+        in document.sections[0].text
+    )
+    for key in ("throughput", "speedup", "efficiency", "epoch"):
+        chart = _chart(document, f"scaling-strong-{key}")
+        assert chart.lines[0].low is None
+        assert not {"quartile", "whisker", "least"} & set(chart.note.replace("s", "").split())
+    (row, *_) = _rows(document, "scaling-strong-throughput-points")
+    assert not {"lower quartile", "upper quartile"} & set(row)
+    repeated = [scaling_record(workers, repeat) for workers in (1, 2, 4) for repeat in range(1 if workers == 4 else 3)]
+    (tmp_path / "study.jsonl").unlink()
+    text = _of_records(tmp_path, *repeated).sections[0].text
+    assert "measured once with 4 workers, so that no spread is known" in text
+
+
+def test_whiskers_and_bands_are_explained_where_they_are_drawn(tmp_path: Path) -> None:
+    def notes(*counts: int) -> list[str]:
+        (tmp_path / "study.jsonl").unlink(missing_ok=True)
+        document = _of_records(tmp_path, *(scaling_record(count, repeat) for count in counts for repeat in range(3)))
+        return [_chart(document, f"scaling-strong-{key}").note for key in ("throughput", "speedup", "efficiency")]
+
+    assert all("Whiskers (vertical lines)" in note and "quartile" in note for note in notes(1, 2, 4))
+    assert all("Bands" in note and "quartile" in note and "Whisker" not in note for note in notes(1, 2))
 
 
 def test_a_model_without_interval_ends_with_the_points_and_nothing_speaks_of_one(tmp_path: Path) -> None:
-    chart = _chart(_of_records(tmp_path, *map(scaling_record, (1, 2))), "scaling-strong-throughput")
+    chart = _chart(_of_records(tmp_path, *map(scaling_record, (1, 2, 4))), "scaling-strong-throughput")
     model = chart.lines[1]
-    assert (max(model.x), model.low) == (2, [None] * len(model.x))
+    assert (max(model.x), model.low) == (4, [None] * len(model.x))
     assert "Model: fitted" in chart.note
     assert "80%" not in chart.note
     alone = _chart(_of_records(tmp_path, scaling_record(1)), "scaling-strong-throughput")

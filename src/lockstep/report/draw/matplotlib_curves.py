@@ -104,6 +104,19 @@ def _draw_line(axes: Axes, line: Line, curve: DrawnLine, colors: Sequence[str], 
         markevery=(number * max(1, step // 7) % step, step) if is_long and line.look != "points" else 1,
         zorder=2 if line.color is None else 3,
     )
+    if line.remark:
+        last = max(index for index, value in enumerate(curve.y) if not math.isnan(value))
+        axes.annotate(
+            line.remark,
+            (curve.x[last], curve.y[last]),
+            xytext=(0, -5),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=7.5,
+            color=color,
+            bbox={"color": "white", "pad": 0.5, "alpha": 0.8},
+        )
     return handle
 
 

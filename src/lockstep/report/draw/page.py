@@ -174,6 +174,8 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
         color = "text" if line.color is None else f"{'ramp' if is_ramp else 'line'}-{line.color}"
         marker = line.color % _MARKERS if line.color is not None and line.has_markers else None
         look = {"name": line.name, "look": line.look, "color": color, "marker": marker}
+        if line.remark:
+            look["remark"] = line.remark
         lines.append({**look, "x": shared.setdefault(x, len(shared)), **values})
     if not lines:
         return None

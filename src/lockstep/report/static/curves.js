@@ -130,6 +130,7 @@ class CurveChart {
       hooks: {
         drawAxes: [(plotter) => this.drawBelow(plotter)],
         drawSeries: [(plotter, index) => this.drawMarkers(plotter, this.lines[index - 1])],
+        draw: [(plotter) => this.drawRemarks(plotter)],
         setSelect: [(plotter) => this.zoomToSelection(plotter)],
         setCursor: [(plotter) => this.showValues(plotter)],
       },
@@ -351,6 +352,28 @@ class CurveChart {
       const low = plotter.valToPos(line.low[index], "y", true), high = plotter.valToPos(line.high[index], "y", true);
       ctx.stroke(new Path2D(`M${x},${low}V${high}`));
     }
+  }
+
+  /** A line's remark below its last point in view, on a border in the page's colour, as it may lie on other lines. */
+  drawRemarks(plotter) {
+    const { ctx, bbox } = plotter, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "right";
+    ctx.textBaseline = "top";
+    ctx.strokeStyle = theme.color("page");
+    ctx.lineWidth = 4 * ratio;
+    for (const line of this.lines.filter((line) => line.isShown && line.remark)) {
+      const [first, last] = this.inView(line, 0);
+      const index = line.y.findLastIndex((value, index) => value !== null && index >= first && index <= last);
+      if (index < 0) continue;
+      const x = Math.min(plotter.valToPos(line.x[index], "x", true), bbox.left + bbox.width - 4 * ratio);
+      const y = Math.min(plotter.valToPos(line.y[index], "y", true) + 8 * ratio, bbox.top + bbox.height - 16 * ratio);
+      ctx.fillStyle = theme.color(line.color);
+      ctx.strokeText(line.remark, x, y);
+      ctx.fillText(line.remark, x, y);
+    }
+    ctx.restore();
   }
 
   /** Markers where points are few; elsewhere only where a point stands alone, as no stretch leads to it. */

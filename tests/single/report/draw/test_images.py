@@ -160,6 +160,15 @@ def test_a_single_value_has_room_on_logarithmic_axes(tmp_path: Path) -> None:
     assert len(images.write(documents.of(chart), tmp_path)) == 2  # warnings are errors
 
 
+def test_a_remark_stands_beside_the_end_of_its_line() -> None:
+    axes = Figure().add_subplot()
+    line = Line("model", [1, 2, 3], [1.0, 2.0, None], look="dashed", remark="error up to 3 %")
+    draw_curves(axes, Chart("c", "", "workers", "images/s", [line]), LIGHT.lines)
+
+    (remark,) = axes.texts
+    assert (remark.get_text(), remark.xy) == ("error up to 3 %", (2, 2.0))
+
+
 def test_texts_of_marks_do_not_collide() -> None:
     marks = [Mark(50 + index / 10, f"loss scale halved, {index}") for index in range(20)]
     chart = Chart("c", "", "step", "loss", [Line("a", [0, 100], [1, 2])], marks=marks)

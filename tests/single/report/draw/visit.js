@@ -4,6 +4,13 @@ const seen = { errors: [] };
 addEventListener("error", (event) => seen.errors.push(String(event.message)));
 addEventListener("securitypolicyviolation", (event) => seen.errors.push(`${event.violatedDirective} ${event.blockedURI}`));
 
+const texts = new Set();
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+  texts.add(text);
+  return fillText.call(this, text, ...place);
+};
+
 async function visit() {
   const pause = () => new Promise((done) => setTimeout(done, 100));
   const all = (css, within = document) => [...within.querySelectorAll(css)];
@@ -16,6 +23,7 @@ async function visit() {
   // A browser whose time is virtual may draw no frame, so that nothing comes into view.
   seen.charts = all("figure[data-chart]").length;
   seen.drawn = all("figure[data-drawn]").length;
+  seen.texts = [...texts];
   seen.tooWide = all(".table .scroll").filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.parentElement.id);
   seen.pageWidth = [document.documentElement.scrollWidth, innerWidth];
   seen.hints = all(".table .hint").map((hint) => [hint.parentElement.id, hint.hidden]);
