@@ -25,7 +25,7 @@ class Line:
             training, points without a line.
         color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
             colour of text, for reference lines such as the ideal one.
-        remark: A few words that stand beside its end.
+        remark: A short text at the right of the axes, beside its end.
         is_ideal: Whether it is what a series would ideally be, which has no markers.
     """
 

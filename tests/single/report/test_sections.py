@@ -310,7 +310,7 @@ def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
     assert max(errors) > 1
     for key in ("throughput", "speedup", "efficiency"):
         (remark,) = [line.remark for line in _chart(document, f"scaling-strong-{key}").lines if line.remark]
-        assert remark == f"error up to {max(errors):.2g} %"
+        assert remark == f"±{max(errors):.2g} %"
 
 
 def test_a_model_is_drawn_only_where_it_fits(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def _note(about: str, lines: Sequence[Line]) -> str:
         band = f", with the {LEVEL:.0%} interval of a new measurement as a band" if any(map(_has_band, models)) else ""
         notes.append(
             f"Model: fitted to the points{band}. It is drawn where it is within {_WITHIN} of them, with its largest "
-            "error there beside the line, and beyond them as far as it has an interval."
+            "error there (±) beside the line, and beyond them as far as it has an interval."
         )
     return " ".join(notes)
 
@@ -235,7 +235,7 @@ def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[L
             [item.high * times if times and item.high else None for item, times in shown],
             look="dashed",
             color=study.color,
-            remark=f"error up to {100 * max(study.fitting.values()):.2g} %",
+            remark=f"±{100 * max(study.fitting.values()):.2g} %",
         )
     ]
 

@@ -112,7 +112,7 @@ class CurveChart {
     return {
       mode: 2,
       ...this.size(),
-      padding: [data.marks.length ? 22 : 10, 14, 0, 0],
+      padding: [data.marks.length ? 22 : 10, this.lines.some((line) => line.remark) ? 56 : 14, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, ...distribution(data.xScale), range: () => this.view },
@@ -354,24 +354,24 @@ class CurveChart {
     }
   }
 
-  /** A line's remark below its last point in view, on a border in the page's colour, as it may lie on other lines. */
+  /** Remarks at the right of the axes, each at the height of its line's last point in view or below the one above it. */
   drawRemarks(plotter) {
-    const { ctx, bbox } = plotter, ratio = devicePixelRatio;
-    ctx.save();
-    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
-    ctx.textAlign = "right";
-    ctx.textBaseline = "top";
-    ctx.strokeStyle = theme.color("page");
-    ctx.lineWidth = 4 * ratio;
+    const { ctx, bbox } = plotter, ratio = devicePixelRatio, remarks = [];
     for (const line of this.lines.filter((line) => line.isShown && line.remark)) {
       const [first, last] = this.inView(line, 0);
-      const index = line.y.findLastIndex((value, index) => value !== null && index >= first && index <= last);
-      if (index < 0) continue;
-      const x = Math.min(plotter.valToPos(line.x[index], "x", true), bbox.left + bbox.width - 4 * ratio);
-      const y = Math.min(plotter.valToPos(line.y[index], "y", true) + 8 * ratio, bbox.top + bbox.height - 16 * ratio);
+      const value = line.y.slice(first, last + 1).findLast((value) => value !== null);
+      if (value !== undefined) remarks.push({ line, top: plotter.valToPos(value, "y", true) });
+    }
+    ctx.save();
+    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "middle";
+    let free = 0;
+    for (const { line, top } of remarks.sort((a, b) => a.top - b.top)) {
+      const y = Math.max(free, top);
       ctx.fillStyle = theme.color(line.color);
-      ctx.strokeText(line.remark, x, y);
-      ctx.fillText(line.remark, x, y);
+      ctx.fillText(line.remark, bbox.left + bbox.width + 6 * ratio, y);
+      free = y + 15 * ratio;
     }
     ctx.restore();
   }

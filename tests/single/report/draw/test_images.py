@@ -160,13 +160,20 @@ def test_a_single_value_has_room_on_logarithmic_axes(tmp_path: Path) -> None:
     assert len(images.write(documents.of(chart), tmp_path)) == 2  # warnings are errors
 
 
-def test_a_remark_stands_beside_the_end_of_its_line() -> None:
-    axes = Figure().add_subplot()
-    line = Line("model", [1, 2, 3], [1.0, 2.0, None], look="dashed", remark="error up to 3 %")
-    draw_curves(axes, Chart("c", "", "workers", "images/s", [line]), LIGHT.lines)
+def test_remarks_stand_at_the_heights_of_their_lines_ends_and_do_not_collide() -> None:
+    ends = {"±1 %": 4.0, "±2 %": 2.0, "±3 %": 2.01}
+    lines = [Line("model", [1, 2, 3], [0.0, end, None], remark=remark) for remark, end in ends.items()]
+    chart = Chart("c", "", "workers", "images/s", lines)
+    figure = images._draw_chart(chart, LIGHT.lines)
+    figure.draw_without_rendering()
 
-    (remark,) = axes.texts
-    assert (remark.get_text(), remark.xy) == ("error up to 3 %", (2, 2.0))
+    (axes,) = figure.axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert not any(boxes[some].overlaps(boxes[other]) for some in ends for other in ends if some != other)
+    assert not any(box.overlaps(axes.get_window_extent()) for box in boxes.values())
+    height = axes.transData.transform((2, 4.0))[1]
+    assert boxes["±1 %"].y0 < height < boxes["±1 %"].y1
+    assert boxes["±1 %"].y0 > boxes["±3 %"].y1 > boxes["±2 %"].y1
 
 
 def test_texts_of_marks_do_not_collide() -> None:

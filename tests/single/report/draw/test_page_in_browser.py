@@ -146,7 +146,7 @@ def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:
 
 
 def test_marks_and_remarks_stand_in_the_chart(seen: dict[str, Any]) -> None:
-    assert {"node boundary", "error up to 3 %"} <= set(seen["texts"])
+    assert {"node boundary", "±3 %"} <= set(seen["texts"])
 
 
 def test_a_band_has_a_gap_where_there_is_no_spread(seen: dict[str, Any]) -> None:
