@@ -51,23 +51,21 @@ def build(material: Material, title: str) -> Document:
 
 
 def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
-    """The sections of runs, for each data set its own, and warnings of records that were left out."""
+    """The sections of runs, each data set's own, with all results first; and warnings of records that were left out."""
     data_sets = material.data_sets()
-    sections, warnings = [], []
+    firsts: list[Section] = []
+    others: list[Section] = []
+    warnings: list[str] = []
     for number, (data, runs) in enumerate(data_sets.items(), start=1):
         io_section, io_warnings = storage.build(runs)
         warnings += io_warnings
-        found = [
-            results.build(runs),
-            learning.build(runs),
-            throughput.build(runs),
-            workers.build(runs),
-            loss_scale.build(runs),
-            io_section,
-        ]
+        builders = (learning.build, throughput.build, workers.build, loss_scale.build)
+        found = [results.build(runs), *(build(runs) for build in builders), io_section]
         own = [section for section in found if section]
-        sections += [_named(section, data, number) for section in own] if len(data_sets) > 1 else own
-    return sections, warnings
+        first, *rest = [_named(section, data, number) for section in own] if len(data_sets) > 1 else own
+        firsts.append(first)
+        others += rest
+    return [*firsts, *others], warnings
 
 
 def _named(section: Section, data: str, number: int) -> Section:

@@ -106,7 +106,7 @@ def _single_repeats(series: Series) -> list[str]:
     if not once:
         return []
     where = "each number of workers" if len(once) == len(series.points) else f"{listed(once)} workers"
-    more = "" if series.source else "; `--repeats 3` measures more"
+    more = "" if series.source else "; --repeats 3 measures more"
     return [f"measured once with {where}, so that no spread is known{more}"]
 
 
