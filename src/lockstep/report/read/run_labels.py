@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from lockstep.files.fields import number
@@ -30,9 +30,8 @@ _THEN: Sequence[Callable[[Run], str | None]] = (
 )
 
 
-def by_data_set(runs: Iterable[Run]) -> dict[str, list[Run]]:
+def by_data_set(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by what they trained on; those that did not record it belong to the only data set, if there is one."""
-    runs = list(runs)
     known = {run.data for run in runs if run.data}
     other = known.pop() if len(known) == 1 else "data set not recorded"
     groups: dict[str, list[Run]] = {}

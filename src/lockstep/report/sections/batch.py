@@ -30,7 +30,7 @@ def build(material: Material) -> Section | None:
             "Throughput by batch size",
             "throughput (images/s)",
             throughput,
-            "Medians with quartiles over blocks of steps.",
+            "Medians; bands are quartiles over blocks of steps.",
         ),
         ("memory", "Memory by batch size", "peak memory of a worker (GB)", memory, "Dashed: the limit."),
     ):

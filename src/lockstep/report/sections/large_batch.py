@@ -69,7 +69,7 @@ def _chart(index: int, data: str, groups: Groups) -> Chart:
     base = 100 * mean(_tops(groups[methods[0]].values()))
     if x[0] < x[1]:
         lines.append(Line(f"mean at {x[0]:,}", x, [base, base], look="dashed", color=None))
-    note = "Means over the seeds; lines reach from the least to the most."
+    note = "Means over the seeds; whiskers (vertical lines) reach from the least to the most."
     return Chart(
         f"large-batch-{index}", f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note
     )

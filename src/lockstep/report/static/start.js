@@ -10,7 +10,9 @@
     figure.dataset.drawn = "yes";
     const details = figure.querySelector("details");
     details.addEventListener("toggle", () => {
-      if (details.open && details.childElementCount === 1) details.append(...dataTable(data));
+      if (!details.open || details.childElementCount > 1) return;
+      details.append(...dataTable(data));
+      addScrollHint(details.querySelector(".scroll"));
     });
   }
 

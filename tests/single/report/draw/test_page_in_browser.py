@@ -137,6 +137,7 @@ def test_a_click_in_the_legend_hides_a_line(seen: dict[str, Any]) -> None:
 
 def test_the_values_of_a_chart_become_a_table_when_it_is_opened(seen: dict[str, Any]) -> None:
     assert (seen["rowsBefore"], seen["rows"], seen["columns"]) == (0, 40, 13)
+    assert seen["valueHints"] == 1
 
 
 def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ async function visit() {
   await pause();
   seen.rows = all("tbody tr", details).length;
   seen.columns = all("th", details).length;
+  seen.valueHints = all(".hint", details).length;
 
   const column = (number) => all(`#results td:nth-child(${number})`).map((cell) => cell.textContent);
   const headings = all("#results th button");
