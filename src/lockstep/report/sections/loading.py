@@ -34,7 +34,7 @@ def build(material: Material) -> Section | None:
         note = "Each stage alone, on one core, with one thread."
         parts.append(filled_table("loading-stages", "Stages of data loading", _STAGES, stages, note))
     if any(len(line.x) > 1 for line in lines):
-        note = "The whole pipeline with nobody to hold it up: medians; bands are quartiles. Dashed: what the network takes."
+        note = "The whole pipeline running freely: medians; bands are quartiles. Dashed: what the network takes."
         title, label = "Data loading by loader processes", "images/s"
         parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
     verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]
