@@ -23,7 +23,7 @@ def scaling(key: str = "throughput") -> Chart:
         "throughput (images/s)",
         [
             Line("ideal", counts, [722.0 * count for count in counts], look="dashed", color=None),
-            Line("measured", counts, rates, low, high),
+            Line("measured", counts, rates, low, high, remark="±3 %"),
         ],
         "log2",
         "log2",

@@ -28,6 +28,8 @@ class ReportCommand:
     """Folder that the report is written to."""
     title: str = "Training results"
     """Heading of the report."""
+    verbose: Annotated[bool, arg(aliases=["-v"])] = False
+    """List every file that was written."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -35,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     if not command.sources:
         raise ConfigError("name what to report, such as `lockstep report runs study -o report`")
     from lockstep.report.build import build
-    from lockstep.report.draw.files import write
+    from lockstep.report.draw.files import PAGE, write
     from lockstep.report.read.sources import gather
 
     document = build(gather(command.sources), command.title)
@@ -46,6 +48,7 @@ def main(words: Sequence[str]) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"-o {command.out} cannot be written: {reason}; choose another folder with -o") from None
-    for path in written:
+    for path in written if command.verbose else ():
         print(path)
+    print(f"open {command.out / PAGE}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from lockstep import __version__
 from lockstep.report.document import Document, Section
@@ -28,27 +29,47 @@ from lockstep.report.sections import (
 def build(material: Material, title: str) -> Document:
     """Make the document of what was read."""
     scaling_sections, scaling_warnings = scaling.build(material)
-    io_section, io_warnings = storage.build(material)
+    run_sections, run_warnings = _of_runs(material)
     sections: list[Section | None] = [
-        results.build(material),
-        learning.build(material),
-        throughput.build(material),
-        workers.build(material),
+        *run_sections,
         *scaling_sections,
         time_split.build(material),
         time_split.build_memory(material),
         collectives.build(material),
         batch.build(material),
         loading.build(material),
-        io_section,
         large_batch.build(material),
         comparisons.build(material),
-        loss_scale.build(material),
         run_environments.build(material),
     ]
     return Document(
         title=title,
         sections=[section for section in sections if section],
-        warnings=[*material.warnings, *scaling_warnings, *io_warnings],
+        warnings=[*material.warnings, *scaling_warnings, *run_warnings],
         made=f"made on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
     )
+
+
+def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
+    """The sections of runs, each data set's own, with all results first; and warnings of records that were left out."""
+    data_sets = material.data_sets()
+    firsts: list[Section] = []
+    others: list[Section] = []
+    warnings: list[str] = []
+    for number, (data, runs) in enumerate(data_sets.items(), start=1):
+        io_section, io_warnings = storage.build(runs)
+        warnings += io_warnings
+        builders = (learning.build, throughput.build, workers.build, loss_scale.build)
+        found = [results.build(runs), *(build(runs) for build in builders), io_section]
+        own = [section for section in found if section]
+        first, *rest = [_named(section, data, number) for section in own] if len(data_sets) > 1 else own
+        firsts.append(first)
+        others += rest
+    return [*firsts, *others], warnings
+
+
+def _named(section: Section, data: str, number: int) -> Section:
+    """A section with its data set in all titles and, from the second on, the data set's number in all keys."""
+    suffix = f"-{number}" if number > 1 else ""
+    parts = [replace(part, title=f"{part.title}: {data}", key=part.key + suffix) for part in section.parts]
+    return Section(f"{section.title}: {data}", section.text, parts)

@@ -25,6 +25,7 @@ class Line:
             training, points without a line.
         color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
             colour of text, for reference lines such as the ideal one.
+        remark: A short text at the right of the axes, beside its end.
         is_ideal: Whether it is what a series would ideally be, which has no markers.
     """
 
@@ -36,6 +37,7 @@ class Line:
     look: Literal["solid", "dashed", "dotted", "points"] = "solid"
     color: int | None = 0
     is_ideal: bool = False
+    remark: str = ""
 
     @property
     def has_markers(self) -> bool:
@@ -59,8 +61,8 @@ class Chart:
         key: The name of its files, such as "throughput".
         x_label, y_label: With the unit, such as "throughput (images/s)".
         note: A sentence or two of what is drawn and how it was measured.
-        from_zero: Whether a linear y axis starts at zero, as that of an amount does: memory, throughput, time. Of
-            others, such as accuracy, it starts near the lowest value if that is far above zero.
+        from_zero: Whether a linear y axis starts at zero, as that of an amount does: memory, throughput, time. That of
+            others, such as accuracy, is fitted to the values.
     """
 
     key: str
@@ -148,6 +150,15 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     formats: Sequence[str]
     note: str = ""
+
+
+def filled_table(
+    key: str, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]], note: str = ""
+) -> Table:
+    """Make a table of (heading, format) columns, without those in which no row has a value."""
+    kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    names, formats = [columns[index][0] for index in kept], [columns[index][1] for index in kept]
+    return Table(key, title, names, [[row[index] for index in kept] for row in rows], formats, note)
 
 
 @dataclass(frozen=True)

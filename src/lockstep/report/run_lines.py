@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
-from lockstep.report.document import Line
+from lockstep.report.document import Line, Scale
 from lockstep.report.read.curve import THINNED, Curve, drawn, places, points_a_line, time_unit
 from lockstep.report.read.run import Run
 
@@ -34,6 +35,11 @@ class Axis:
     divisor: float = 1.0
 
 
+SCALE_NOTES = {
+    "linear": "",
+    "log2": "",
+    "log10": " The axis is logarithmic, as the rates differ by more than ten times.",
+}
 EPOCHS = Axis("epochs", "epoch", lambda curve: curve.epochs)
 STEPS = Axis("steps", "optimizer step", lambda curve: curve.steps)
 
@@ -68,6 +74,12 @@ def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:
     known = [(place, value) for place, value in placed if math.isfinite(place)]
     x, y = places([place for place, _ in known], axis.divisor), drawn([value for _, value in known], factor)
     return Line(item.name, x, y, look=item.look, color=item.index)
+
+
+def rate_scale(lines: Iterable[Line]) -> Scale:
+    """Logarithmic where the lines' typical values differ by more than ten times, so that none lies on the axis."""
+    typical = [median(known) for line in lines if (known := [value for value in line.y if value and value > 0])]
+    return "log10" if typical and max(typical) > 10 * min(typical) else "linear"
 
 
 def note(text: str, curves: Sequence[RunCurve]) -> str:

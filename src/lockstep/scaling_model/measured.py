@@ -94,6 +94,10 @@ class MeasuredModel:
     def no_variance(self) -> str:
         return "parts of the step are measured at as many counts as they have parameters"
 
+    @property
+    def spare_points(self) -> int:
+        return self.local.degrees
+
     def remarks(self) -> list[str]:
         remarks = []
         if self._share > 1:

@@ -55,6 +55,11 @@ class TimeModel(Protocol):
         """Why there is no variance, where there is none."""
         ...
 
+    @property
+    def spare_points(self) -> int:
+        """By how many the points outnumber the terms that are fitted to steps; without any, they test nothing."""
+        ...
+
 
 def step_seconds(point: MeasuredPoint, mode: Mode, per_step: bool) -> float:
     """Time of the constant work: a step where batches are known, else one image (weak: one of each worker)."""
@@ -123,6 +128,10 @@ class ThroughputModel:
     @property
     def no_variance(self) -> str:
         return "as many parameters as points"
+
+    @property
+    def spare_points(self) -> int:
+        return self.fit.degrees
 
 
 def _fitted(value: float, more: str = "") -> str:

@@ -36,10 +36,12 @@ def sources(tmp_path: Path) -> list[str]:
 @pytest.mark.cold
 def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["report", *sources, str(tmp_path / "none"), "-o", str(out), "--title", "My title"]
+    words = ["report", *sources, str(tmp_path / "none"), "-o", str(out), "--title", "My title", "-v"]
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    written = {Path(line) for line in done.stdout.splitlines()}
+    *listed, last = done.stdout.splitlines()
+    assert last == f"open {out / 'index.html'}"
+    written = set(map(Path, listed))
     assert {out / "RESULTS.md", out / "index.html", out / "figures" / "scaling-strong-throughput.svg"} <= written
     assert all(path.stat().st_size > 100 for path in written)
     assert {path for path in out.rglob("*") if path.is_file()} == written
@@ -51,6 +53,13 @@ def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) ->
         assert f"{warning}" in done.stderr
         assert warning in text
         assert warning in (out / "index.html").read_text()
+
+
+def test_the_page_to_open_is_all_that_is_printed(
+    sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", sources[2], "-o", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"open {tmp_path / 'out' / 'index.html'}\n"
 
 
 def test_a_second_report_replaces_the_first(sources: list[str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from report_material import (
     io_record,
     large_batch_record,
     loading_record,
+    make_events,
     make_run,
     run_records,
     scaling_record,
@@ -88,16 +89,98 @@ def test_a_run_keeps_its_colour_in_every_chart(tmp_path: Path) -> None:
 def test_the_table_of_results_has_best_and_last(tmp_path: Path) -> None:
     worse = epoch_record(3, "val", top1=0.5)
     (row,) = _rows(_document(make_run(tmp_path / "run", [*run_records(2), worse])), "results")
-    assert (row["best top-1 (%)"], row["at epoch"], row["last top-1 (%)"]) == (pytest.approx(80), 2, 50)
-    assert (row["workers"], row["global batch"], row["precision"], row["epochs"]) == (2, 64, "fp32", "3")
-    assert (row["images/s"], row["training time (s)"]) == (1001.5, 15)
+    assert (row["best top-1 (%)"], row["best at epoch"], row["last top-1 (%)"]) == (pytest.approx(80), 2, 50)
+    assert (row["images/s"], row["training time (s)"], row["epochs"]) == (1001.5, 15, "3")
 
 
-def test_a_run_without_validation_and_configuration_has_gaps_in_the_table(tmp_path: Path) -> None:
+def test_results_come_first_and_what_all_runs_have_in_common_has_no_column(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        make_run(tmp_path / str(workers), run_records(workers=workers))
+    table = _parts(_document(tmp_path))["results"]
+    assert isinstance(table, Table)
+    assert list(table.columns[:4]) == ["run", "best top-1 (%)", "images/s", "training time (s)"]
+    assert [row[0] for row in table.rows] == ["1 worker", "2 workers"]
+    assert table.note.startswith("All runs: cifar10, resnet18, batch 64, fp32.")
+    assert not {"data", "network", "workers", "global batch", "precision"} & set(table.columns)
+
+
+def test_a_setting_that_some_runs_did_not_record_is_said_to_be_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", run_records(workers=1))
+    make_events(tmp_path / "b", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
+    table = _parts(_document(tmp_path))["results"]
+    assert isinstance(table, Table)
+    assert table.note.startswith("All runs, as far as recorded: cifar10, resnet18, 1 worker, batch 64, fp32.")
+
+
+def test_what_no_run_has_is_no_column(tmp_path: Path) -> None:
     run = write_lines(tmp_path / "run" / "metrics.jsonl", [start_record(workers=4), step_record(5)])
-    (row,) = _rows(_document(run.parent), "results")
-    assert (row["best top-1 (%)"], row["at epoch"], row["precision"], row["epochs"]) == (None, None, None, None)
-    assert (row["workers"], row["images/s"]) == (4, 1000)
+    assert _rows(_document(run.parent), "results") == [{"run": "run", "images/s": 1000, "training time (s)": 2.5}]
+
+
+def test_runs_of_different_data_sets_are_in_sections_of_their_own(tmp_path: Path) -> None:
+    for data, top1 in (("digits", 0.9), ("mnist", 0.5)):
+        for workers in (1, 2):
+            records = [start_record(data=data, workers=workers), epoch_record(1, "val", top1=top1)]
+            make_run(tmp_path / f"{data}-{workers}", records)
+    document = _document(tmp_path)
+    titles = [section.title for section in document.sections]
+    assert titles[:4] == ["Results: digits", "Results: mnist", "Learning curves: digits", "Learning curves: mnist"]
+    for key, title, top1 in (("", "digits", 90), ("-2", "mnist", 50)):
+        chart = _chart(document, f"top1-epochs{key}")
+        assert chart.title == f"Top-1 accuracy against epochs: {title}"
+        assert [(line.name, line.y) for line in chart.lines] == [
+            ("1 worker, validation", [top1]),
+            ("2 workers, validation", [top1]),
+        ]
+        assert [row["run"] for row in _rows(document, f"results{key}")] == ["1 worker", "2 workers"]
+    (environment,) = _rows(document, "environment")
+    assert environment["of"] == "digits: 1 worker; digits: 2 workers; mnist: 1 worker; mnist: 2 workers"
+
+
+def test_runs_without_a_recorded_data_set_stand_beside_those_of_the_only_one(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_events(tmp_path / "b", {"Top1/val": [(0, 1.0, 40.0), (1, 2.0, 60.0)]})
+    assert len(_rows(_document(tmp_path), "results")) == 2
+    make_run(tmp_path / "c", run_records(data="mnist"))
+    titles = [section.title for section in _document(tmp_path).sections]
+    assert {"Results: cifar10", "Results: mnist", "Results: data set not recorded"} <= set(titles)
+
+
+def test_a_loss_with_smoothed_or_mixed_labels_has_a_chart_of_its_own(tmp_path: Path) -> None:
+    configs = {"plain": "{}", "smooth": "optim: {label_smoothing: 0.1}", "mixed": "augment: {mixup: 0.2, cutmix: 1.0}"}
+    for name, config in configs.items():
+        make_run(tmp_path / name, config=config)
+    document = _document(tmp_path)
+    charts = {key: _chart(document, key) for key in ("loss-epochs", "training-loss-1-epochs", "training-loss-2-epochs")}
+    assert {chart.title: [line.name for line in chart.lines] for chart in charts.values()} == {
+        "Loss against epochs": ["mixed, validation", "plain, training", "plain, validation", "smooth, validation"],
+        "Training loss with mixup 0.2 and cutmix 1 against epochs": ["mixed, training"],
+        "Training loss with label smoothing 0.1 against epochs": ["smooth, training"],
+    }
+    assert [line.color for line in charts["training-loss-2-epochs"].lines] == [2]
+    assert "not comparable" in charts["training-loss-2-epochs"].note
+    assert len(_chart(document, "top1-epochs").lines) == 6
+
+
+@pytest.mark.parametrize(("rate", "scale"), [(9_000, "linear"), (12_000, "log10")])
+def test_the_axis_of_rates_is_logarithmic_where_they_differ_by_more_than_ten_times(
+    rate: float, scale: str, tmp_path: Path
+) -> None:
+    slow = [step_record(step, images_per_second=1000.0, lr=0.01) for step in (5, 10)]
+    fast = [step_record(step, images_per_second=rate, lr=rate / 1e5) for step in (5, 10)]
+    make_run(tmp_path / "slow", [start_record(), *slow])
+    make_run(tmp_path / "fast", [start_record(workers=4), *fast])
+    document = _document(tmp_path)
+    for key in ("throughput", "learning-rate"):
+        chart = _chart(document, key)
+        assert chart.y_scale == scale
+        assert ("logarithmic" in chart.note) == (scale == "log10")
+
+
+def test_the_end_of_a_schedule_does_not_stretch_a_logarithmic_axis(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [start_record(), *(step_record(step, lr=10.0**-step) for step in (1, 2, 3, 6, 7))])
+    make_run(tmp_path / "b", [start_record(workers=4), *(step_record(step, lr=9.0) for step in (1, 2, 3, 6, 7))])
+    assert _chart(_document(tmp_path), "learning-rate").lines[0].y == [0.1, 0.01, 0.001, None, None]
 
 
 def test_runs_that_differ_by_seed_alone_have_mean_and_spread(tmp_path: Path) -> None:
@@ -209,22 +292,103 @@ def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> N
     assert list(_chart(document, "scaling-weak-throughput").lines[0].x) == [1, 2]
 
 
+def _at(rates: dict[int, float]) -> list[dict[str, Any]]:
+    """Scaling records of throughput alone."""
+    return [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
+
+
 def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
-    rates = {1: 100.0, 2: 150.0, 4: 390.0}
-    records = [scaling_record(count, images_per_second=rate, split_seconds=None) for count, rate in rates.items()]
-    document = _of_records(tmp_path, *records)
+    rates = {1: 100.0, 2: 190.0, 4: 390.0, 8: 700.0}
+    document = _of_records(tmp_path, *_at(rates))
     model = _line(_chart(document, "scaling-strong-throughput"), "model, resnet18 on cifar10, global batch 256")
     drawn = dict(zip(model.x, model.y, strict=True))
     for row in _rows(document, "scaling-strong-throughput-points"):
         expected = drawn[row["workers"]] / row["throughput"] - 1
         assert row["error of the model (%)"] == pytest.approx(100 * expected)
-    assert abs(_rows(document, "scaling-strong-throughput-points")[1]["error of the model (%)"]) > 1
+    errors = [abs(row["error of the model (%)"]) for row in _rows(document, "scaling-strong-throughput-points")]
+    assert max(errors) > 1
+    for key in ("throughput", "speedup", "efficiency"):
+        (remark,) = [line.remark for line in _chart(document, f"scaling-strong-{key}").lines if line.remark]
+        assert remark == f"±{max(errors):.2g} %"
+
+
+def test_a_model_is_drawn_only_where_it_fits(tmp_path: Path) -> None:
+    rates = {1: 100.0, 2: 197.0, 4: 380.0, 8: 720.0, 16: 1340.0, 32: 1500.0}
+    document = _of_records(tmp_path, *_at(rates))
+    errors = {
+        row["workers"]: row["error of the model (%)"] for row in _rows(document, "scaling-strong-throughput-points")
+    }
+    misfits = [workers for workers, error in errors.items() if abs(error) > 10]
+    assert misfits == [16, 32]
+    model = _chart(document, "scaling-strong-throughput").lines[1]
+    assert model.name.startswith("model, ")
+    assert [x for x, y in zip(model.x, model.y, strict=True) if y is not None] == [1, 2, 3, 4, 6, 8]
+    assert "the model is drawn only where it is within 10 % of the points; it misses 16 and 32 workers" in (
+        document.sections[0].text
+    )
+
+
+def test_a_model_that_fits_nowhere_is_not_drawn_but_its_errors_are_listed(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *_at({1: 100.0, 2: 20.0, 4: 300.0, 8: 60.0, 16: 900.0}))
+    assert [line.name for line in _chart(document, "scaling-strong-throughput").lines] == [
+        "resnet18 on cifar10, global batch 256",
+        "ideal, resnet18 on cifar10, global batch 256",
+    ]
+    assert (
+        "no model is drawn: it is within 10 % of the points at no two neighboring numbers of workers"
+        in document.sections[0].text
+    )
+    assert all("error of the model (%)" in row for row in _rows(document, "scaling-strong-throughput-points"))
+
+
+@pytest.mark.parametrize("more", [{}, {"split_seconds": None}])
+def test_two_numbers_of_workers_have_no_model(more: dict[str, Any], tmp_path: Path) -> None:
+    records = [scaling_record(workers, repeat, **more) for workers in (1, 2) for repeat in range(3)]
+    document = _of_records(tmp_path, *records)
+    assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
+    assert "no model: it needs three numbers of workers or more" in document.sections[0].text
+    assert "scaling-strong-model" not in _parts(document)
+    assert all("error of the model (%)" not in row for row in _rows(document, "scaling-strong-throughput-points"))
+
+
+def test_a_model_of_as_many_parameters_as_points_is_not_drawn(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *_at({1: 100.0, 2: 190.0, 4: 350.0}))
+    assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
+    assert "no model: it has as many parameters as there are points" in document.sections[0].text
+
+
+def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> None:
+    document = _of_records(tmp_path, *map(scaling_record, (1, 2, 4)))
+    assert (
+        "measured once with each number of workers, so that no spread is known; --repeats 3 measures more"
+        in document.sections[0].text
+    )
+    for key in ("throughput", "speedup", "efficiency", "epoch"):
+        chart = _chart(document, f"scaling-strong-{key}")
+        assert chart.lines[0].low is None
+        assert not {"quartile", "whisker", "least"} & set(chart.note.replace("s", "").split())
+    (row, *_) = _rows(document, "scaling-strong-throughput-points")
+    assert not {"lower quartile", "upper quartile"} & set(row)
+    repeated = [scaling_record(workers, repeat) for workers in (1, 2, 4) for repeat in range(1 if workers == 4 else 3)]
+    (tmp_path / "study.jsonl").unlink()
+    text = _of_records(tmp_path, *repeated).sections[0].text
+    assert "measured once with 4 workers, so that no spread is known" in text
+
+
+def test_whiskers_and_bands_are_explained_where_they_are_drawn(tmp_path: Path) -> None:
+    def notes(*counts: int) -> list[str]:
+        (tmp_path / "study.jsonl").unlink(missing_ok=True)
+        document = _of_records(tmp_path, *(scaling_record(count, repeat) for count in counts for repeat in range(3)))
+        return [_chart(document, f"scaling-strong-{key}").note for key in ("throughput", "speedup", "efficiency")]
+
+    assert all("Whiskers (vertical lines)" in note and "quartile" in note for note in notes(1, 2, 4))
+    assert all("Bands" in note and "quartile" in note and "Whisker" not in note for note in notes(1, 2))
 
 
 def test_a_model_without_interval_ends_with_the_points_and_nothing_speaks_of_one(tmp_path: Path) -> None:
-    chart = _chart(_of_records(tmp_path, *map(scaling_record, (1, 2))), "scaling-strong-throughput")
+    chart = _chart(_of_records(tmp_path, *map(scaling_record, (1, 2, 4))), "scaling-strong-throughput")
     model = chart.lines[1]
-    assert (max(model.x), model.low) == (2, [None] * len(model.x))
+    assert (max(model.x), model.low) == (4, [None] * len(model.x))
     assert "Model: fitted" in chart.note
     assert "80%" not in chart.note
     alone = _chart(_of_records(tmp_path, scaling_record(1)), "scaling-strong-throughput")
@@ -335,7 +499,8 @@ def test_the_loading_study_has_stages_and_the_pipeline_against_demand(tmp_path: 
     pipeline, demand = _chart(document, "loading-pipeline").lines
     assert (pipeline.x, pipeline.y, demand.y) == ([0, 1, 2], [100] * 3, [50] * 3)
     (row,) = _rows(document, "loading-stages")
-    assert (row["stage"], row["images/s"], row["MB/s"], row["reads/s"]) == ("decode", 100, 1e-4, None)
+    assert (row["stage"], row["images/s"], row["MB/s"]) == ("decode", 100, 1e-4)
+    assert "reads/s" not in row
     assert "0 loader processes are enough" in document.sections[0].text
 
 

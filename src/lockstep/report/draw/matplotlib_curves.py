@@ -24,6 +24,7 @@ _FEW_LINES = 8
 _FEW_POINTS = 16  # a line of more gets a marker here and there only
 _MARKERS_A_LINE = 8
 _REMARK_ROWS = 3
+_REMARK_HEIGHT = 0.06  # of the axes' height
 _LETTER_SHARE = 0.0095  # of the axes' width, a letter of a remark
 
 
@@ -55,6 +56,7 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
     _number(axes.yaxis, chart.y_scale, (), ticks.numbers_of(chart.y_label))
     _set_x_range(axes, chart.x_scale, sorted({x for _, curve in curves for x in curve.x}))
     _draw_marks(axes, chart.marks)
+    _draw_remarks(axes, curves, colors)
     return handles
 
 
@@ -82,7 +84,7 @@ def _fits(scale: Scale) -> Callable[[float], bool]:
 
 
 def _draw_line(axes: Axes, line: Line, curve: DrawnLine, colors: Sequence[str], is_crowded: bool) -> Artist:
-    color = LIGHT.text if line.color is None else colors[line.color]
+    color = _color(line, colors)
     number, is_long = line.color or 0, len(curve.x) > _FEW_POINTS
     is_marked = line.has_markers and not (is_crowded and is_long)
     marker = _MARKERS[number % len(_MARKERS)] if is_marked else None
@@ -105,6 +107,10 @@ def _draw_line(axes: Axes, line: Line, curve: DrawnLine, colors: Sequence[str], 
         zorder=2 if line.color is None else 3,
     )
     return handle
+
+
+def _color(line: Line, colors: Sequence[str]) -> str:
+    return LIGHT.text if line.color is None else colors[line.color]
 
 
 def _scale(set_scale: Callable[..., None], scale: Scale) -> None:
@@ -133,12 +139,16 @@ def _set_x_range(axes: Axes, scale: Scale, places: Sequence[float]) -> None:
 
 
 def _set_y_range(axes: Axes, chart: Chart) -> None:
-    """A single value has room at both sides. An amount is read against zero; all else unless it is far above zero."""
+    """An amount is read against zero; all else is fitted, but not below zero for what is never there."""
     low, high = axes.dataLim.intervaly
     if low == high:
         axes.set_ylim(*_around(low, chart.y_scale))
-    if chart.y_scale == "linear" and low >= 0 and (chart.from_zero or low < 0.4 * high):
+    if chart.y_scale != "linear" or low < 0:
+        return
+    if chart.from_zero:
         axes.set_ylim(0, high * 1.05 or 1.0)
+    elif low < high:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
 
 
 def _around(value: float, scale: Scale) -> tuple[float, float]:
@@ -173,3 +183,28 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
             )
     rows = sum(end > 0 for end in ends)
     axes.set_title(axes.get_title(loc="left"), pad=10 + 8 * rows)
+
+
+def _draw_remarks(axes: Axes, curves: Sequence[tuple[Line, DrawnLine]], colors: Sequence[str]) -> None:
+    """At the right of the axes, each at the height of its line's last point or below the one above it."""
+    low, high = axes.transAxes.transform((0, 0))[1], axes.transAxes.transform((0, 1))[1]
+    remarks = []
+    for line, curve in curves:
+        if line.remark:
+            x, y = next(place for place in zip(curve.x[::-1], curve.y[::-1], strict=True) if not math.isnan(place[1]))
+            share = (axes.transData.transform((x, y))[1] - low) / (high - low)
+            remarks.append((share, line.remark, _color(line, colors)))
+    free = math.inf
+    for share, remark, color in sorted(remarks, reverse=True):
+        height = min(share, free)
+        free = height - _REMARK_HEIGHT
+        axes.annotate(
+            remark,
+            (1, height),
+            xycoords="axes fraction",
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            color=color,
+        )

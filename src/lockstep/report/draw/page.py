@@ -143,7 +143,7 @@ def _note(note: str) -> str:
 
 
 def _figure(part: Chart | Bars, colors: int) -> str:
-    """A chart's place with its data, which a script draws when it comes into view."""
+    """A chart's place with its data, which a script draws."""
     data = _curve_data(part, colors) if isinstance(part, Chart) else _bar_data(part)
     heading = f"<h3>{escape(part.title)}</h3>\n"
     if data is None:
@@ -175,6 +175,8 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
         color = "text" if line.color is None else f"{'ramp' if is_ramp else 'line'}-{line.color}"
         marker = line.color % _MARKERS if line.color is not None and line.has_markers else None
         look = {"name": line.name, "look": line.look, "color": color, "marker": marker}
+        if line.remark:
+            look["remark"] = line.remark
         lines.append({**look, "x": shared.setdefault(x, len(shared)), **values})
     if not lines:
         return None
@@ -183,6 +185,7 @@ def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
         "xScale": chart.x_scale,
         "yScale": chart.y_scale,
         "fromZero": chart.from_zero,
+        "isShare": "(%)" in chart.y_label,
         "xPlaces": measured(chart),
         "marks": [{"x": mark.x, "text": mark.text} for mark in sorted(chart.marks, key=lambda mark: mark.x)],
         "x": list(shared),
@@ -229,7 +232,7 @@ def _table(table: Table) -> str:
         f'<th scope="col" aria-sort="none"{_number_class(spec)}><button type="button">{escape(name)}</button></th>'
         for name, spec in zip(table.columns, table.formats, strict=True)
     )
-    rows = "".join(f"<tr>{''.join(map(_cell, row, table.formats))}</tr>\n" for row in table.rows)
+    rows = "".join(f"<tr>{''.join(map(_cell, row, table.formats, table.columns))}</tr>\n" for row in table.rows)
     key = escape(table.key)
     return f"""<div class="table" id="{key}">
 <h3 id="{key}-title">{escape(table.title)}</h3>
@@ -244,13 +247,14 @@ def _table(table: Table) -> str:
 """
 
 
-def _cell(value: Cell, spec: str) -> str:
-    """A cell with the number that it sorts by."""
+def _cell(value: Cell, spec: str, column: str) -> str:
+    """A cell with the number that it sorts by, and its column's name for a narrow screen, where a row is a card."""
+    label = f' data-label="{escape(column)}"'
     text, is_number = escape(show(value, spec)), isinstance(value, float | int) and math.isfinite(value)
     if value is None or (isinstance(value, float) and not is_number):
-        return f'<td class="nothing{" number" if spec else ""}">{show(None, spec)}</td>'
+        return f'<td{label} class="nothing{" number" if spec else ""}">{show(None, spec)}</td>'
     data = f' data-value="{value!r}"' if is_number else ""
-    return f"<td{data}{_number_class(spec)}>{text}</td>"
+    return f"<td{label}{data}{_number_class(spec)}>{text}</td>"
 
 
 def _number_class(spec: str) -> str:

@@ -65,6 +65,15 @@ class Run:
         return text(self.config, "numerics", "precision")
 
     @property
+    def label_changes(self) -> str:
+        """What its training loss is measured against instead of the labels, such as "label smoothing 0.1"; or ""."""
+        fields = (("optim", "label_smoothing"), ("augment", "mixup"), ("augment", "cutmix"))
+        changes = [
+            f"{key.replace('_', ' ')} {value:g}" for part, key in fields if (value := number(self.config, part, key))
+        ]
+        return " and ".join(changes)
+
+    @property
     def seed(self) -> int | None:
         return whole(self.config, "seed")
 

@@ -13,7 +13,6 @@ Found = TypeVar("Found")
 
 # What always stands in the names where it differs, and what only where the names would else be alike.
 _FIRST: Sequence[Callable[[Run], str | None]] = (
-    lambda run: run.data,
     lambda run: run.arch,
     lambda run: describe_workers(run.workers) if run.workers else None,
     lambda run: f"batch {run.global_batch:,}" if run.global_batch else None,
@@ -31,8 +30,31 @@ _THEN: Sequence[Callable[[Run], str | None]] = (
 )
 
 
+def by_data_set(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by what they trained on; those that did not record it belong to the only data set, if there is one."""
+    known = {run.data for run in runs if run.data}
+    other = known.pop() if len(known) == 1 else "data set not recorded"
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.data or other, []).append(run)
+    return groups
+
+
+def shared_settings(runs: Sequence[Run]) -> str:
+    """What all runs of one data set have in common, as a sentence; "" if nothing is known."""
+    shared, is_complete = [], True
+    for describe in (lambda run: run.data, *_FIRST):
+        words = [describe(run) for run in runs]
+        known = {word for word in words if word}
+        if len(known) == 1:
+            shared.append(known.pop())
+            is_complete = is_complete and None not in words
+    who = "All runs" if len(runs) > 1 else "This run"
+    return f"{who}{'' if is_complete else ', as far as recorded'}: {', '.join(shared)}." if shared else ""
+
+
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """One name a run. A lone run, and one of which nothing else is known, has its folder's name."""
+    """One name a run of one data set. A lone run, and one of which nothing else is known, has its folder's name."""
     if len(runs) < 2:
         return [run.name for run in runs]
     parts: list[list[str]] = [[] for _ in runs]

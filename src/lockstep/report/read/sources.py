@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.report.read.lockstep_runs import METRICS, read_run
 from lockstep.report.read.run import Run
-from lockstep.report.read.run_labels import distinct_names
+from lockstep.report.read.run_labels import by_data_set, distinct_names
 from lockstep.report.read.studies import read_study
 from lockstep.report.read.tensorboard import EVENTS, event_files, read_tensorboard
 
@@ -28,7 +28,7 @@ class Material:
     """What was read.
 
     Args:
-        runs: With distinct names, in the order of the paths.
+        runs: By data set, then in the order of the paths; names are distinct within a data set.
         studies: The records of all studies, in the order of the paths and of the files.
         warnings: What was missing, damaged or passed over, one line each.
     """
@@ -40,6 +40,10 @@ class Material:
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """The studies' records of one kind."""
         return [record for record in self.studies if record["kind"] == kind]
+
+    def data_sets(self) -> dict[str, Material]:
+        """The runs of each data set."""
+        return {data: Material(runs) for data, runs in by_data_set(self.runs).items()}
 
 
 def gather(paths: Iterable[Path]) -> Material:
@@ -53,8 +57,11 @@ def gather(paths: Iterable[Path]) -> Material:
         finder.look_at(path)
     if not finder.runs and not finder.studies:
         raise ConfigError("there is nothing to report: " + "; ".join(finder.warnings))
-    names = distinct_names(finder.runs)
-    runs = [replace(run, name=name) for run, name in zip(finder.runs, names, strict=True)]
+    runs = [
+        replace(run, name=name)
+        for group in by_data_set(finder.runs).values()
+        for run, name in zip(group, distinct_names(group), strict=True)
+    ]
     return Material(runs, finder.studies, finder.warnings)
 
 

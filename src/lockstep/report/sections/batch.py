@@ -9,6 +9,7 @@ from lockstep.files.fields import Record, number, spread, text, whole
 from lockstep.report.document import Chart, Line, Mark, Section
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
+from lockstep.report.run_lines import rate_scale
 from lockstep.scaling_model import machine_of
 
 ONE_JOB = ("job", "workers", "nodes", "memory_limit")
@@ -29,7 +30,7 @@ def build(material: Material) -> Section | None:
             "Throughput by batch size",
             "throughput (images/s)",
             throughput,
-            "Medians with quartiles over blocks of steps.",
+            "Medians; bands are quartiles over blocks of steps.",
         ),
         ("memory", "Memory by batch size", "peak memory of a worker (GB)", memory, "Dashed: the limit."),
     ):
@@ -42,8 +43,9 @@ def build(material: Material) -> Section | None:
                     label,
                     lines,
                     "log2",
-                    marks=marks,
-                    note=note,
+                    rate_scale(lines) if key == "throughput" else "linear",
+                    marks,
+                    note,
                     from_zero=True,
                 )
             )

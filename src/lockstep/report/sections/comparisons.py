@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep.files.fields import Record, mapping, numbers, text
-from lockstep.report.document import Cell, Section, Table, ValueRange, ValueRanges
+from lockstep.report.document import Cell, Section, ValueRange, ValueRanges, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.read.studies import COMPARISON
 
@@ -32,10 +32,9 @@ def build(material: Material) -> Section | None:
     if not newest:
         return None
     charts = [_chart(index, name, record) for index, (name, (record, _)) in enumerate(newest.items(), start=1)]
-    columns, formats = zip(*_COLUMNS, strict=True)
     note = "Medians of the rounds. Ratios are taken within rounds, to the first contestant of each benchmark."
     all_rows = [row for _, rows in newest.values() for row in rows]
-    table = Table("comparisons", "Benchmarks", columns, all_rows, formats, note)
+    table = filled_table("comparisons", "Benchmarks", _COLUMNS, all_rows, note)
     return Section("Benchmarks", parts=[*(chart for chart in charts if chart.rows), table])
 
 

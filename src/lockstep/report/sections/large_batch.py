@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from lockstep.files.fields import Record, number, text, whole
-from lockstep.report.document import Cell, Chart, Line, Section, Table
+from lockstep.report.document import Cell, Chart, Line, Section, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.read.studies import LARGE_BATCH
 
@@ -48,9 +48,8 @@ def build(material: Material) -> Section | None:
         return None
     names = dict.fromkeys(method.data for method in groups)
     charts = [_chart(index, data, groups) for index, data in enumerate(names, start=1)]
-    columns, formats = zip(*_COLUMNS, strict=True)
     rows = [_row(method, list(records.values())) for method, records in groups.items()]
-    table = Table("large-batch", "Large batches", columns, rows, formats, "Least and most are over the seeds.")
+    table = filled_table("large-batch", "Large batches", _COLUMNS, rows, "Least and most are over the seeds.")
     return Section("Large batches", parts=[*charts, table])
 
 
@@ -70,7 +69,7 @@ def _chart(index: int, data: str, groups: Groups) -> Chart:
     base = 100 * mean(_tops(groups[methods[0]].values()))
     if x[0] < x[1]:
         lines.append(Line(f"mean at {x[0]:,}", x, [base, base], look="dashed", color=None))
-    note = "Means over the seeds; lines reach from the least to the most."
+    note = "Means over the seeds; whiskers (vertical lines) reach from the least to the most."
     return Chart(
         f"large-batch-{index}", f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note
     )

@@ -3,51 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lockstep.report.document import Chart, Scale, Section
+from lockstep.report.document import Chart, Section
+from lockstep.report.read.curve import Curve
 from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
-from lockstep.report.run_lines import EPOCHS, RunCurve, lines, note, of_runs, time_axis
+from lockstep.report.run_lines import EPOCHS, SCALE_NOTES, RunCurve, lines, note, of_runs, rate_scale, time_axis
 
 TIME_NOTE = "Time is that of training alone, over all sessions; of TensorBoard files it is the time on the clock."
 
 
 @dataclass(frozen=True)
 class _LearningChart:
+    """A figure against epochs and time; `labels` says which runs' training is in it, by their `label_changes`."""
+
     key: str
     title: str
     label: str
     factor: float
     note: str
-    scale: Scale = "linear"
+    labels: str = ""
 
 
 _FIGURES = (
     _LearningChart("top1", "Top-1 accuracy", "top-1 (%)", 100, "Share of images whose class the network ranks first."),
     _LearningChart("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
-    _LearningChart(
-        "loss", "Loss", "loss", 1, "Average over an epoch's images; that of training includes label smoothing."
-    ),
+    _LearningChart("loss", "Loss", "loss", 1, "Average over an epoch's images."),
 )
+_LEAST_RATE = 1e-3  # of a run's highest: what a logarithmic axis of learning rates shows
 
 
 def build(material: Material) -> Section | None:
-    parts = [chart for figure in _FIGURES for chart in _charts(material.runs, figure)]
+    parts = [chart for figure in _figures(material.runs) for chart in _charts(material.runs, figure)]
     rates = of_runs(material.runs, lambda run: run.steps.get("lr"))
     if rates:
-        about = note("As the optimizer had it at each record.", rates)
-        parts.append(
-            Chart("learning-rate", "Learning rate", EPOCHS.label, "learning rate", lines(rates, EPOCHS), note=about)
-        )
+        parts.append(_rate_chart(rates))
     if not parts:
         return None
     text = "Dotted lines are validation, solid ones training; training's figures are taken while the weights change."
     return Section("Learning curves", text, parts)
 
 
+def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
+    """The figures of all runs, and a training loss for each way in which runs change their labels."""
+    changed = dict.fromkeys(run.label_changes for run in runs if run.label_changes)
+    losses = [
+        _LearningChart(
+            f"training-loss-{number}",
+            f"Training loss with {changes}",
+            "loss",
+            1,
+            f"Average over an epoch's images, against labels with {changes}: not comparable with other losses.",
+            labels=changes,
+        )
+        for number, changes in enumerate(changed, start=1)
+    ]
+    if not losses:
+        return [*_FIGURES]
+    top1, top5, loss = _FIGURES
+    about = f"{loss.note} Training losses against changed labels have charts of their own."
+    return [top1, top5, replace(loss, note=about), *losses]
+
+
+def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
+    found = lines(rates, EPOCHS)
+    scale, about = rate_scale(found), "As the optimizer had it at each record."
+    if scale != "linear":
+        found = [replace(line, y=_without_ends(line.y)) for line in found]
+        about += f"{SCALE_NOTES[scale]} Rates below {_LEAST_RATE:g} of a run's highest are left out."
+    return Chart(
+        "learning-rate", "Learning rate", EPOCHS.label, "learning rate", found, y_scale=scale, note=note(about, rates)
+    )
+
+
+def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
+    """Rates without those, such as at the end of a cosine, that would stretch a logarithmic axis over many decades."""
+    least = _LEAST_RATE * max((rate for rate in rates if rate is not None), default=0.0)
+    return [rate if rate is not None and rate >= least else None for rate in rates]
+
+
 def _charts(runs: Sequence[Run], figure: _LearningChart) -> list[Chart]:
-    curves = _both_splits(runs, figure.key)
+    curves = _training_losses(runs, figure.labels) if figure.labels else _both_splits(runs, figure.key)
     if not curves:
         return []
     charts = []
@@ -66,7 +103,16 @@ def _charts(runs: Sequence[Run], figure: _LearningChart) -> list[Chart]:
     return charts
 
 
+def _training_losses(runs: Sequence[Run], labels: str) -> list[RunCurve]:
+    return of_runs(runs, lambda run: run.curve("loss", "train") if run.label_changes == labels else None, ", training")
+
+
 def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
-    training = of_runs(runs, lambda run: run.curve(key, "train"), ", training")
+    """Training and validation; training's loss only of runs that leave the labels as they are, as validation does."""
+
+    def of_training(run: Run) -> Curve | None:
+        return None if key == "loss" and run.label_changes else run.curve(key, "train")
+
+    training = of_runs(runs, of_training, ", training")
     validation = of_runs(runs, lambda run: run.curve(key, "val"), ", validation", "dotted")
     return sorted([*training, *validation], key=lambda item: item.index)

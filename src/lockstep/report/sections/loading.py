@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.files.fields import Record, mapping, rows, spread, text, whole
-from lockstep.report.document import Cell, Chart, Line, Section, Table
+from lockstep.report.document import Cell, Chart, Line, Section, Table, filled_table
 from lockstep.report.read.run_labels import by_label
 from lockstep.report.read.sources import Material
 from lockstep.scaling_model import machine_of
@@ -31,11 +31,10 @@ def build(material: Material) -> Section | None:
     lines = [line for color, item in enumerate(studies.items()) for line in _lines(color, *item)]
     parts: list[Table | Chart] = []
     if stages:
-        columns, formats = zip(*_STAGES, strict=True)
         note = "Each stage alone, on one core, with one thread."
-        parts.append(Table("loading-stages", "Stages of data loading", columns, stages, formats, note))
+        parts.append(filled_table("loading-stages", "Stages of data loading", _STAGES, stages, note))
     if any(len(line.x) > 1 for line in lines):
-        note = "The whole pipeline with nobody to hold it up: medians with quartiles. Dashed: what the network takes."
+        note = "The whole pipeline running freely: medians; bands are quartiles. Dashed: what the network takes."
         title, label = "Data loading by loader processes", "images/s"
         parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
     verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]

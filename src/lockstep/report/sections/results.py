@@ -7,26 +7,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from lockstep.report.document import Cell, Section, Table
+from lockstep.report.document import Cell, Section, filled_table
 from lockstep.report.read.curve import Curve
 from lockstep.report.read.run import Run
-from lockstep.report.read.run_labels import describe_workers
+from lockstep.report.read.run_labels import shared_settings
 from lockstep.report.read.sources import Material
 
 _COLUMNS = (
     ("run", ""),
-    ("data", ""),
-    ("network", ""),
-    ("workers", ",.0f"),
-    ("global batch", ",.0f"),
-    ("precision", ""),
-    ("epochs", ""),
     ("best top-1 (%)", ".2f"),
-    ("at epoch", ",.4g"),
-    ("last top-1 (%)", ".2f"),
-    ("last top-5 (%)", ".2f"),
     ("images/s", ",.0f"),
     ("training time (s)", ",.1f"),
+    ("best at epoch", ",.4g"),
+    ("last top-1 (%)", ".2f"),
+    ("last top-5 (%)", ".2f"),
+    ("epochs", ""),
 )
 _SEED_COLUMNS = (
     ("runs", ""),
@@ -45,21 +40,19 @@ def build(material: Material) -> Section | None:
     if not material.runs:
         return None
     note = (
-        "Accuracies are of validation. images/s is the median of the training epochs, or of the step records while "
-        "there is no epoch; training time is over all sessions, without evaluation; of TensorBoard files it is the sum "
-        "of Time/train."
-    )
-    columns, formats = zip(*_COLUMNS, strict=True)
-    parts = [Table("results", "Results", columns, [_row(run) for run in material.runs], formats, note)]
+        f"{shared_settings(material.runs)} Accuracies are of validation. images/s is the median of the training "
+        "epochs, or of the step records while there is no epoch; training time is over all sessions, without "
+        "evaluation; of TensorBoard files it is the sum of Time/train."
+    ).strip()
+    parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in material.runs], note)]
     groups = seed_groups(material.runs)
     if groups:
-        columns, formats = zip(*_SEED_COLUMNS, strict=True)
         note = (
             "Runs of the same configuration, machine and number of workers, with other seeds; least and most are of "
             "best top-1."
         )
         rows = [_seed_row(group) for group in groups]
-        parts.append(Table("seeds", "Runs that differ by their seed alone", columns, rows, formats, note))
+        parts.append(filled_table("seeds", "Runs that differ by their seed alone", _SEED_COLUMNS, rows, note))
     return Section("Results", parts=parts)
 
 
@@ -80,18 +73,13 @@ def _row(run: Run) -> list[Cell]:
     best, epoch = _best(top1)
     return [
         run.name,
-        run.data,
-        run.arch,
-        run.steady_workers or (describe_workers(run.workers) if run.workers else None),
-        run.global_batch,
-        run.precision,
-        _epochs(run),
         best,
+        run.images_per_second,
+        run.train_seconds,
         epoch,
         _last(top1),
         _last(top5),
-        run.images_per_second,
-        run.train_seconds,
+        _epochs(run),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.files.fields import mapping, number, text
-from lockstep.report.document import Cell, Section, Table
+from lockstep.report.document import Cell, Section, filled_table
 from lockstep.report.read.sources import Material
 
 Facts = Mapping[str, Any]
@@ -27,18 +27,20 @@ _COLUMNS = (
 
 def build(material: Material) -> Section | None:
     users: dict[tuple[Cell, ...], list[str]] = {}
-    for run in material.runs:
-        if run.environment:
-            users.setdefault(_row(run.environment, run.environment), []).append(run.name)
+    data_sets = material.data_sets()
+    for data, part in data_sets.items():
+        for run in part.runs:
+            if run.environment:
+                name = f"{data}: {run.name}" if len(data_sets) > 1 else run.name
+                users.setdefault(_row(run.environment, run.environment), []).append(name)
     for record in material.studies:
         facts = mapping(record, "environment")
         if facts:
             users.setdefault(_row(facts, record), []).append(f"study: {record['kind'].replace('_', ' ')}")
     if not users:
         return None
-    columns, formats = zip(*_COLUMNS, strict=True)
     rows = [[_listed(list(dict.fromkeys(names))), *row] for row, names in users.items()]
-    return Section("Environment", parts=[Table("environment", "Machines and versions", columns, rows, formats)])
+    return Section("Environment", parts=[filled_table("environment", "Machines and versions", _COLUMNS, rows)])
 
 
 def _row(facts: Facts, record: Facts) -> tuple[Cell, ...]:

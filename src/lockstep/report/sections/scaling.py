@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from statistics import median
 
-from lockstep.errors import DataError
-from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table
+from lockstep.report.document import Cell, Chart, Line, Mark, Scale, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import ideal_line
-from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Series, fit, series_of
+from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Prediction, Series, fit, series_of
+from lockstep.scaling_model.shape import listed
 
 MODEL_REACH = 2  # the model is drawn up to so many times the largest measured count
+MODEL_ERROR = 0.1  # share of a measured value that the model may be off where it is drawn
+FEWEST_COUNTS = 3  # numbers of workers that a model needs: any two points lie on a curve of it
 _MODES = {
     "strong": ("Strong scaling", "The global batch is fixed and shared by all workers."),
     "weak": ("Weak scaling", "Each worker has a batch of fixed size, so the global batch grows."),
 }
+_WITHIN = f"{100 * MODEL_ERROR:g} %"
+_SPREADS = {"points": "Whiskers (vertical lines)", "solid": "Bands"}
 _RATE = "rate"  # stands for the format of the series' unit
 _TABLE = (
     ("series", ""),
@@ -54,6 +60,13 @@ class _Study:
         """Throughput a worker of the smallest count."""
         return self.base.images_per_second / self.base.workers
 
+    @cached_property
+    def fitting(self) -> dict[int, float]:
+        """The measured counts between which the model is drawn, as it fits both, with its error at each."""
+        errors = {error.workers: abs(error.relative_error) for error in self.model.errors} if self.model else {}
+        pairs = [pair for pair in pairwise(errors) if all(errors[count] <= MODEL_ERROR for count in pair)]
+        return {count: errors[count] for pair in pairs for count in pair}
+
 
 def build(material: Material) -> tuple[list[Section], list[str]]:
     """A section for each mode that was measured, and warnings of records that were left out."""
@@ -64,10 +77,12 @@ def build(material: Material) -> tuple[list[Section], list[str]]:
 
 
 def _fitted(series: Series, color: int) -> _Study:
-    try:
-        return _Study(series, fit(series), "", color)
-    except DataError as error:
-        return _Study(series, None, str(error), color)
+    if len(series.points) < FEWEST_COUNTS:
+        return _Study(series, None, "it needs three numbers of workers or more", color)
+    model = fit(series)
+    if not model.times.spare_points:
+        return _Study(series, None, "it has as many parameters as there are points; measure more", color)
+    return _Study(series, model, "", color)
 
 
 def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
@@ -81,7 +96,28 @@ def _section(mode: str, studies: Sequence[_Study]) -> Section | None:
 
 def _remarks(study: _Study) -> list[str]:
     source = [study.series.source] if study.series.source else []
-    return [*source, *(study.model.remarks if study.model else [f"no model: {study.reason}"])]
+    of_model = [*study.model.remarks, *_misfits(study)] if study.model else [f"no model: {study.reason}"]
+    return [*source, *_single_repeats(study.series), *of_model]
+
+
+def _single_repeats(series: Series) -> list[str]:
+    """Where there is no spread, as nothing was repeated."""
+    once = [str(point.workers) for point in series.points if len(point.rates) == 1]
+    if not once:
+        return []
+    where = "each number of workers" if len(once) == len(series.points) else f"{listed(once)} workers"
+    more = "" if series.source else "; --repeats 3 measures more"
+    return [f"measured once with {where}, so that no spread is known{more}"]
+
+
+def _misfits(study: _Study) -> list[str]:
+    """Where the model is not drawn, as it does not fit."""
+    errors = study.model.errors if study.model else []
+    missed = [str(error.workers) for error in errors if abs(error.relative_error) > MODEL_ERROR]
+    if not study.fitting:
+        return [f"no model is drawn: it is within {_WITHIN} of the points at no two neighboring numbers of workers"]
+    drawn = f"the model is drawn only where it is within {_WITHIN} of the points"
+    return [f"{drawn}; it misses {listed(missed)} workers"] if missed else []
 
 
 def _chart(
@@ -100,10 +136,7 @@ def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
             models = [line for item in found for line in _model_line(item, _no_factor)]
             lines = [_measured_line(item, _no_factor) for item in found]
             lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
-            note = (
-                "Medians of the repeats with their quartiles. Ideal: each worker as fast as at the smallest count. "
-                + _about(models)
-            )
+            note = _note("Medians of the repeats. Ideal: each worker as fast as at the smallest count.", lines)
             charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
 
@@ -112,14 +145,20 @@ def _no_factor(study: _Study, workers: int) -> float:
     return 1.0
 
 
-def _about(models: Sequence[Line]) -> str:
-    """What a chart's note says of its model lines."""
-    if not models:
-        return ""
-    interval = (
-        f", with the interval of a new measurement at {LEVEL:.0%} probability" if any(map(_has_band, models)) else ""
-    )
-    return f"Model: fitted to the points{interval}; beyond them it is drawn only as far as it has an interval."
+def _note(about: str, lines: Sequence[Line]) -> str:
+    """What a chart shows, and what its spreads and its model are, as far as it has them."""
+    notes = [about]
+    looks = {line.look for line in lines if _has_band(line)}
+    if spreads := [name for look, name in _SPREADS.items() if look in looks]:
+        notes.append(f"{' and '.join(spreads)} reach from the lower to the upper quartile of the repeats.")
+    models = [line for line in lines if line.remark]
+    if models:
+        band = f", with the {LEVEL:.0%} interval of a new measurement as a band" if any(map(_has_band, models)) else ""
+        notes.append(
+            f"Model: fitted to the points{band}. It is drawn where it is within {_WITHIN} of them, with its largest "
+            "error there (±) beside the line, and beyond them as far as it has an interval."
+        )
+    return " ".join(notes)
 
 
 def _has_band(line: Line) -> bool:
@@ -135,8 +174,8 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     speedup.append(Line("ideal", x, x, look="dotted", color=None))
     share.append(Line("ideal", x, [100] * len(x), look="dotted", color=None))
     start, marks = "a worker's throughput at the smallest measured count", _marks(studies)
-    whole = f"Throughput over {start}."
-    each = f"Throughput of each worker over {start}."
+    whole = _note(f"Throughput over {start}.", speedup)
+    each = _note(f"Throughput of each worker over {start}.", share)
     return [
         _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole, marks),
         _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each, marks),
@@ -152,15 +191,26 @@ def _measured_line(study: _Study, factor: Callable[[_Study, int], float]) -> Lin
     points, label, color = study.series.points, study.series.label, study.color
     x = [point.workers for point in points]
     factors = [factor(study, count) for count in x]
+
+    def scaled(values: Sequence[float | None]) -> list[float | None]:
+        return [None if value is None else value * times for value, times in zip(values, factors, strict=True)]
+
+    lows, highs = zip(*map(_quartiles, points), strict=True)
+    is_spread = any(low is not None for low in lows)
     return Line(
         label,
         x,
-        [point.images_per_second * times for point, times in zip(points, factors, strict=True)],
-        [point.low * times for point, times in zip(points, factors, strict=True)],
-        [point.high * times for point, times in zip(points, factors, strict=True)],
-        look="points" if study.model else "solid",
+        scaled([point.images_per_second for point in points]),
+        scaled(lows) if is_spread else None,
+        scaled(highs) if is_spread else None,
+        look="points" if study.fitting else "solid",
         color=color,
     )
+
+
+def _quartiles(point: MeasuredPoint) -> tuple[float | None, float | None]:
+    """The lower and the upper one of the repeats, if there are several."""
+    return (point.low, point.high) if len(point.rates) > 1 else (None, None)
 
 
 def _ideal(study: _Study, studies: int) -> list[Line]:
@@ -170,22 +220,32 @@ def _ideal(study: _Study, studies: int) -> list[Line]:
 
 
 def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
-    if study.model is None:
+    if study.model is None or not study.fitting:
         return []
-    most = study.series.points[-1].workers
-    predicted = [study.model.predict(count) for count in _counts(study.series)]
-    found = [(item, factor(study, item.workers)) for item in predicted if item.workers <= most or item.low is not None]
+    found = [study.model.predict(count) for count in _counts(study.series)]
+    shown = [(item, factor(study, item.workers) if _is_drawn(study, item) else None) for item in found]
+    while shown[-1][1] is None:
+        shown.pop()
     return [
         Line(
             f"model, {study.series.label}",
-            [item.workers for item, _ in found],
-            [item.images_per_second * times for item, times in found],
-            [None if item.low is None else item.low * times for item, times in found],
-            [None if item.high is None else item.high * times for item, times in found],
+            [item.workers for item, _ in shown],
+            [item.images_per_second * times if times else None for item, times in shown],
+            [item.low * times if times and item.low else None for item, times in shown],
+            [item.high * times if times and item.high else None for item, times in shown],
             look="dashed",
             color=study.color,
+            remark=f"±{100 * max(study.fitting.values()):.2g} %",
         )
     ]
+
+
+def _is_drawn(study: _Study, item: Prediction) -> bool:
+    """Whether the model fits the measured counts at both sides, or beyond the last one has an interval."""
+    measured = [point.workers for point in study.series.points]
+    below = [count for count in measured if count <= item.workers][-1:]
+    above = [count for count in measured if count >= item.workers][:1]
+    return all(count in study.fitting for count in (*below, *above)) and (bool(above) or item.low is not None)
 
 
 def _counts(series: Series) -> list[int]:
@@ -219,7 +279,8 @@ def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
         several = sum(any(map(times, item.series.points)) for item in studies) > 1
         lines = [line for item in studies for line in _time_lines(item, times, several)]
         if lines:
-            note = f"{note} Medians; bands reach from the least to the most."
+            bands = "; bands reach from the least to the most" if any(map(_has_band, lines)) else ""
+            note = f"{note} Medians{bands}."
             charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
     return charts
 
@@ -238,7 +299,9 @@ def _time_lines(study: _Study, times_of: Callable[[MeasuredPoint], Sequence[floa
         return []
     x = list(known)
     middle = [median(times) for times in known.values()]
-    low, high = [min(times) for times in known.values()], [max(times) for times in known.values()]
+    is_spread = any(len(times) > 1 for times in known.values())
+    low = [min(times) for times in known.values()] if is_spread else None
+    high = [max(times) for times in known.values()] if is_spread else None
     ideal = [middle[0] * x[0] / count for count in x]
     return [
         Line(study.series.label, x, middle, low, high, color=study.color),
@@ -252,13 +315,12 @@ def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
         rows = [row for item in studies if item.series.rate_unit == unit for row in _rows(item)]
         if rows:
             rate = ",.1f" if unit == "images/s" else ".4g"
-            columns, formats = zip(*((name, rate if spec == _RATE else spec) for name, spec in _TABLE), strict=True)
+            columns = [(name, rate if spec == _RATE else spec) for name, spec in _TABLE]
             title = f"{_MODES[mode][0]}: {title}, measured points"
-            note = (
-                f"Throughput in {unit}. Error of the model: fitted to all points. The last columns are of the model "
-                "fitted to the other points."
-            )
-            tables.append(Table(f"scaling-{mode}-{key}-points", title, columns, rows, formats, note))
+            note = f"Throughput in {unit}."
+            if any(item.model for item in studies):
+                note += " Error of the model: fitted to all points; in the last columns, fitted to the other points."
+            tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
     return tables
 
 
@@ -274,8 +336,7 @@ def _rows(study: _Study) -> list[list[Cell]]:
                 point.workers,
                 point.nodes,
                 point.images_per_second,
-                point.low,
-                point.high,
+                *_quartiles(point),
                 len(point.rates),
                 speedup,
                 100 * speedup / point.workers,
@@ -291,7 +352,6 @@ def _parameters(mode: str, studies: Sequence[_Study]) -> list[Table]:
     rows: list[list[Cell]] = [
         [item.series.label, *parameter] for item in studies if item.model for parameter in item.model.parameters
     ]
-    columns, formats = zip(*_PARAMETERS, strict=True)
     note = "docs/howto/studies.md has the model's formula."
     title = f"{_MODES[mode][0]}: the model's parameters"
-    return [Table(f"scaling-{mode}-model", title, columns, rows, formats, note)] if rows else []
+    return [filled_table(f"scaling-{mode}-model", title, _PARAMETERS, rows, note)] if rows else []

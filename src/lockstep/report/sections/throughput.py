@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.report.document import Chart, Section
 from lockstep.report.read.sources import Material
-from lockstep.report.run_lines import lines, note, of_runs, time_axis
+from lockstep.report.run_lines import SCALE_NOTES, lines, note, of_runs, rate_scale, time_axis
 
 
 def build(material: Material) -> Section | None:
@@ -13,9 +13,11 @@ def build(material: Material) -> Section | None:
     parts = []
     if rates:
         axis = time_axis(rates)
-        about = note("Training images a second of all workers together, at each record.", rates)
+        found = lines(rates, axis)
+        scale = rate_scale(found)
+        about = note(f"Training images a second of all workers together, at each record.{SCALE_NOTES[scale]}", rates)
         title, label = "Throughput over time", "throughput (images/s)"
-        parts.append(Chart("throughput", title, axis.label, label, lines(rates, axis), note=about, from_zero=True))
+        parts.append(Chart("throughput", title, axis.label, label, found, y_scale=scale, note=about, from_zero=True))
     if waits:
         axis = time_axis(waits)
         about = note("Share of the time in which the first worker waited for its next batch.", waits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table
+from lockstep.report.document import Bars, Cell, Chart, Line, Section, Table, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.scaling_model import MeasuredPoint, Series, series_of
 
@@ -29,9 +29,8 @@ def build(material: Material) -> Section | None:
     parts: list[Bars | Table] = [_bars(item, index) for index, item in enumerate(series, start=1)]
     rows = [row for item in series for row in _communication(item)]
     if rows:
-        columns, formats = zip(*_COMMUNICATION, strict=True)
         note = "Alone: the gradients' all-reduce with nothing beside it. Hidden: what of it does not lengthen the step."
-        parts.append(Table("communication", "Communication of a step", columns, rows, formats, note))
+        parts.append(filled_table("communication", "Communication of a step", _COMMUNICATION, rows, note))
     text = (
         "The parts are medians over the steps, of all repeats; the smallest count may belong to both kinds of scaling."
     )

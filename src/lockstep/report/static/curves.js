@@ -5,6 +5,7 @@
 const drawStretch = uPlot.paths.linear();
 const MOST_READ_OUT = 12;
 const SAME_PLACE_PIXELS = 12;
+const PAPER = { width: 900, height: 360 }; // pixels of a chart for print, whatever the screen
 const FEW_POINTS = 40; // of a line in view: each gets its marker
 
 /** The first index in an ascending array at which it is not below `value`. */
@@ -50,6 +51,7 @@ class CurveChart {
   constructor(host, data) {
     this.data = data;
     this.lines = data.lines.map((line) => ({ ...line, x: data.x[line.x], isShown: true }));
+    this.isWholeShare = this.isOnPaper = false;
     this.isCrowded = this.lines.length > MOST_READ_OUT;
     this.xScale = { linear: (value) => value, back: (value) => value };
     if (data.xScale !== "linear") this.xScale = { linear: Math.log, back: Math.exp };
@@ -74,7 +76,7 @@ class CurveChart {
     return padded(Math.min(...ends), Math.max(...ends), this.data.xScale, this.data.xScale === "linear" ? 0.015 : 0.04);
   }
 
-  /** The range of what is shown; from zero if it is an amount, or unless all of it is far above zero. */
+  /** The range of what is shown: from zero if it is an amount, else fitted, but not below zero for what is never there. */
   yRange() {
     let low = Infinity, high = -Infinity;
     for (const line of this.lines.filter((line) => line.isShown)) {
@@ -90,8 +92,10 @@ class CurveChart {
     }
     if (low > high) return this.yShown ?? [1, 2];
     const [floor, top] = padded(low, high, this.data.yScale, 0.05);
-    const isFromZero = this.data.yScale === "linear" && low >= 0 && (this.data.fromZero || low < 0.4 * high);
-    this.yShown = isFromZero ? [0, high * 1.05 || 1] : [floor, top];
+    if (this.isWholeShare) this.yShown = [0, Math.max(102, top)];
+    else if (this.data.yScale !== "linear" || low < 0) this.yShown = [floor, top];
+    else if (this.data.fromZero) this.yShown = [0, high * 1.05 || 1];
+    else this.yShown = [low < high ? Math.max(0, floor) : floor, top];
     return this.yShown;
   }
 
@@ -108,7 +112,7 @@ class CurveChart {
     return {
       mode: 2,
       ...this.size(),
-      padding: [data.marks.length ? 22 : 10, 14, 0, 0],
+      padding: [data.marks.length ? 22 : 10, this.lines.some((line) => line.remark) ? 56 : 14, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, ...distribution(data.xScale), range: () => this.view },
@@ -126,6 +130,7 @@ class CurveChart {
       hooks: {
         drawAxes: [(plotter) => this.drawBelow(plotter)],
         drawSeries: [(plotter, index) => this.drawMarkers(plotter, this.lines[index - 1])],
+        draw: [(plotter) => this.drawRemarks(plotter)],
         setSelect: [(plotter) => this.zoomToSelection(plotter)],
         setCursor: [(plotter) => this.showValues(plotter)],
       },
@@ -171,6 +176,7 @@ class CurveChart {
   }
 
   size() {
+    if (this.isOnPaper) return PAPER;
     const width = Math.max(240, this.plot.clientWidth);
     return { width, height: Math.round(Math.max(260, Math.min(430, width * 0.5))) };
   }
@@ -182,7 +188,16 @@ class CurveChart {
       const button = element("button", { type: "button", "aria-label": `${about}: ${this.data.title}`, title: about }, label);
       button.addEventListener("click", act);
       bar.append(button);
+      return button;
     };
+    if (this.data.isShare) {
+      const button = add("0–100", "Show 0 to 100 %", () => {
+        this.isWholeShare = !this.isWholeShare;
+        button.setAttribute("aria-pressed", String(this.isWholeShare));
+        this.show(this.view);
+      });
+      button.setAttribute("aria-pressed", "false");
+    }
     if (this.lines.length > 4) {
       add("All lines", "Show all lines", () => this.legend.setAll(true));
       add("No lines", "Hide all lines", () => this.legend.setAll(false));
@@ -207,6 +222,12 @@ class CurveChart {
       const size = this.size();
       if (size.width !== this.plotter.width) this.plotter.setSize(size);
     }).observe(this.plot);
+    const printing = (isOnPaper) => {
+      this.isOnPaper = isOnPaper;
+      this.plotter.setSize(this.size());
+    };
+    addEventListener("beforeprint", () => printing(true));
+    addEventListener("afterprint", () => printing(false));
     theme.onChange(() => this.plotter.redraw(false, true));
   }
 
@@ -331,6 +352,28 @@ class CurveChart {
       const low = plotter.valToPos(line.low[index], "y", true), high = plotter.valToPos(line.high[index], "y", true);
       ctx.stroke(new Path2D(`M${x},${low}V${high}`));
     }
+  }
+
+  /** Remarks at the right of the axes, each at the height of its line's last point in view or below the one above it. */
+  drawRemarks(plotter) {
+    const { ctx, bbox } = plotter, ratio = devicePixelRatio, remarks = [];
+    for (const line of this.lines.filter((line) => line.isShown && line.remark)) {
+      const [first, last] = this.inView(line, 0);
+      const value = line.y.slice(first, last + 1).findLast((value) => value !== null);
+      if (value !== undefined) remarks.push({ line, top: plotter.valToPos(value, "y", true) });
+    }
+    ctx.save();
+    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "middle";
+    let free = 0;
+    for (const { line, top } of remarks.sort((a, b) => a.top - b.top)) {
+      const y = Math.max(free, top);
+      ctx.fillStyle = theme.color(line.color);
+      ctx.fillText(line.remark, bbox.left + bbox.width + 6 * ratio, y);
+      free = y + 15 * ratio;
+    }
+    ctx.restore();
   }
 
   /** Markers where points are few; elsewhere only where a point stands alone, as no stretch leads to it. */

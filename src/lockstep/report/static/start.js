@@ -1,40 +1,23 @@
 "use strict";
-// Brings the page to life: a chart is made when it comes near the view, its table when it is opened.
+// Brings the page to life. All charts are drawn at once, also for captures of the whole page; a chart's table is made when
+// it is opened.
 
 (() => {
-  const waiting = new Map();
-
-  function make(figure) {
-    const read = waiting.get(figure);
-    if (!read) return;
-    waiting.delete(figure);
-    const data = read(), host = figure.querySelector(".host");
-    host.replaceChildren();
+  for (const figure of document.querySelectorAll("figure[data-chart]")) {
+    const data = JSON.parse(figure.querySelector("script").textContent), host = figure.querySelector(".host");
     if (data.kind === "bars") new BarChart(host, data);
     else new CurveChart(host, data);
     figure.dataset.drawn = "yes";
-  }
-
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries.filter((entry) => entry.isIntersecting)) {
-      watcher.unobserve(entry.target);
-      make(entry.target);
-    }
-  }, { rootMargin: "300px" });
-
-  for (const figure of document.querySelectorAll("figure[data-chart]")) {
-    let data = null;
-    const read = () => (data ??= JSON.parse(figure.querySelector("script").textContent));
-    waiting.set(figure, read);
-    watcher.observe(figure);
     const details = figure.querySelector("details");
     details.addEventListener("toggle", () => {
-      if (details.open && details.childElementCount === 1) details.append(...dataTable(read()));
+      if (!details.open || details.childElementCount > 1) return;
+      details.append(...dataTable(data));
+      addScrollHint(details.querySelector(".scroll"));
     });
   }
 
   document.querySelectorAll("table.sortable").forEach(makeSortable);
-  addEventListener("beforeprint", () => [...waiting.keys()].forEach(make));
+  document.querySelectorAll(".scroll").forEach(addScrollHint);
 
   const button = document.getElementById("theme");
   const tell = () => (button.textContent = theme.current() === "dark" ? "Light" : "Dark");

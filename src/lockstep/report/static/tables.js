@@ -30,6 +30,19 @@ function makeSortable(table) {
   });
 }
 
+/** Say above a box that it scrolls sideways while it does, and fade its edge while there is more at the right. */
+function addScrollHint(box) {
+  const hint = element("p", { class: "note hint" }, "Scroll sideways for more →");
+  const update = () => {
+    hint.hidden = box.scrollWidth <= box.clientWidth;
+    box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.before(hint);
+  box.addEventListener("scroll", update);
+  new ResizeObserver(update).observe(box);
+  update();
+}
+
 /** The data of a chart as rows: x, then each line's value there. */
 function curveRows(data) {
   const lines = data.lines.map((line) => ({ ...line, at: new Map(data.x[line.x].map((x, index) => [x, index])) }));

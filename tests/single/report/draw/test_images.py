@@ -117,13 +117,15 @@ def test_the_x_axis_has_the_worker_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "starts_at_zero"), [([5.0, 80.0], True), ([88.0, 100.0], False), ([-1.0, 9.0], False)]
+    ("values", "start"), [([5.0, 80.0], 1.25), ([1.0, 80.0], 0), ([88.0, 100.0], 87.4), ([-1, 9], -1.5)]
 )
-def test_an_axis_starts_at_zero_unless_all_is_far_above_it(values: list[float], starts_at_zero: bool) -> None:
+def test_an_axis_is_fitted_to_the_values_but_not_below_zero_for_what_is_never_there(
+    values: list[float], start: float
+) -> None:
     axes = Figure().add_subplot()
     draw_curves(axes, Chart("c", "", "epoch", "accuracy (%)", [Line("a", [1, 2], values)]), LIGHT.lines)
 
-    assert bool(axes.get_ylim()[0] == 0) == starts_at_zero
+    assert axes.get_ylim()[0] == pytest.approx(start)
 
 
 def test_the_axis_of_an_amount_starts_at_zero() -> None:
@@ -156,6 +158,22 @@ def test_a_single_value_has_room_on_logarithmic_axes(tmp_path: Path) -> None:
     assert axes.get_xlim() == (512, 2048)
     assert axes.get_ylim() == (2.5, 10)
     assert len(images.write(documents.of(chart), tmp_path)) == 2  # warnings are errors
+
+
+def test_remarks_stand_at_the_heights_of_their_lines_ends_and_do_not_collide() -> None:
+    ends = {"±1 %": 4.0, "±2 %": 2.0, "±3 %": 2.01}
+    lines = [Line("model", [1, 2, 3], [0.0, end, None], remark=remark) for remark, end in ends.items()]
+    chart = Chart("c", "", "workers", "images/s", lines)
+    figure = images._draw_chart(chart, LIGHT.lines)
+    figure.draw_without_rendering()
+
+    (axes,) = figure.axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert not any(boxes[some].overlaps(boxes[other]) for some in ends for other in ends if some != other)
+    assert not any(box.overlaps(axes.get_window_extent()) for box in boxes.values())
+    height = axes.transData.transform((2, 4.0))[1]
+    assert boxes["±1 %"].y0 < height < boxes["±1 %"].y1
+    assert boxes["±1 %"].y0 > boxes["±3 %"].y1 > boxes["±2 %"].y1
 
 
 def test_texts_of_marks_do_not_collide() -> None:

@@ -16,9 +16,12 @@ from typing import Any
 
 import documents
 import pytest
+from report_material import make_run, run_records, scaling_record, write_lines
 
-from lockstep.report.document import Document, Section
+from lockstep.report.build import build
+from lockstep.report.document import Document, Section, Table
 from lockstep.report.draw import page
+from lockstep.report.read.sources import gather
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -38,14 +41,14 @@ def _with_visit(html: str) -> str:
     return html.replace("<title>", f"<script>{script}</script><title>", 1)
 
 
-def _visit(document: Document, folder: Path) -> dict[str, Any]:
+def _visit(document: Document, folder: Path, width: int = 1000) -> dict[str, Any]:
     """What the scripts saw in the page."""
     file = folder / "index.html"
     file.write_text(_with_visit(page.render(document)), encoding="utf-8")
     command = [
         *(_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"),
         *("--disable-background-networking", "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}"),
-        *("--window-size=1000,6000", "--virtual-time-budget=30000", "--dump-dom", file.as_uri()),
+        *(f"--window-size={width},6000", "--virtual-time-budget=30000", "--dump-dom", file.as_uri()),
     ]
     # Its helpers are in a session of their own with it, and end with it.
     with subprocess.Popen(
@@ -74,6 +77,46 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(seen: dict[str, Any]
     assert seen["drawn"] == seen["charts"] == 5
 
 
+def test_charts_are_redrawn_for_paper_and_back_for_the_screen(seen: dict[str, Any]) -> None:
+    widths = seen["widths"]
+
+    assert len(set(widths["print"])) == 1
+    assert widths["print"] != widths["before"]
+    assert widths["after"] == widths["before"]
+
+
+def test_the_y_axis_of_percents_is_fitted_to_the_data_and_has_a_switch(seen: dict[str, Any]) -> None:
+    fitted, whole, again = seen["percents"]
+
+    assert fitted == again == pytest.approx([0, 53.5])  # from 1 to 51, with 5 % room, but not below zero
+    assert whole == [0, 102]
+    assert seen["switches"] == 2  # of the chart on the page and of this one; there are none at images/s
+
+
+@pytest.mark.parametrize("width", [500, 1050])
+def test_tables_of_results_are_complete_at_any_width(width: int, tmp_path: Path) -> None:
+    for workers in (1, 2, 16):
+        records = run_records(workers=workers, global_batch=64 * workers)
+        make_run(tmp_path / "runs" / f"a-long-name-{workers}", records[:-2], config="epochs: 12\nseed: 0\n")
+    write_lines(tmp_path / "runs" / "scaling.jsonl", [scaling_record(workers) for workers in (1, 2, 4)])
+    seen = _visit(build(gather([tmp_path / "runs"]), "A report"), tmp_path, width)
+
+    assert "results" in dict(seen["hints"])
+    assert "results" not in seen["tooWide"]
+    assert all(is_hidden == (key not in seen["tooWide"]) for key, is_hidden in seen["hints"])
+    assert seen["pageWidth"][0] <= seen["pageWidth"][1] == width  # the page itself does not scroll sideways
+    if width == 500:
+        assert not seen["tooWide"]  # each row is a card
+
+
+def test_a_table_that_scrolls_says_so(tmp_path: Path) -> None:
+    wide = Table("wide", "Wide", [f"a long heading {number}" for number in range(30)], [[1] * 30], ["d"] * 30)
+    seen = _visit(Document("A report", [Section("Figures", parts=[wide, documents.results()])]), tmp_path)
+
+    assert seen["tooWide"] == ["wide"]
+    assert seen["hints"] == [["wide", False], ["results", True]]
+
+
 def test_markup_in_names_of_runs_does_nothing(seen: dict[str, Any]) -> None:
     assert seen["title"] == "A report"
 
@@ -94,12 +137,17 @@ def test_a_click_in_the_legend_hides_a_line(seen: dict[str, Any]) -> None:
 
 def test_the_values_of_a_chart_become_a_table_when_it_is_opened(seen: dict[str, Any]) -> None:
     assert (seen["rowsBefore"], seen["rows"], seen["columns"]) == (0, 40, 13)
+    assert seen["valueHints"] == 1
 
 
 def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:
     assert seen["csv"][0] == ["part", "workers", "time of a step (ms)"]
     assert seen["csv"][-2:] == [["measured as a whole", "1", 91], ["measured as a whole", "2", 96]]
     assert len(seen["csv"]) == 7
+
+
+def test_marks_and_remarks_stand_in_the_chart(seen: dict[str, Any]) -> None:
+    assert {"node boundary", "±3 %"} <= set(seen["texts"])
 
 
 def test_a_band_has_a_gap_where_there_is_no_spread(seen: dict[str, Any]) -> None:

@@ -4,6 +4,13 @@ const seen = { errors: [] };
 addEventListener("error", (event) => seen.errors.push(String(event.message)));
 addEventListener("securitypolicyviolation", (event) => seen.errors.push(`${event.violatedDirective} ${event.blockedURI}`));
 
+const texts = new Set();
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+  texts.add(text);
+  return fillText.call(this, text, ...place);
+};
+
 async function visit() {
   const pause = () => new Promise((done) => setTimeout(done, 100));
   const all = (css, within = document) => [...within.querySelectorAll(css)];
@@ -13,15 +20,25 @@ async function visit() {
     await pause();
   };
 
-  // A browser whose time is virtual may draw no frame, so that nothing comes into view; for a print all is drawn.
-  const theme = () => document.documentElement.dataset.theme;
-  seen.themes = { before: theme() };
-  dispatchEvent(new Event("beforeprint"));
-  seen.themes.print = theme();
-  dispatchEvent(new Event("afterprint"));
-  seen.themes.after = theme();
+  // A browser whose time is virtual may draw no frame, so that nothing comes into view.
   seen.charts = all("figure[data-chart]").length;
   seen.drawn = all("figure[data-drawn]").length;
+  seen.texts = [...texts];
+  seen.tooWide = all(".table .scroll").filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.parentElement.id);
+  seen.pageWidth = [document.documentElement.scrollWidth, innerWidth];
+  seen.hints = all(".table .hint").map((hint) => [hint.parentElement.id, hint.hidden]);
+  const theme = () => document.documentElement.dataset.theme;
+  seen.themes = { before: theme() };
+  const widths = () => all(".uplot").map((plot) => plot.clientWidth);
+  seen.widths = { before: widths() };
+  dispatchEvent(new Event("beforeprint"));
+  seen.themes.print = theme();
+  await pause();
+  seen.widths.print = widths();
+  dispatchEvent(new Event("afterprint"));
+  seen.themes.after = theme();
+  await pause();
+  seen.widths.after = widths();
   seen.title = document.title;
 
   const plot = one("#many .plot");
@@ -51,6 +68,7 @@ async function visit() {
   await pause();
   seen.rows = all("tbody tr", details).length;
   seen.columns = all("th", details).length;
+  seen.valueHints = all(".hint", details).length;
 
   const column = (number) => all(`#results td:nth-child(${number})`).map((cell) => cell.textContent);
   const headings = all("#results th button");
@@ -67,6 +85,14 @@ async function visit() {
   const host = element("div");
   document.body.append(host);
   const far = data("many").lines.map((line) => ({ ...line, y: line.y.map((value) => value + 1000) }));
+  const percents = new CurveChart(host, { ...data("many"), isShare: true });
+  const [whole] = all("button", host).filter((button) => button.textContent === "0–100");
+  seen.percents = [percents.yRange()];
+  for (let click = 0; click < 2; click++) {
+    whole.click();
+    seen.percents.push(percents.yRange());
+  }
+  seen.switches = all(".toolbar button").filter((button) => button.textContent === "0–100").length;
   seen.ranges = [false, true].map((fromZero) => new CurveChart(host, { ...data("many"), lines: far, fromZero }).yRange());
   const alone = new CurveChart(host, { ...data("many"), x: [[0]], lines: [{ ...far[0], x: 0, y: [5] }] });
   await pause();
