@@ -13,6 +13,7 @@ from lockstep.train.guards.base import Guard
 from lockstep.train.guards.replica_check import ReplicaCheck
 from lockstep.train.job_parts import Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
+from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
@@ -32,6 +33,7 @@ class Job:
     optim: Optimization
     saving: Saving
     meter: Meter
+    interval: ReportInterval
     tracker: Tracker
     progress: Progress
     stopping: Stopping

@@ -48,6 +48,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.network.model.zero_grad()
     progress = restore(ResumePoint(path), job.saving.identity, job.network.weights, job.optim)
     job.meter.forget()
+    job.interval.restart()
     job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")

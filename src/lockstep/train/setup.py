@@ -33,6 +33,7 @@ from lockstep.train.job_parts import Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.optim.batch_plan import Batching, plan_batches
 from lockstep.train.optim.build import build_optimizer
 from lockstep.train.optim.ema import build_average
@@ -129,6 +130,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         optim=optim,
         saving=Saving(folder, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
+        interval=ReportInterval(world.device),
         tracker=build_trackers(config, world, folder, progress),
         progress=progress,
         stopping=build_stopping(world),
