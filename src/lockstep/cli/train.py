@@ -49,6 +49,7 @@ def main(words: Sequence[str]) -> int:
             where=command.where,
             check=check,
             elastic=_elastic(command),
+            quiet=config.run.quiet,
         )
     )
 

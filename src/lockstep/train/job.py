@@ -18,7 +18,7 @@ from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.stopping.stop_requests import Stopping
-from lockstep.train.trackers import Tracker
+from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.world import World
 
 
@@ -61,10 +61,10 @@ class Job:
             "data": self.config.data.source,
         }
 
-    def say(self, lines: Sequence[str]) -> None:
-        """Tell people, and every worker's own log."""
+    def say(self, lines: Sequence[str], level: int = INFO) -> None:
+        """Print lines, if the level is to be printed, and log them on every worker."""
         for line in lines:
-            self.tracker.say(line)
+            self.tracker.say(line, level)
             logger.info(line)
 
     def advice(self) -> str:

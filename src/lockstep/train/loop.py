@@ -103,7 +103,7 @@ def train_epoch(job: Job) -> None:
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
-    job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
+    job.tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
     job.network.replica.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):

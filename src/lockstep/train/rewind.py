@@ -16,6 +16,7 @@ from lockstep.train.checkpoints.resume import ResumePoint, restore
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Saving
+from lockstep.train.trackers import ALWAYS
 from lockstep.world.world import World
 
 
@@ -61,4 +62,5 @@ def rewind(job: Job, trouble: RewindError) -> None:
             f"{trouble}; back from step {reached} to {path.name}, to take the steps since again without the update of "
             f"step {trouble.step}"
         ],
+        ALWAYS,
     )

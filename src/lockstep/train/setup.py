@@ -131,7 +131,7 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         saving=Saving(folder, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
         interval=ReportInterval(world.device),
-        tracker=build_trackers(config, world, folder, progress),
+        tracker=build_trackers(config, world, folder, progress, len(data.classes)),
         progress=progress,
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),

@@ -19,6 +19,7 @@ from lockstep.train import loop
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
 from lockstep.train.monitoring import device_clock, report_interval
+from lockstep.train.trackers.console import PlainConsole
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
@@ -93,3 +94,15 @@ def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
     assert of_epochs == [pytest.approx((28, 28, 0, 28)), pytest.approx((38, 38, 50, 66))]
     assert [r["epoch_seconds"] for r in records if r.get("split") == "val"] == [50, 50]
     assert result.seconds == pytest.approx(66)
+
+
+def test_the_last_epoch_has_the_steps_that_max_steps_leaves_and_a_resume_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[tuple[int, ...]] = []
+    monkeypatch.setattr(PlainConsole, "begin_epoch", lambda self, *numbers: begun.append(numbers))
+    world, settings = World(Place(), torch.device("cpu")), {"epochs": 2, "batch_size": 8, "run_dir": tmp_path}
+    train_digits(world, "plain", 64, 8, {**settings, "max_steps": 11})
+    train_digits(world, "plain", 64, 8, {**settings, "resume": "auto"})
+    assert begun == [(0, 2, 8, 0), (1, 2, 3, 0), (1, 2, 8, 3)]  # epoch from 0, epochs, steps, steps done before
+    assert "resumed after step 11 (epoch 2)" in capsys.readouterr().out.splitlines()
