@@ -24,7 +24,7 @@ from harness import Bar, Unit, Work, argument, compare, existing_folder, keep_me
 from rich.console import Console
 from torch import nn
 
-from lockstep.config.schema import TrainConfig
+from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.data.sources import torchvision_sets
 from lockstep.train.fit import configure
@@ -97,7 +97,7 @@ def lockstep_loop(model: nn.Module, data: ImageData, config: TrainConfig, run_di
 
 def compete(name: str, data: ImageData, model: nn.Module, config: TrainConfig, bar: Bar) -> None:
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
-        terminal = TerminalConsole(Console(file=nowhere, force_terminal=True, width=120))
+        terminal = TerminalConsole(RunConfig(), 10, Console(file=nowhere, force_terminal=True, width=120))
         contestants = {
             "bare loop": bare_loop(deepcopy(model), data, config),
             "bare loop, again": bare_loop(deepcopy(model), data, config),

@@ -212,12 +212,28 @@ def _command(name: str, level: str) -> str:
         title = f"Train: {_train_groups()[group]}" if group in _train_groups() else ""
         if title:
             parts += [f"{level}# {title}\n", f"{_about(group)}\n"]
-        parts += [entry(flag) for flag in flags_of(group)]
+        parts += [entry(_with_recipes(flag, group)) for flag in flags_of(group)]
     titles = SHARED | ({} if name == "train" else {group: f"Train: {of}" for group, of in _train_groups().items()})
     linked = [f"[{titles[group].lower()}](#{_slug(titles[group])})" for group in groups_of(kind) if group in titles]
     if linked:
         parts.append(f"Further flags: {' and '.join(linked)}.\n")
     return "\n".join(parts)
+
+
+def _with_recipes(flag: Flag, group: Any) -> Flag:
+    """The flag with the digits' default, if recipes set others than the source does."""
+    name = _train_groups().get(group)
+    path = flag.path if group is TrainConfig else f"{name}.{flag.path}"
+    if name is None or flag.is_positional:
+        return flag
+    source, *values = (dict(_flat(config))[path] for config in (TrainConfig(), *map(recipes.load, recipes.names())))
+    if all(value == source for value in values):
+        return flag
+    value = values[recipes.names().index("digits")]
+    of_digits = "none" if value is None else f"`{_yaml(value)}`"
+    if isinstance(value, bool):
+        of_digits = "yes" if value else "no"
+    return dataclasses.replace(flag, default=f"Default: by [recipe](recipes.md); digits: {of_digits}.")
 
 
 def with_inner(groups: list[Any]) -> list[Any]:

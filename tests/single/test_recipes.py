@@ -124,7 +124,7 @@ def test_a_flag_may_need_another_that_the_recipe_sets(tmp_path: Path) -> None:
         job = parse_train([*words, "--loss-scale", "64"]).job
         assert (job.numerics.loss_scale, job.batch_size, job.data.source) == (64.0, 8, "mnist")
         assert parse_train([*words, "--global-batch-size", "64"]).job.batch_size is None
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigError, match="--flip-alternate"):
         parse_train(["digits", "--flip-alternate"])  # whose recipe has no --flip
 
 

@@ -1,4 +1,4 @@
-"""Reading a command's words into its dataclass, with tyro, and a recipe's values under the flags."""
+"""Read a command's arguments into its dataclass, with tyro, and a recipe's values under the flags."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.conf import OmitArgPrefixes, arg
 
+from lockstep.cli.argument_errors import raised
 from lockstep.config.schema import TrainConfig
+from lockstep.errors import LockstepError
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 
 T = TypeVar("T")
+HELP = ("-h", "--help")
 # Of commands that use a checkpoint; training has a default.
 Arch = Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME|MODULE:FUNCTION")]
 Workers = Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")]
@@ -25,7 +28,7 @@ Workers = Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"]
 class TrainCommand:
     """Train a network on a data set or a folder of images.
 
-    The data set's recipe comes first and flags override it; --print-config shows the outcome.
+    The defaults in --help are those of the recipe of DATASET, or of --config; --print-config prints them as YAML.
     """
 
     job: TrainConfig = field(default_factory=TrainConfig)
@@ -40,31 +43,43 @@ class TrainCommand:
 
 
 def parse(kind: type[T], command: str, words: Sequence[str], default: T | None = None) -> T:
-    """Read words into a dataclass; a wrong word ends the process with exit code 2 and says what was meant."""
+    """Read arguments into a dataclass; --help prints the help and ends the process.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or wrong; the message says what was meant.
+    """
     prog = f"lockstep {command}"
-    if default is None:
-        return tyro.cli(kind, prog=prog, args=words, config=(OmitArgPrefixes,))
-    return tyro.cli(kind, prog=prog, args=words, default=default, config=(OmitArgPrefixes,))
+    with raised(kind):
+        if default is None:
+            return tyro.cli(kind, prog=prog, args=words, config=(OmitArgPrefixes,))
+        return tyro.cli(kind, prog=prog, args=words, default=default, config=(OmitArgPrefixes,))
 
 
 def parse_train(words: Sequence[str]) -> TrainCommand:
-    """Read `lockstep train`'s words: the flags over the recipe that the data set or --config names.
+    """Read `lockstep train`'s arguments: the flags over the recipe that the data set or --config names.
 
     The last ones are remembered, so that a worker need not read again what the process has that it was forked from.
+    --help shows the values that the other arguments and their recipe lead to as the defaults.
 
     Raises:
-        ConfigError: The recipe cannot be read or is wrong, or --global-batch-size meets --batch-size.
+        ConfigError: An argument is wrong, or the recipe cannot be read or is wrong.
     """
-    return _parse_train(tuple(words))
+    others = tuple(word for word in words if word not in HELP)
+    if len(others) == len(words):
+        return _parse_train(others)
+    try:
+        defaults = _parse_train(others)
+    except LockstepError:  # help is what was asked for
+        defaults = _parse_train(())
+    return parse(TrainCommand, "train", ["--help"], defaults)
 
 
 @lru_cache(1)
 def _parse_train(words: tuple[str, ...]) -> TrainCommand:
     from lockstep import recipes  # with YAML, which no other command needs
 
-    # Some flags need others, which the recipe may set; so the first look at the flags is over a recipe, too.
-    asks_help = not {"-h", "--help"}.isdisjoint(words)
-    first = TrainConfig() if asks_help else recipes.load(_config_named_in(words) or recipes.for_source(""))
+    # Some flags need others, which the recipe may set; so the flags are first read over a recipe, too.
+    first = recipes.load(_config_named_in(words) or recipes.for_source(""))
     flags = parse(TrainCommand, "train", words, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)

@@ -54,6 +54,7 @@ def main(words: Sequence[str]) -> int:
             where=command.where,
             check=check,
             elastic=_elastic(command),
+            quiet=config.run.quiet,
         )
     )
     if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:

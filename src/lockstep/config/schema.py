@@ -309,8 +309,14 @@ class RunConfig:
     """Seconds between two records of the bytes and operations read and written; 0 keeps none."""
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
     """Where figures go besides metrics.jsonl."""
+    quiet: Annotated[bool, arg(aliases=["-q"])] = False
+    """Print only warnings, errors and the result."""
+    verbose: Annotated[bool, arg(aliases=["-v"])] = False
+    """Also print each checkpoint, and steps on terminals and in short epochs."""
 
     def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose contradict: give one of them")
         _positive("--keep", self.keep)
         _positive("--log-every", self.log_every)
         for flag, value in (

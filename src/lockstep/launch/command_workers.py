@@ -51,6 +51,7 @@ class WorkerCommand:
         where: The hosts, or what else is said of the launch.
         check: Called with the number of workers before any is started; raises what should stop the job.
         elastic: The workers may be started more than once.
+        quiet: Print of the plan's notes only warnings.
     """
 
     words: Sequence[str]
@@ -61,6 +62,7 @@ class WorkerCommand:
     where: LaunchOptions = field(default_factory=LaunchOptions)
     check: Callable[[int], None] = lambda size: None
     elastic: Elastic | None = None
+    quiet: bool = False
 
 
 def run_workers(job: WorkerCommand) -> int:
@@ -91,7 +93,7 @@ def run_workers(job: WorkerCommand) -> int:
         plan = replace(plan, command=(*plan.command, *elastic.words(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
         return _work(job, place, workers, 1)
-    return _launch(plan, where, gpus, elastic)
+    return _launch(plan, where, gpus, elastic, job.quiet)
 
 
 def _one_a_gpu(device: str) -> int:
@@ -106,7 +108,7 @@ def _check_elastic(place: Place) -> None:
         )
 
 
-def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None) -> int:
+def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
     from lockstep.launch.controller.job import run_job
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
     from lockstep.launch.output.display import OutputPlan
@@ -116,7 +118,8 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
         print(describe(plan))
         return 0
     for note in plan.notes:
-        print(note, flush=True)
+        if not quiet or note.startswith("warning"):
+            print(note, flush=True)
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)

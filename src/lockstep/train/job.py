@@ -13,11 +13,12 @@ from lockstep.train.guards.base import Guard
 from lockstep.train.guards.replica_check import ReplicaCheck
 from lockstep.train.job_parts import Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
+from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.stopping.stop_requests import Stopping
-from lockstep.train.trackers import Tracker
+from lockstep.train.trackers import INFO, Tracker
 from lockstep.world.world import World
 
 
@@ -32,6 +33,7 @@ class Job:
     optim: Optimization
     saving: Saving
     meter: Meter
+    interval: ReportInterval
     tracker: Tracker
     progress: Progress
     stopping: Stopping
@@ -59,10 +61,10 @@ class Job:
             "data": self.config.data.source,
         }
 
-    def say(self, lines: Sequence[str]) -> None:
-        """Tell people, and every worker's own log."""
+    def say(self, lines: Sequence[str], level: int = INFO) -> None:
+        """Print lines, if the level is to be printed, and log them on every worker."""
         for line in lines:
-            self.tracker.say(line)
+            self.tracker.say(line, level)
             logger.info(line)
 
     def advice(self) -> str:

@@ -29,7 +29,6 @@ from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import clip_gradients, set_rate
 from lockstep.train.rewind import rewind
 from lockstep.train.run_records import (
-    ReportInterval,
     report_evaluation,
     report_overflow,
     report_steps,
@@ -76,6 +75,7 @@ def train(job: Job) -> Result:
             a checkpoint of the step.
     """
     progress = job.progress
+    job.interval.restart()
     figures: dict[str, Any] = {}
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures = _end_epoch(job)
@@ -104,14 +104,13 @@ def train_epoch(job: Job) -> None:
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
-    job.tracker.begin_epoch(epoch, job.config.epochs, steps, start)
+    job.tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
     job.network.replica.train()
     batches = job.loading.train_loader.epoch(epoch, start)
-    interval = ReportInterval(job.world.device)
     for position in range(start, steps):
-        batch = interval.next_of(batches)
+        batch = job.interval.next_of(batches)
         if position == start:
-            job.loading.data_wait.first_batch(interval.batch_seconds)
+            job.loading.data_wait.first_batch(job.interval.batch_seconds)
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
@@ -125,10 +124,9 @@ def train_epoch(job: Job) -> None:
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
             _settle(job, progress.step)
             job.saving.held.check()
-            report_steps(job, interval)
+            report_steps(job)
             if due or due_in_memory:
                 save(job, durably=due)
-            interval = ReportInterval(job.world.device)
         if stop:
             raise _stopped(job)
         if finished:
@@ -231,11 +229,13 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
+    seconds = time.perf_counter() - start
+    job.interval.exclude(seconds)
     if job.stopping.agreed and progress.step < job.last_step:
         save(job)
         raise _stopped(job)
     figures = totals.figures()
-    report_evaluation(job, totals, time.perf_counter() - start)
+    report_evaluation(job, totals, seconds)
     epoch, rest = divmod(progress.step, job.steps_per_epoch)
     if rest == 0:
         progress.end_epoch()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.train.metrics import Totals
+from lockstep.train.monitoring.report_interval import Times
 
 LARGEST_STEP = 1 << 53  # floats count exactly up to here, and no run takes so many
 
@@ -28,6 +29,7 @@ class Progress:
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0
     epoch_wait_seconds: float = 0.0
+    epoch_excluded_seconds: float = 0.0
     best_top1: float = -1.0
     best_step: int = 0
 
@@ -36,15 +38,16 @@ class Progress:
         """Steps that the optimizer took, which is what the schedule of the learning rate goes by."""
         return self.step - self.skipped_steps
 
-    def add_interval(self, steps: Sequence[Totals], seconds: float, wait_seconds: float) -> None:
-        """Take in the steps since the last call: their sums, their time, and the part of it spent waiting for data.
+    def add_interval(self, steps: Sequence[Totals], times: Times) -> None:
+        """Add the sums and times of the steps since the last call.
 
         The epoch's sums grow step by step, so that they are the same to the bit wherever the intervals were cut.
         """
         self.epoch_totals = sum(steps, self.epoch_totals)
-        self.seconds += seconds
-        self.epoch_seconds += seconds
-        self.epoch_wait_seconds += wait_seconds
+        self.seconds += times.seconds
+        self.epoch_seconds += times.seconds
+        self.epoch_wait_seconds += times.wait_seconds
+        self.epoch_excluded_seconds += times.excluded_seconds
 
     def leave_out(self, step: int) -> None:
         """Count a step, the newest or the one that is being taken, as one that changes nothing."""
@@ -62,7 +65,8 @@ class Progress:
 
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""
-        self.epoch_totals, self.epoch_seconds, self.epoch_wait_seconds = Totals(), 0.0, 0.0
+        self.epoch_totals = Totals()
+        self.epoch_seconds = self.epoch_wait_seconds = self.epoch_excluded_seconds = 0.0
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,7 +86,8 @@ class Progress:
         for count in (*counts, *progress.overflowed):
             if type(count) is not int or not 0 <= count < LARGEST_STEP:
                 raise ValueError(f"{str(count)[:40]} is no number of steps")
-        times = [progress.seconds, progress.epoch_seconds, progress.epoch_wait_seconds]
+        in_epoch = [progress.epoch_seconds, progress.epoch_wait_seconds, progress.epoch_excluded_seconds]
+        times = [progress.seconds, *in_epoch]
         for figure in (*times, progress.best_top1, *asdict(totals).values()):
             if type(figure) not in (int, float):
                 raise TypeError(f"{str(figure)[:40]} is no number")

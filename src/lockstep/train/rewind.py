@@ -16,6 +16,7 @@ from lockstep.train.checkpoints.resume import ResumePoint, restore
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Saving
+from lockstep.train.trackers import ALWAYS
 from lockstep.world.world import World
 
 
@@ -48,6 +49,7 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.network.model.zero_grad()
     progress = restore(ResumePoint(path), job.saving.identity, job.network.weights, job.optim)
     job.meter.forget()
+    job.interval.restart()
     job.replicas.forget()
     if progress.step >= trouble.step:
         raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
@@ -60,4 +62,5 @@ def rewind(job: Job, trouble: RewindError) -> None:
             f"{trouble}; back from step {reached} to {path.name}, to take the steps since again without the update of "
             f"step {trouble.step}"
         ],
+        ALWAYS,
     )

@@ -26,6 +26,7 @@ from lockstep.train.run_folder import logger, start_log
 from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written, finish_saving
 from lockstep.train.setup import build_job, build_model, load_data
+from lockstep.train.trackers import ALWAYS
 from lockstep.world import batch_time_left
 from lockstep.world.world import World
 
@@ -56,7 +57,7 @@ def _run(config: TrainConfig, world: World, data: ImageData, model: nn.Module, h
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
     for folder in (job.saving.checkpoints, job.saving.snapshots):
-        folder.report_to(lambda line: job.say([line]), job.stopping.writing)
+        folder.report_to(lambda line: job.say([line], ALWAYS), job.stopping.writing)
     workers = world.gather(_describe_worker(world))
     if left := _time_left(config, world):
         job.stopping.end_within(left)
@@ -67,7 +68,7 @@ def _run(config: TrainConfig, world: World, data: ImageData, model: nn.Module, h
                 job.say([*_introduce(job, workers), *io.notes])
                 result = train(job)
                 written = finish_saving(job.saving, job.tracker, job.world, export=True)
-                job.say(_conclude(job, result, written))
+                job.say(_conclude(job, result, written), ALWAYS)
                 if written.problem:
                     raise CheckpointError(f"trained to the end, but {written.problem}")
         except StoppedError as stop:
@@ -104,7 +105,8 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
     exact = sharding.samples % sharding.global_batch == 0
     lines = [
-        f"Lockstep {__version__}, torch {torch.__version__}: {config.model.arch} ({parameters:,} parameters) on "
+        f"Lockstep {__version__}, torch {torch.__version__}",
+        f"{config.model.arch} ({parameters:,} parameters) on "
         f"{data.name} ({len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes)",
         *workers,
         f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
@@ -116,7 +118,8 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     ]
     lines += [*_describe_sizes(config, data), *job.notes, *list_left_out(data.left_out)]
     if progress.step:
-        lines.append(f"resumed after step {progress.step} (epoch {progress.step // job.steps_per_epoch})")
+        epoch = -(-progress.step // job.steps_per_epoch)
+        lines.append(f"resumed after step {progress.step:,} (epoch {epoch})")
     job.tracker.record(
         {
             "kind": "run",
@@ -160,8 +163,8 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
     right = round(result.top1 * result.samples)
     return [
         f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
-        f"{job.world.size} worker{'s' if job.world.size > 1 else ''}) after {result.steps:,} steps, "
-        f"{result.seconds:.1f} s of training",
+        f"{job.world.size} worker{'s' if job.world.size > 1 else ''})",
+        f"{result.steps:,} steps, {result.seconds:,.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
         f"{_describe_weights(job, written.exported_step)}",
         *target_accuracy.describe(job.config, job.progress, job.steps_per_epoch),

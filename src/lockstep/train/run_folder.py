@@ -65,8 +65,8 @@ class RunFolder:
 
 def _repeatable(config: TrainConfig) -> TrainConfig:
     """The configuration without what was meant for one start."""
-    run = replace(config.run, run_dir=None, resume=None, start_epoch=None, evaluate=False)
-    return replace(config, run=replace(run, time_limit=None))
+    run = replace(config.run, run_dir=None, resume=None, start_epoch=None, evaluate=False, time_limit=None)
+    return replace(config, run=replace(run, quiet=False, verbose=False))
 
 
 def newest_run_path(config: TrainConfig) -> Path | None:

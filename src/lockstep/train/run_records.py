@@ -4,55 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lockstep.data.augment.progressive import side_at
-from lockstep.data.batch import Batch
 from lockstep.errors import NonFiniteLossError
 from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
 from lockstep.train.metrics import Totals
-from lockstep.train.monitoring.device_clock import DeviceClock
 from lockstep.train.progress import Progress
 from lockstep.train.strategies import Strategy
 from lockstep.train.trackers import Tracker
 
 
-class ReportInterval:
-    """The time since the last report, and how much of it was spent waiting for data.
-
-    On a device with streams that is the time in which the device waited: the host is ahead of it, and may wait for a
-    batch long before the device has done the step before.
-    """
-
-    def __init__(self, device: torch.device):
-        self._clock = DeviceClock(device)
-        self._start = time.perf_counter()
-        self._waits: list[tuple[Any, Any]] = []
-        self.batch_seconds = 0.0
-        """What the newest batch took on the host."""
-
-    def next_of(self, batches: Iterator[Batch]) -> Batch:
-        """The next batch; the time until it is there counts as waiting."""
-        start, mark = time.perf_counter(), self._clock.now()
-        batch = next(batches)
-        self.batch_seconds = time.perf_counter() - start
-        self._waits.append((mark, self._clock.now()))
-        return batch
-
-    def wait_seconds(self) -> float:
-        """What was spent waiting; on a device with streams, once it has done the steps."""
-        return sum(self._clock.seconds(start, end) for start, end in self._waits)
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-
-def report_steps(job: Job, interval: ReportInterval) -> None:
+def report_steps(job: Job) -> None:
     """Reduce the steps since the last report over the workers, check them, and record them.
 
     Raises:
@@ -62,15 +28,16 @@ def report_steps(job: Job, interval: ReportInterval) -> None:
     progress = job.progress
     job.guard.report(job)
     steps = _finite(job, job.meter.reduce())  # waits for the device, so the time below is that of finished work
-    totals, seconds, wait_seconds = sum(steps, Totals()), interval.seconds(), interval.wait_seconds()
-    progress.add_interval(steps, seconds, wait_seconds)
+    totals, times = sum(steps, Totals()), job.interval.end()
+    progress.add_interval(steps, times)
     job.tracker.record(
         {
             "kind": "step",
             "epoch": (progress.step - 1) // job.steps_per_epoch + 1,
-            **_common(job.progress, totals, seconds),
+            **_common(job.progress, totals, times.seconds),
+            "excluded_seconds": times.excluded_seconds,
             "lr": job.optim.optimizer.param_groups[0]["lr"],
-            "data_wait": wait_seconds / seconds,
+            "data_wait": times.wait_seconds / times.seconds,
             **_loss_scale(job),
             **_traffic(job.optim.strategy),
         }
@@ -117,10 +84,16 @@ def report_training(job: Job) -> None:
     progress = job.progress
     if not progress.epoch_totals.count:
         return
-    share = progress.epoch_wait_seconds / progress.epoch_seconds
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
-    job.tracker.record(record | {"data_wait": share} | ({"side": side} if side else {}))
+    job.tracker.record(
+        {
+            **record,
+            "excluded_seconds": progress.epoch_excluded_seconds,
+            "data_wait": progress.epoch_wait_seconds / progress.epoch_seconds,
+            **({"side": side} if side else {}),
+        }
+    )
     job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 

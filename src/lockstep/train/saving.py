@@ -13,7 +13,7 @@ from lockstep.train.checkpoints.snapshot import Snapshot
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Saving
-from lockstep.train.trackers import Tracker
+from lockstep.train.trackers import DETAIL, Tracker
 from lockstep.world.world import World
 
 
@@ -68,6 +68,8 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     if not durably and job.world.size > job.world.place.local_size:  # each host keeps a copy of its own
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
+    noun = "checkpoint" if durably else "snapshot"
+    job.tracker.say(f"{noun} of step {job.progress.step:,} is written in the background", DETAIL)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from lockstep.train.job_parts import Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
+from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.optim.batch_plan import Batching, plan_batches
 from lockstep.train.optim.build import build_optimizer
 from lockstep.train.optim.ema import build_average
@@ -134,7 +135,8 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         optim=optim,
         saving=Saving(held, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
-        tracker=build_trackers(config, world, held.folder, progress),
+        interval=ReportInterval(world.device),
+        tracker=build_trackers(config, world, held.folder, progress, len(data.classes)),
         progress=progress,
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),

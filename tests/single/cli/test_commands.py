@@ -79,7 +79,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "mnist", "--data", "a:b"], "contradict"),
         (["train", "--lr", "-1"], "--lr must be above 0"),
         (["train", "--lrr", "1"], "--lr"),
-        (["train", "--lr", "fast"], "could not convert"),
+        (["train", "--lr", "fast"], "--lr fast: must be a number"),
         (["train", "--optimizer", "lion"], "sgd"),
         (["train", "--model", "nomodule:build"], "there is no module 'nomodule'"),
         (["train", "--resume", "nowhere"], "is no checkpoint and holds none"),
@@ -90,12 +90,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_words_name_the_fix(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str) -> None:
-    try:
-        code = main(words)
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    assert code != 0
-    assert hint in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert main(words) != 0
+    assert hint in capsys.readouterr().err
     assert not (here / "runs").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from lockstep.cli import main
@@ -25,3 +27,24 @@ def test_help_names_what_is_optional_and_each_default_once(
     assert default in text
     for empty in ("(default: )", "(default: None)", "(default: '')"):
         assert empty not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "defaults"),
+    [
+        ([], {"--epochs INT": "30", "--optimizer": "adamw", "DATASET|FOLDER": "digits"}),
+        (["cifar10"], {"--epochs INT": "200", "--optimizer": "sgd", "DATASET|FOLDER": "cifar10"}),
+        (["imagenet", "-a", "alexnet", "--epochs", "7"], {"--epochs INT": "7", "--lr FLOAT": "0.01"}),
+        (["--config", "cifar10-small"], {"--epochs INT": "10", "--schedule": "onecycle"}),
+        (["cifar10", "--nosuch", "-b", "x"], {"--epochs INT": "30"}),  # what is wrong is not in the way of help
+    ],
+)
+def test_trains_help_has_the_defaults_that_will_hold(
+    capsys: pytest.CaptureFixture[str], words: list[str], defaults: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # in one column
+    with pytest.raises(SystemExit):
+        main(["train", *words, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flag, value in defaults.items():
+        assert re.findall(rf"{re.escape(flag)}.*?\(default: (.*?)\)", text)[0] == value, flag

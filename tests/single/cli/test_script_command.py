@@ -52,11 +52,9 @@ def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str
     [
         (["slurm", "--time", "10"], "--time is HH:MM:SS or D-HH:MM:SS"),
         (["slurm", "--gpus-per-node", "4", "-np", "1"], "1 worker and 4 GPUs a node"),
-        (["sge"], "Expected one of"),
+        (["sge"], "sge: must be slurm, pbs or lsf"),
     ],
 )
 def test_wrong_words_get_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["script", *words, "--", "true"])
-    assert ended.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert main(["script", *words, "--", "true"]) == 2
+    assert message in capsys.readouterr().err

@@ -73,11 +73,7 @@ def test_wrong_words_name_the_fix(
     hint: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["watch", *words])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    assert code == 2
+    assert main(["watch", *words]) == 2
     assert hint in " ".join(capsys.readouterr().err.split())
 
 

@@ -26,7 +26,7 @@ from lockstep.config.schema import (
 )
 from lockstep.errors import ConfigError
 
-# Every field has another value than its default, but for three that contradict others. A new field belongs in here.
+# Every field has another value than its default, but for those that contradict others. A new field belongs in here.
 FULL = TrainConfig(
     data=DataConfig(
         dataset="cifar10",
@@ -97,6 +97,7 @@ FULL = TrainConfig(
         log_every=7,
         io_every=2.5,
         track=("mlflow", "wandb"),
+        verbose=True,
     ),
     epochs=3,
     max_steps=100,
@@ -120,10 +121,11 @@ def _pairs(config: Any, default: Any, path: str = "") -> list[tuple[str, Any, An
 
 def test_every_field_survives_being_written_and_read() -> None:
     unchanged = [name for name, ours, default in _pairs(FULL, TrainConfig()) if ours == default]
-    assert unchanged == ["data.data", "parallel.powersgd_rank", "batch_size", "batch_workers"]
+    assert unchanged == ["data.data", "parallel.powersgd_rank", "run.quiet", "batch_size", "batch_workers"]
     others = TrainConfig(
         data=DataConfig(data="mypackage.data:load", loader_workers="auto"),
         parallel=ParallelConfig(compress="powersgd", powersgd_rank=2),
+        run=RunConfig(quiet=True),
         batch_size=64,
     )
     for config in (FULL, others, TrainConfig()):
@@ -155,6 +157,7 @@ def test_every_field_survives_being_written_and_read() -> None:
         (OptimConfig, {"momentum": 1.0}, "--momentum"),
         (OptimConfig, {"label_smoothing": 1.0}, "--label-smoothing"),
         (OptimConfig, {"lr_milestones": (30.0, 30.0)}, "--lr-milestones"),
+        (RunConfig, {"quiet": True, "verbose": True}, "--quiet --verbose"),
         (RunConfig, {"keep": 0}, "--keep"),
         (RunConfig, {"log_every": 0}, "--log-every"),
         (RunConfig, {"io_every": -1.0}, "--io-every"),

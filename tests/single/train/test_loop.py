@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from runs import train_digits
 
 from lockstep.data.batch import Batch
+from lockstep.files.jsonl import read_records
+from lockstep.train import loop
 from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
+from lockstep.train.monitoring import device_clock, report_interval
+from lockstep.train.trackers.console import PlainConsole
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
 
 
 def _mixed(count: int) -> Batch:
@@ -45,3 +56,53 @@ def test_a_batch_is_split_with_all_that_belongs_to_its_samples(count: int, passe
         assert torch.equal(torch.cat([piece for piece in pieces if piece is not None]), whole)
     plain = _split(Batch(batch.images, batch.labels), passes)
     assert all(part.weights is part.others is part.shares is None for part in plain)
+
+
+def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any, **options: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return function(*args, **options)
+
+        return slow
+
+    for module in (loop, report_interval, device_clock):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    for name, seconds in (("take_step", 1.0), ("save", 5.0), ("evaluate", 50.0)):
+        monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))
+    settings = {"epochs": 2, "batch_size": 8, "checkpoint_steps": 3, "snapshot_steps": 2, "run_dir": tmp_path / "run"}
+    world = World(Place(snapshots=tmp_path / "memory"), torch.device("cpu"))
+    result = train_digits(world, "plain", 64, 8, settings)
+
+    records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
+    by_step = {r["step"]: r["samples"] / r["images_per_second"] for r in records if r["kind"] == "step"}
+    # Saved after steps 2, 3, 4, 6, 8 (the epoch's end), 9, 10, 12, 14, 15 and 16; the time counts in the next record.
+    assert by_step == pytest.approx({2: 2, 3: 6, 4: 6, 6: 7, 8: 7, 9: 6, 10: 6, 12: 7, 14: 7, 15: 6, 16: 6})
+    assert {r["step"]: r["excluded_seconds"] for r in records if r["kind"] == "step" and r["excluded_seconds"]} == {
+        9: 50.0
+    }
+    of_epochs = [
+        (r["epoch_seconds"], r["samples"] / r["images_per_second"], r["excluded_seconds"], r["time_seconds"])
+        for r in records
+        if r["kind"] == "epoch" and r["split"] == "train"
+    ]
+    assert of_epochs == [pytest.approx((28, 28, 0, 28)), pytest.approx((38, 38, 50, 66))]
+    assert [r["epoch_seconds"] for r in records if r.get("split") == "val"] == [50, 50]
+    assert result.seconds == pytest.approx(66)
+
+
+def test_the_last_epoch_has_the_steps_that_max_steps_leaves_and_a_resume_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[tuple[int, ...]] = []
+    monkeypatch.setattr(PlainConsole, "begin_epoch", lambda self, *numbers: begun.append(numbers))
+    world, settings = World(Place(), torch.device("cpu")), {"epochs": 2, "batch_size": 8, "run_dir": tmp_path}
+    train_digits(world, "plain", 64, 8, {**settings, "max_steps": 11})
+    train_digits(world, "plain", 64, 8, {**settings, "resume": "auto"})
+    assert begun == [(0, 2, 8, 0), (1, 2, 3, 0), (1, 2, 8, 3)]  # epoch from 0, epochs, steps, steps done before
+    assert "resumed after step 11 (epoch 2)" in capsys.readouterr().out.splitlines()

@@ -76,6 +76,7 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
         epoch_totals=Totals(),
         epoch_seconds=0.0,
         epoch_wait_seconds=0.0,
+        epoch_excluded_seconds=0.0,
         best_top1=-1.0,
         best_step=0,
     )

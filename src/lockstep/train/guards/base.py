@@ -39,8 +39,8 @@ class Training(Protocol):
     @property
     def progress(self) -> Progress: ...
 
-    def say(self, lines: Sequence[str]) -> None:
-        """Tell people."""
+    def say(self, lines: Sequence[str], level: int) -> None:
+        """Print and log lines; the level is one of `lockstep.train.trackers`."""
 
     def advice(self) -> str:
         """What to do when training has gone out of bounds."""

@@ -20,6 +20,7 @@ from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW, Guard, RewindError
 from lockstep.train.guards.nonfinite_trace import Buffers, FirstBadNumber, trace
 from lockstep.train.optim.build import gradients_of
 from lockstep.train.precision import Precision
+from lockstep.train.trackers.base import ALWAYS
 
 
 class Watch(Guard):
@@ -178,7 +179,7 @@ def _leave_out(job: Training, why: str) -> None:
     """
     progress = job.progress
     progress.leave_out(progress.step + 1)
-    job.say([f"{why}; step left out"])
+    job.say([f"{why}; step left out"], ALWAYS)
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {job.advice()}")
 

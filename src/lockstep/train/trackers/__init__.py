@@ -8,26 +8,29 @@ from __future__ import annotations
 from lockstep.config.schema import TrainConfig
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import RunFolder, logger
-from lockstep.train.trackers.base import Tracker, TrackerGroup
+from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Tracker, TrackerGroup
 from lockstep.train.trackers.console import build_console
 from lockstep.train.trackers.jsonl import RecordTracker
 from lockstep.world.world import World
 
-__all__ = ["Tracker", "build_trackers"]
+__all__ = ["ALWAYS", "DETAIL", "INFO", "Tracker", "build_trackers"]
 
 
-def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progress: Progress) -> Tracker:
+def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progress: Progress, classes: int) -> Tracker:
     """The trackers that a configuration asks for, on the main worker; one that keeps nothing on the others.
+
+    Args:
+        classes: Of the data set.
 
     Raises:
         ConfigError: A tracker's package is not installed.
     """
     if not world.is_main:
         return Tracker()
-    console = build_console(config.run.log_every)
+    console = build_console(config.run, classes)
 
     def tell(line: str) -> None:
-        console.say(line)
+        console.say(line, ALWAYS)
         logger.warning(line)
 
     records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, tell=tell)

@@ -7,6 +7,9 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
+# Levels of lines for people: printed with --verbose only, by default, and with --quiet too.
+DETAIL, INFO, ALWAYS = 10, 20, 30
+
 # The scalars of a record under the names that TensorBoard users of such scripts know.
 _STEP_SCALARS = {
     "loss": "Loss/train",
@@ -21,11 +24,11 @@ _STEP_SCALARS = {
 class Tracker:
     """What the training loop tells about a run. The base class does nothing with it."""
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, level: int = INFO) -> None:
         """A line for people."""
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        """An epoch of `steps` steps begins, of which `done` were taken before a resume."""
+        """An epoch begins (0 is the first), of which `steps` steps are to be taken and `done` were before a resume."""
 
     def advance(self) -> None:
         """One step was taken; its figures may still be on the device."""
@@ -50,9 +53,9 @@ class TrackerGroup(Tracker):
     def __init__(self, trackers: Sequence[Tracker]):
         self._trackers = trackers
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, level: int = INFO) -> None:
         for tracker in self._trackers:
-            tracker.say(line)
+            tracker.say(line, level)
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
         for tracker in self._trackers:

@@ -1,23 +1,44 @@
-"""Progress for people: a bar on a terminal, plain lines elsewhere."""
+"""Progress for people, in lines of at most 100 columns: with a bar on a terminal, plain elsewhere."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from lockstep.train.trackers.base import Record, Tracker
+from lockstep.config.schema import RunConfig
+from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Record, Tracker
+
+COLUMNS = 100
+FEW_CLASSES = 10  # up to here, top-5 says little
 
 
 class PlainConsole(Tracker):
-    """One line an epoch and split, and one every `every` steps within an epoch, as text."""
+    """Lines of text: two an epoch, training and validation, and one every `log_every` steps within the epoch.
 
-    def __init__(self, every: int):
-        self._every = every
-        self._where = ""
+    An epoch that is not longer than `log_every` steps has one line.
 
-    def say(self, line: str) -> None:
+    Args:
+        run: How often and how much to print.
+        classes: Of the data set.
+    """
+
+    def __init__(self, run: RunConfig, classes: int):
+        self._every = run.log_every
+        self._least = ALWAYS if run.quiet else DETAIL if run.verbose else INFO
+        self._top5 = classes > FEW_CLASSES
+        self._epoch = ""
+        self._step_width = 0
+        self._is_short = False
+        self._train: Record | None = None  # of a short epoch that is not evaluated yet
+
+    def say(self, line: str, level: int = INFO) -> None:
+        if level >= self._least:
+            self._print(line)
+
+    def _print(self, line: str) -> None:
         try:
             print(line, flush=True)
         except OSError as error:  # standard output is a file on a disk that is full; the log has the line
@@ -25,19 +46,33 @@ class PlainConsole(Tracker):
                 raise
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        self._where = f"epoch {epoch + 1:{len(str(epochs))}}/{epochs}"
+        self._epoch = f"epoch {epoch + 1:{len(str(epochs))}}/{epochs}"
+        self._step_width = max(self._step_width, len(f"{epochs * steps:,}"))
+        self._is_short = steps <= self._every
 
     def record(self, record: Record) -> None:
-        if record["kind"] == "epoch":
-            self.say(describe(record))
         if record["kind"] == "step" and record["step"] % self._every == 0:  # others only end an epoch
-            self.say(f"{self._where}  {describe_steps(record)}")
+            self.say(describe_steps(self._epoch, record, self._step_width), self._level_of_steps)
+        if record["kind"] == "epoch" and record["split"] == "train" and self._is_short:
+            self._train = record
+        elif record["kind"] == "epoch":
+            train, self._train = self._train, None
+            self.say(describe_both(train, record, self._top5) if train else describe(record, self._top5))
+
+    @property
+    def _level_of_steps(self) -> int:
+        return DETAIL if self._is_short else INFO
+
+    def close(self) -> None:
+        if self._train:  # the run was stopped while it was evaluated
+            self.say(describe(self._train, self._top5))
 
 
-class TerminalConsole(Tracker):
-    """One line an epoch and split, and below them a bar for the epoch that runs, with the newest figures."""
+class TerminalConsole(PlainConsole):
+    """The lines of epochs, and below them a bar for the current one, with the newest figures."""
 
-    def __init__(self, console: Console):
+    def __init__(self, run: RunConfig, classes: int, console: Console):
+        super().__init__(run, classes)
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -51,13 +86,18 @@ class TerminalConsole(Tracker):
         )
         self._task: TaskID | None = None
 
-    def say(self, line: str) -> None:
+    @property
+    def _level_of_steps(self) -> int:
+        return DETAIL
+
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
+        super().begin_epoch(epoch, epochs, steps, done)
         self._end_task()
         self._progress.start()
-        self._task = self._progress.add_task(f"epoch {epoch + 1}/{epochs}", total=steps, completed=done, figures="")
+        self._task = self._progress.add_task(self._epoch, total=steps, completed=done, figures="")
 
     def advance(self) -> None:
         if self._task is not None:
@@ -67,8 +107,7 @@ class TerminalConsole(Tracker):
         if record["kind"] == "step" and self._task is not None:
             figures = f"loss {record['loss']:.3f}  {record['images_per_second']:,.0f} images/s"
             self._progress.update(self._task, figures=figures)
-        if record["kind"] == "epoch":
-            self.say(describe(record))
+        super().record(record)
 
     def _end_task(self) -> None:
         if self._task is not None:
@@ -78,35 +117,73 @@ class TerminalConsole(Tracker):
     def close(self) -> None:
         self._end_task()
         self._progress.stop()
+        super().close()
 
 
-def build_console(log_every: int) -> Tracker:
-    """A bar if standard output is a terminal, else plain lines, also one every `log_every` steps."""
-    return TerminalConsole(Console()) if sys.stdout.isatty() else PlainConsole(log_every)
+def build_console(run: RunConfig, classes: int) -> Tracker:
+    """A bar if standard output is a terminal, else plain lines; neither with --quiet."""
+    if sys.stdout.isatty() and not run.quiet:
+        return TerminalConsole(run, classes, Console())
+    return PlainConsole(run, classes)
 
 
-def _figures(record: Record) -> tuple[str, str]:
-    loss, top1, top5 = record["loss"], 100 * record["top1"], 100 * record["top5"]
-    shares = f"loss {loss:7.4f}  top-1 {top1:6.2f} %  top-5 {top5:6.2f} %"
-    return shares, f"{record['images_per_second']:9,.0f} images/s"
+def describe_steps(epoch: str, record: Record, width: int) -> str:
+    """The record of some steps of an epoch as one line, with the step's number in `width` columns."""
+    return _fit(
+        [
+            epoch,
+            f"step {record['step']:{width},}",
+            *_figures(record, top5=False),
+            _rate(record),
+            f"lr {record['lr']:.4g}",
+            _wait(record),
+        ]
+    )
 
 
-def describe_steps(record: Record) -> str:
-    """The record of some steps within an epoch as one line."""
-    figures, rate = _figures(record)
-    wait = f"{100 * record['data_wait']:.0f} % waiting for data"
-    return f"step {record['step']:,}  {figures}  {rate}, lr {record['lr']:.4g}, {wait}"
+def describe(record: Record, top5: bool) -> str:
+    """The record of an epoch's training, or of its evaluation, as one line."""
+    epoch, figures = _epoch_of(record), [*_figures(record, top5), _rate(record)]
+    if record["split"] == "val":
+        return _fit([" " * len(epoch), "val  ", *figures, f"{record['samples']:,} images"])
+    side = [f"{record['side']} pixels"] if "side" in record else []
+    return _fit([epoch, "train", *figures, _seconds(record), _wait(record), *side])
 
 
-def describe(record: Record) -> str:
-    """An epoch's record as one line."""
-    figures, rate = _figures(record)
-    at_side = f", at {record['side']} pixels" if "side" in record else ""
-    if record["split"] == "train":
-        width = len(str(record["epochs"]))
-        return (
-            f"epoch {record['epoch']:{width}}/{record['epochs']}  train  {figures}  {rate}, "
-            f"{record['epoch_seconds']:.1f} s, {100 * record['data_wait']:.0f} % waiting for data{at_side}"
-        )
-    indent = " " * (7 + 2 * len(str(record["epochs"])))
-    return f"{indent}  val    {figures}  {rate}, {record['samples']:,} images"
+def describe_both(train: Record, val: Record, top5: bool) -> str:
+    """An epoch's training and its evaluation as one line."""
+    loss, *shares = _figures(val, top5)
+    figures = [*_figures(train, top5=False), f"val {loss}", *shares]
+    return _fit([_epoch_of(val), *figures, _rate(train), _seconds(train), _wait(train)])
+
+
+def _epoch_of(record: Record) -> str:
+    return f"epoch {record['epoch']:{len(str(record['epochs']))}}/{record['epochs']}"
+
+
+def _figures(record: Record, top5: bool) -> list[str]:
+    shares = [f"{name} {100 * record[key]:6.2f} %" for name, key in (("top-1", "top1"), ("top-5", "top5"))]
+    return [f"loss {record['loss']:.4f}", *shares[: 1 + top5]]
+
+
+def _rate(record: Record) -> str:
+    return f"{record['images_per_second']:7,.0f} images/s"
+
+
+def _seconds(record: Record) -> str:
+    seconds = record["epoch_seconds"]
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
+def _wait(record: Record) -> str:
+    return f"wait {100 * record['data_wait']:.0f} %"
+
+
+def _fit(parts: Sequence[str]) -> str:
+    """As many of the parts, from the first, as fit into a line."""
+    line = parts[0]
+    for part in parts[1:]:
+        if len(line) + 2 + len(part) > COLUMNS:
+            break
+        line += f"  {part}"
+    return line

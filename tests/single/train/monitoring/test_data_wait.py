@@ -99,9 +99,9 @@ def test_a_slow_data_set_gets_one_line_of_advice_in_a_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     words = ["train", "--data", "slow_set:load", "-a", "digits-net", "-b", "4", "-j", "0", "--epochs", "3", "--track"]
-    assert main([*words, "--run-dir", "run"]) == 0
+    assert main([*words, "--run-dir", "run", "--log-every", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    shares = [line for line in lines if "train" in line and "% waiting for data" in line]
+    shares = [line for line in lines if "train" in line and "  wait " in line]
     assert len(shares) == 3
     (advice,) = [line for line in lines if line.startswith("waiting for data took")]
     assert "raise -j from 0 to" in advice

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from lockstep.config.schema import TrainConfig
+from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.files.jsonl import read_records
-from lockstep.train.trackers.base import Tracker, TrackerGroup, scalars
-from lockstep.train.trackers.console import PlainConsole, describe
+from lockstep.train.trackers.base import ALWAYS, DETAIL, Tracker, TrackerGroup, scalars
+from lockstep.train.trackers.console import (
+    COLUMNS,
+    PlainConsole,
+    TerminalConsole,
+    describe,
+    describe_both,
+    describe_steps,
+)
 from lockstep.train.trackers.jsonl import RecordTracker
 
 STEP = {
@@ -165,24 +174,112 @@ def test_a_group_tells_everyone(tmp_path: Path) -> None:
 
 
 def test_lines_for_people_have_shares_in_percent() -> None:
-    assert "top-1  87.50 %" in describe(VAL)
-    assert "360 images" in describe(VAL)
-    assert describe(TRAIN).startswith("epoch  1/12  train")
-    assert "50 % waiting for data" in describe(TRAIN)
+    assert "top-1  87.50 %" in describe(VAL, top5=True)
+    assert "360 images" in describe(VAL, top5=True)
+    assert describe(TRAIN, top5=True).startswith("epoch  1/12  train")
+    assert "wait 50 %" in describe(TRAIN, top5=True)
+
+
+def test_top5_is_left_out_where_there_are_ten_classes_or_fewer(capsys: pytest.CaptureFixture[str]) -> None:
+    for classes in (10, 11):
+        _feed(PlainConsole(RunConfig(), classes))
+    ten, eleven = (block.splitlines() for block in capsys.readouterr().out.split("epoch  1/12  step  20")[1:])
+    assert ["top-5" in line for line in ten] == [False, False, False]
+    assert ["top-5" in line for line in eleven] == [False, True, True]
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_lines_fit_into_100_columns(extreme: bool) -> None:
+    large: dict[str, Any] = {
+        "step": 12_345_678,
+        "epoch": 1000,
+        "epochs": 1000,
+        "loss": 123456.789,
+        "top1": 1.0,
+        "images_per_second": 12_345_678.0,
+        "samples": 14_197_122,
+        "epoch_seconds": 123_456.0,
+        "data_wait": 1.0,
+        "lr": 1.234e-05,
+        "side": 224,
+    }
+    more = large if extreme else {"epochs": 90, "epoch": 9, "step": 450_360, "epoch_seconds": 978.2, "samples": 50_000}
+    train, val, step = {**TRAIN, **more}, {**VAL, **more}, {**STEP, **more}
+    lines = [
+        describe(train, top5=True),
+        describe(val, top5=True),
+        describe_both(train, val, top5=True),
+        describe_steps("epoch 1000/1000", step, 10),
+    ]
+    assert all(len(line) <= COLUMNS for line in lines), lines
+    assert extreme or lines[0].endswith("978 s  wait 50 %")  # nothing had to be left out
 
 
 def test_plain_output_has_a_line_every_so_many_steps_and_none_for_the_rest_of_an_epoch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    console = PlainConsole(10)
+    console = PlainConsole(RunConfig(log_every=10), classes=10)
     console.begin_epoch(0, 12, 23, 0)
     for step in (10, 20, 23):
         console.record({**STEP, "step": step})
     console.record({**TRAIN, "side": 128})
     lines = capsys.readouterr().out.splitlines()
-    figures = "loss  1.5000  top-1  25.00 %  top-5  75.00 %      2,000 images/s, lr 0.1, 2 % waiting for data"
-    assert lines[:2] == [f"epoch  1/12  step 10  {figures}", f"epoch  1/12  step 20  {figures}"]
-    assert lines[2:] == [f"{describe(TRAIN)}, at 128 pixels"]
+    figures = "loss 1.5000  top-1  25.00 %    2,000 images/s  lr 0.1  wait 2 %"
+    assert lines[:2] == [f"epoch  1/12  step  10  {figures}", f"epoch  1/12  step  20  {figures}"]
+    assert lines[2:] == [f"{describe(TRAIN, top5=False)}  128 pixels"]
+
+
+def test_an_epoch_that_is_not_longer_than_the_log_interval_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _feed(PlainConsole(RunConfig(log_every=23), classes=10))
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch  1/12  loss 0.5000  top-1  87.50 %  val loss 0.5000  top-1  87.50 %    9,000 images/s  0.0 s"
+    ]
+    stopped = PlainConsole(RunConfig(log_every=23), classes=10)
+    stopped.begin_epoch(0, 12, 23, 0)
+    stopped.record(TRAIN)
+    stopped.close()
+    assert capsys.readouterr().out.splitlines() == [describe(TRAIN, top5=False)]
+
+
+@pytest.mark.parametrize(
+    ("run", "lines"),
+    [
+        (RunConfig(log_every=23, quiet=True), ["result"]),
+        (RunConfig(log_every=23), ["note", "result", "epoch"]),
+        (RunConfig(log_every=23, verbose=True), ["detail", "note", "result", "epoch"]),
+        (RunConfig(log_every=5), ["note", "result", "epoch", "epoch", "val"]),
+        (RunConfig(log_every=5, quiet=True), ["result"]),
+        (RunConfig(log_every=20, verbose=True), ["detail", "note", "result", "epoch", "epoch", "val"]),
+    ],
+)
+def test_quiet_and_verbose_print_less_and_more(
+    run: RunConfig, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = PlainConsole(run, classes=10)
+    console.say("detail", DETAIL)
+    console.say("note")
+    console.say("result", ALWAYS)
+    _feed(console)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == lines
+
+
+def test_a_terminal_has_the_lines_of_epochs_alone_and_a_bar_over_the_steps_to_take() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    console = TerminalConsole(RunConfig(log_every=5), 10, screen)
+    console.begin_epoch(0, 12, 7, 2)
+    console.advance()
+    console.record(STEP)
+    (task,) = console._progress.tasks
+    assert (task.description, task.completed, task.total) == ("epoch  1/12", 3, 7)
+    assert task.fields["figures"] == "loss 1.500  2,000 images/s"
+    console.record(TRAIN)
+    console.record(VAL)
+    console.close()
+    assert not console._progress.tasks
+    assert isinstance(screen.file, io.StringIO)
+    printed = screen.file.getvalue()
+    assert describe(TRAIN, top5=False) in printed
+    assert "step 20" not in printed
 
 
 def test_the_run_record_has_no_scalars() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.train import run_records
-from lockstep.train.run_records import ReportInterval
+from lockstep.train.monitoring import report_interval
+from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.world import accelerator
 
 LOADER, HOST, STEPS = 0.090, 0.015, 50  # seconds a batch, seconds of the host's work a step
@@ -54,7 +54,8 @@ def _waited(clocks: Clocks, seconds_of_step: float) -> float:
         clocks.take_step(seconds_of_step)
     assert clocks.read == 0
     clocks.host = max(clocks.host, clocks.device)  # the report waits for the steps
-    return interval.wait_seconds() / interval.seconds()
+    times = interval.end()
+    return times.wait_seconds / times.seconds
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_waiting_is_the_devices_where_it_has_streams_else_the_hosts(
     seconds_of_step: float, on_host: float, on_device: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()
-    monkeypatch.setattr(run_records.time, "perf_counter", lambda: clocks.host)
+    monkeypatch.setattr(report_interval.time, "perf_counter", lambda: clocks.host)
     assert _waited(clocks, seconds_of_step) == pytest.approx(on_host, abs=0.02)
     clocks.__init__()  # type: ignore[misc]
     monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
