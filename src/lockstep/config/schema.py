@@ -144,6 +144,8 @@ class ModelConfig:
     """A model's name (see `lockstep models`), or your own function, called with num_classes=N."""
     pretrained: Annotated[str | None, arg(metavar="default|FILE")] = None
     """Start from these weights: torchvision's published ones (default), or those in a file."""
+    freeze: Annotated[tuple[str, ...], arg(metavar="PATTERN")] = ()
+    """Parameters to leave as they are: names of modules or globs, such as backbone or 'layer[12].*'."""
     channels_last: bool = False
     """Keep tensors in NHWC order in memory; faster on most hardware for convolutions."""
     compile: bool = False

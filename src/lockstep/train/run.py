@@ -16,11 +16,11 @@ from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.train import target_accuracy
+from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
-from lockstep.train.optim.schedule import peak_rate
 from lockstep.train.run_folder import logger, start_log
 from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import finish_saving
@@ -42,16 +42,22 @@ def run(config: TrainConfig, world: World) -> Result:
 
 
 def run_with(
-    config: TrainConfig, world: World, data: ImageData, model: nn.Module, io: IoSampler | None = None
+    config: TrainConfig,
+    world: World,
+    data: ImageData,
+    model: nn.Module,
+    io: IoSampler | None = None,
+    custom: CustomParts | None = None,
 ) -> Result:
     """The same with a data set and a model that are already there.
 
     Args:
         io: Counts since before they were; None: from now on.
+        custom: What `fit` was given besides.
     """
     io = io or start_counting(config.run.io_every, world)
     check_workers(config, world.size)
-    job = build_job(config, world, data, model)
+    job = build_job(config, world, data, model, custom)
     log = job.saving.folder.log(world.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
@@ -100,7 +106,6 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     config, progress, optim, data = job.config, job.progress, job.optim, job.loading.data
     sharding = job.loading.train_loader.sharding
     parameters = sum(parameter.numel() for parameter in job.network.model.parameters())
-    peak, how = peak_rate(config.optim, optim.batching.global_batch)
     rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
     exact = sharding.samples % sharding.global_batch == 0
     lines = [
@@ -111,7 +116,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
         f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
-        f"learning rate {peak:g} = {how}; {config.optim.schedule}, {optim.schedule.warmup_steps} steps of warm-up",
+        f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.saving.folder.path}",
     ]
     lines += [*_describe_sizes(config, data), *job.notes, *list_left_out(data.left_out)]
@@ -126,7 +131,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
             "workers": job.world.size,
             "global_batch": optim.batching.global_batch,
             "steps_per_epoch": job.steps_per_epoch,
-            "peak_lr": peak,
+            "peak_lr": optim.schedule.peak,
             "arch": config.model.arch,
             "data": job.loading.data.name,
             "parameters": parameters,

@@ -65,6 +65,8 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     if not durably and job.world.size > job.world.place.local_size:  # each host keeps a copy of its own
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
+    if durably:
+        job.hooks.saved(job.saving)
 
 
 def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False) -> str:
