@@ -213,7 +213,7 @@ def test_a_stop_within_an_epoch_does_not_double_its_records(tmp_path: Path) -> N
 NOT_FOR_FIT = {
     *("arch", "dataset", "data", "data_dir", "download", "in_memory", "image_size", "evaluate", "decode"),
     *("progressive_sizes", "skip_corrupt", "shift", "shift_padding", "flip", "flip_alternate", "rotate", "zoom"),
-    *("shear", "cutout", "min_crop", "rand_augment", "rand_augment_magnitude"),
+    *("shear", "cutout", "min_crop", "rand_augment", "rand_augment_magnitude", "trivial_augment", "random_erasing"),
 }
 OTHERWISE = {"lr_scaling": "none"}  # than a flag's default
 WIDER = {"run_dir", "resume", "track", "optimizer", "freeze"}  # than a flag's type

@@ -65,6 +65,7 @@ class History:
             for label, figures in (("training", self.train), ("validation", self.val)):
                 if name in figures:
                     axes.plot(figures["epoch"], figures[name], marker=".", label=label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set(xlabel="epoch", ylabel={"top1": "top-1"}.get(name, name))
             axes.grid(alpha=0.3)
             axes.legend(frameon=False)
