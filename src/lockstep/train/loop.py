@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,9 @@ class Result:
         steps: Optimizer steps, over all sessions.
         seconds: Of training, over all sessions.
         run_dir: The run's folder, with records and checkpoints.
-        history: The figures of each epoch, over all sessions.
-        metrics: Those that `fit` was given, in the last evaluation.
         classes: The classes' names.
+        metrics: Those that `fit` was given, in the last evaluation.
+        history: The figures of each epoch, over all sessions.
         confusion_matrix: Validation samples by true class (row) and predicted class (column), int64 [K, K], of `fit`
             with up to 2,000 classes.
     """
@@ -70,10 +70,10 @@ class Result:
     steps: int
     seconds: float
     run_dir: Path
-    history: History
-    metrics: Mapping[str, Value]
-    classes: tuple[str, ...]
-    confusion_matrix: npt.NDArray[np.int64] | None
+    classes: tuple[str, ...] = field(repr=False)
+    metrics: Mapping[str, Value] = field(compare=False)  # arrays have no one truth
+    history: History = field(compare=False, repr=False)
+    confusion_matrix: npt.NDArray[np.int64] | None = field(compare=False, repr=False)
 
     @property
     def per_class_accuracy(self) -> dict[str, float]:
@@ -124,9 +124,9 @@ def train(job: Job) -> Result:
         steps=progress.step,
         seconds=progress.seconds,
         run_dir=job.saving.folder.path,
-        history=job.epochs.history(),
-        metrics=measured.metrics,
         classes=job.loading.data.classes,
+        metrics=measured.metrics,
+        history=job.epochs.history(),
         confusion_matrix=measured.confusion,
     )
 

@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from lockstep.train.trackers.base import Record, Tracker
+from lockstep.train.trackers.base import Record, Tracker, single_metrics
 
 
 class PlainConsole(Tracker):
@@ -109,4 +109,5 @@ def describe(record: Record) -> str:
             f"{record['epoch_seconds']:.1f} s, {100 * record['data_wait']:.0f} % waiting for data{at_side}"
         )
     indent = " " * (7 + 2 * len(str(record["epochs"])))
-    return f"{indent}  val    {figures}  {rate}, {record['samples']:,} images"
+    metrics = "".join(f", {name} {value:.4g}" for name, value in single_metrics(record).items())
+    return f"{indent}  val    {figures}  {rate}, {record['samples']:,} images{metrics}"
