@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,17 +118,15 @@ class Hooks:
 
 
 class CallbackHooks(Hooks):
-    """Calls callbacks in their order, and has all workers stop if any of them is asked to."""
+    """Calls callbacks in their order, and has all workers stop if any of them is asked to.
 
-    def __init__(self, callbacks: Sequence[Callback], world: World):
-        """Raises ConfigError for what is no callback."""
-        for callback in callbacks:
-            missing = [name for name in _EVENTS if not callable(getattr(callback, name, None))]
-            if isinstance(callback, type) or missing:
-                lack = "is a class, not an object of it" if isinstance(callback, type) else f"has no {missing[0]}"
-                raise ConfigError(f"callbacks=: {callback!r:.80} {lack}; derive from lockstep.train.Callback")
-        self._callbacks, self._world = callbacks, world
-        self._called = {name: [each for each in callbacks if _overrides(each, name)] for name in _EVENTS}
+    Args:
+        called: This worker's callbacks by event.
+        events: Those at which any worker calls one, so that all take part in what follows.
+    """
+
+    def __init__(self, called: Mapping[str, Sequence[Callback]], events: Collection[str], world: World):
+        self._called, self._events, self._world = called, events, world
 
     def begin(self, state: TrainingState, tell: Callable[[str], None]) -> None:
         self._state, self._tell = state, tell
@@ -140,13 +138,13 @@ class CallbackHooks(Hooks):
         self._call("on_step_begin", agree=False)
 
     def end_step(self) -> None:
-        self._call("on_step_end", agree=bool(self._called["on_step_begin"] or self._called["on_step_end"]))
+        self._call("on_step_end", agree=not {"on_step_begin", "on_step_end"}.isdisjoint(self._events))
 
     def end_epoch(self, figures: Mapping[str, Any]) -> None:
         self._call("on_epoch_end", figures)
 
     def saved(self, saving: Saving) -> None:
-        if not self._called["on_checkpoint"]:
+        if "on_checkpoint" not in self._events:
             return
         with suppress(CheckpointError):  # it was not written, which is said elsewhere
             saving.checkpoints.wait()
@@ -174,8 +172,19 @@ class CallbackHooks(Hooks):
 
 
 def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
-    """What calls these callbacks."""
-    return CallbackHooks(callbacks, world) if callbacks else Hooks()
+    """What calls these callbacks. All workers call this; some may have callbacks that others lack.
+
+    Raises:
+        ConfigError: There is something that is no callback.
+    """
+    for callback in callbacks:
+        missing = [name for name in _EVENTS if not callable(getattr(callback, name, None))]
+        if isinstance(callback, type) or missing:
+            lack = "is a class, not an object of it" if isinstance(callback, type) else f"has no {missing[0]}"
+            raise ConfigError(f"callbacks=: {callback!r:.80} {lack}; derive from lockstep.train.Callback")
+    called = {name: [each for each in callbacks if _overrides(each, name)] for name in _EVENTS}
+    events = world.union(name for name in _EVENTS if called[name])
+    return CallbackHooks(called, events, world) if events else Hooks()
 
 
 _EVENTS = ("on_epoch_begin", "on_step_begin", "on_step_end", "on_epoch_end", "on_checkpoint")

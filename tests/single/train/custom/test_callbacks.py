@@ -107,6 +107,16 @@ def test_a_stop_that_one_worker_asks_for_ends_all_after_the_same_step(tmp_path: 
     assert run_in_workers(3, _fit_in_workers, tmp_path) == [(5, True)] * 3
 
 
+def _fit_with_one_callback(world: World, path: Path) -> int:
+    """Rank 0 alone has callbacks, as scripts may have it."""
+    callbacks = [Diary(), StopAt(5)] if world.rank == 0 else []
+    return _fit(path, *callbacks, batch_size=8).steps
+
+
+def test_one_worker_alone_may_have_callbacks(tmp_path: Path) -> None:
+    assert run_in_workers(2, _fit_with_one_callback, tmp_path) == [5, 5]
+
+
 @pytest.mark.parametrize(
     ("callback", "message"),
     [(EarlyStopping, "is a class, not an object of it"), (print, "has no on_epoch_begin; derive from")],
