@@ -85,6 +85,10 @@ class ReplicasDifferError(LockstepError):
     retryable = True  # all snapshots and checkpoints are of equal replicas
 
 
+class WorkerFailedError(LockstepError):
+    """A function called by `lockstep.launch.run` failed on a worker; the message has its traceback. Exit code 1."""
+
+
 class StoppedError(LockstepError):
     """Training was stopped by a signal or its time limit, after a checkpoint; `--resume auto` goes on. Exit code 75.
 

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
+from calls import in_a_program
 from commands import run as run_command
 
 from lockstep.launch.controller.run_function import run
-
-CALLER = """
-import pickle
-from pathlib import Path
-try:
-    result = pickle.loads(Path("call").read_bytes())()
-except RuntimeError as error:
-    result = error
-Path("result").write_bytes(pickle.dumps(result))
-"""
-
-
-def in_a_program(folder: Path, call: Callable[[], Any]) -> Any:
-    """Call a function in a program of its own; return its result, or raise its RuntimeError, and print as it does."""
-    (folder / "call").write_bytes(cloudpickle.dumps(call))
-    done = run_command([sys.executable, "-c", CALLER], folder)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    result = pickle.loads((folder / "result").read_bytes())
-    if isinstance(result, RuntimeError):
-        raise result
-    return result
 
 
 def test_results_come_by_rank_and_the_caller_is_left_as_it_was(

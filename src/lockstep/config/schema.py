@@ -106,6 +106,10 @@ class AugmentConfig:
     """Random changes of colour and geometry that each image gets (RandAugment); 2 is usual."""
     rand_augment_magnitude: int = 9
     """How strong they are, from 0 to 30."""
+    trivial_augment: bool = False
+    """One random change of color or geometry to each image, at a random strength (TrivialAugment)."""
+    random_erasing: Annotated[float, arg(metavar="P")] = 0.0
+    """Blank a random rectangle in this share of the images; 0.1 is usual."""
     mixup: float = 0.0
     """Blend pairs of images, by shares drawn from Beta(MIXUP, MIXUP); 0.2 is usual."""
     cutmix: float = 0.0
@@ -132,6 +136,12 @@ class AugmentConfig:
             raise ConfigError("--rand-augment-magnitude is for --rand-augment N, which is not given")
         if not 0 <= self.rand_augment_magnitude <= 30:
             raise ConfigError(f"--rand-augment-magnitude must be from 0 to 30; got {self.rand_augment_magnitude}")
+        if self.trivial_augment and self.rand_augment:
+            raise ConfigError(
+                "--trivial-augment and --rand-augment both choose how to change an image: leave one of them out"
+            )
+        if not 0 <= self.random_erasing <= 1:
+            raise ConfigError(f"--random-erasing is a share of the images, from 0 to 1; got {self.random_erasing}")
         if self.flip_alternate and not self.flip:
             raise ConfigError("--flip-alternate says how to flip: add --flip")
 
@@ -144,6 +154,8 @@ class ModelConfig:
     """A model's name (see `lockstep models`), or your own function, called with num_classes=N."""
     pretrained: Annotated[str | None, arg(metavar="default|FILE")] = None
     """Start from these weights: torchvision's published ones (default), or those in a file."""
+    freeze: Annotated[tuple[str, ...], arg(metavar="PATTERN")] = ()
+    """Parameters to leave as they are: names of modules or globs, such as backbone or 'layer[12].*'."""
     channels_last: bool = False
     """Keep tensors in NHWC order in memory; faster on most hardware for convolutions."""
     compile: bool = False

@@ -63,8 +63,10 @@ def reader_for(
         return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)
     if sizes:
         raise ConfigError("--progressive-sizes: your own data set decides how large its images are; resize them there")
-    if augment.rand_augment:
-        raise ConfigError("--rand-augment: your own data set augments its images itself; do it there")
+    asked = [name for name in ("rand_augment", "trivial_augment", "random_erasing") if getattr(augment, name)]
+    if asked:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise ConfigError(f"{flags}: your own data set augments its images itself; do it there")
     return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
 
 

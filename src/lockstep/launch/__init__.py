@@ -1,6 +1,6 @@
 """The launcher: starts a job's workers on one host or many, and ends them.
 
-Start with `command_workers`, by which Lockstep's own commands get workers; `worker_exit` makes exit codes of errors.
+`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `worker_exit` makes exit codes.
 
 | package | what it is |
 |---|---|
@@ -11,3 +11,7 @@ Start with `command_workers`, by which Lockstep's own commands get workers; `wor
 | `protocol` | what the controller and the nodes tell each other |
 | `output` | what workers print, and how it reaches the user |
 """
+
+from lockstep.launch.notebook import run
+
+__all__ = ["run"]

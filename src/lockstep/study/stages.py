@@ -19,6 +19,7 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import geometric
 from lockstep.data.augment.mixing import Mixing, mixes
 from lockstep.data.augment.random_draws import Draws, Indices
+from lockstep.data.augment.random_erasing import erase_
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import unless_skipped
@@ -212,10 +213,13 @@ def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -
                 geometric.warp(changed.to(setting.placement.dtype), draws, config)
             if config.cutout:
                 geometric.cutout_(batch.images, draws, config.cutout)
+            if config.random_erasing:
+                erase_(batch.images, draws, config.random_erasing)
         mixing(batch, draws.samples, 0)
         return len(pixels), pixels.nbytes
 
-    own = [name for name in ("rand_augment", "cutout") if getattr(config, name)] + ["warp"] * geometric.warps(config)
+    named = ("rand_augment", "trivial_augment", "cutout", "random_erasing")
+    own = [name for name in named if getattr(config, name)] + ["warp"] * geometric.warps(config)
     names = [*([] if is_users else own), *(["mixing"] if mixes(config) else [])]
     if names:
         yield Stage("augment", ", ".join(names).replace("_", "-"), _finished(change, setting))

@@ -92,7 +92,7 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
     alone = replace(optim, strategy=Isolated(optim.strategy), precision=Unchanged(optim.precision))
     isolated = replace(job, optim=alone)
     together = job.world.size > 1 and length.apart
-    job.network.replica.train()
+    job.network.train()
     whole, apart = [], []
     memory = 0
     with closing(_batches(job.loading.train_loader)) as batches:

@@ -5,21 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from lockstep.data.batch import Batch
+from lockstep.train.custom.measures import Measures
+from lockstep.train.losses import Criterion, cross_entropy
 from lockstep.train.metrics import Meter, Totals
 from lockstep.train.precision import Precision
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision, meter: Meter) -> Totals:
-    """Cross-entropy and right answers of a model over all workers' batches, the same totals on each worker."""
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: Precision,
+    meter: Meter,
+    criterion: Criterion = cross_entropy,
+    measures: Measures | None = None,
+) -> Totals:
+    """Loss and right answers of a model over all workers' batches, the same totals on each worker.
+
+    Args:
+        measures: What takes in outputs and labels besides.
+    """
+    measures = measures or Measures()
     model.eval()
     with torch.inference_mode():
         for batch in batches:
             with precision.autocast():
                 logits = model(batch.images)
-            losses = F.cross_entropy(logits.to(precision.loss_dtype), batch.labels, reduction="none")
-            meter.add(losses, logits, batch.labels, batch.weights)
+            outputs = logits.to(precision.loss_dtype)
+            meter.add(criterion(outputs, batch.labels), logits, batch.labels, batch.weights)
+            measures.add(outputs, batch.labels)
     return meter.reduce_passes()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.config.schema import (
     AugmentConfig,
     DataConfig,
@@ -21,6 +25,12 @@ from lockstep.config.schema import (
 )
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError
+from lockstep.train.custom.callbacks import Callback
+from lockstep.train.custom.custom_loss import Loss
+from lockstep.train.custom.custom_optimizer import OptimizerFactory
+from lockstep.train.custom.custom_schedule import SchedulerFactory
+from lockstep.train.custom.measures import Metric
+from lockstep.train.custom.parts import CustomParts
 from lockstep.train.loop import Result
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import Place
@@ -35,32 +45,140 @@ _GROUPS: dict[str, Any] = {
     "numerics": NumericsConfig,
     "run": RunConfig,
 }
+_OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
+_OF_OUR_OPTIMIZERS = ("lr", "lr_base_batch", "lr_scaling", "momentum", "nesterov", "weight_decay", "decay_all")
+_OF_OUR_SCHEDULES = ("schedule", "warmup_epochs", "lr_milestones", "lr_gamma", "lr_final")
 
 
-_NOT_FOR_FIT = frozenset({"arch", "dataset", "data", "data_dir", "download", "in_memory", "image_size", "evaluate"})
+def fit(
+    model: nn.Module,
+    train_set: Any,
+    val_set: Any,
+    *,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    callbacks: Sequence[Callback] = (),
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] | Optimizer | OptimizerFactory = "sgd",
+    scheduler: LRScheduler | SchedulerFactory | None = None,
+    scheduler_interval: Literal["epoch", "step"] = "epoch",
+    # How long, in what steps, on what
+    epochs: int = 10,
+    max_steps: int | None = None,
+    batch_size: int | None = None,
+    global_batch_size: int | None = None,
+    batch_workers: int | None = None,
+    accumulate: int = 1,
+    seed: int = 0,
+    device: DeviceChoice = "auto",
+    # Data
+    loader_workers: int | Literal["auto"] = "auto",
+    drop_last: bool = False,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    # Model
+    pretrained: str | None = None,
+    freeze: Sequence[str] = (),
+    channels_last: bool = False,
+    compile: bool = False,
+    ema_decay: float = 0.0,
+    # Optimizer and learning rate
+    lr: float = 0.1,
+    lr_scaling: Literal["linear", "sqrt", "none"] = "none",
+    lr_base_batch: int = 128,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    weight_decay: float = 5e-4,
+    decay_all: bool = True,
+    schedule: Literal["cosine", "onecycle", "step", "constant"] = "cosine",
+    warmup_epochs: float = 0.0,
+    lr_milestones: tuple[float, ...] = (30.0, 60.0, 80.0),
+    lr_gamma: float = 0.1,
+    lr_final: float = 0.0,
+    label_smoothing: float = 0.0,
+    clip_norm: float = 0.0,
+    # Workers
+    strategy: Literal["auto", "single", "dp", "ddp", "horovod"] = "auto",
+    find_unused_parameters: bool = False,
+    sync_bn: bool = False,
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none",
+    powersgd_rank: int = 4,
+    shard_optimizer: bool = False,
+    dist_backend: BackendChoice = "auto",
+    check_replicas: int = 100,
+    # Number formats
+    precision: Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"] = "fp32",
+    loss_scale: float | Literal["dynamic"] | None = None,
+    keep_batchnorm_fp32: bool | None = None,
+    on_nan: Literal["stop", "skip", "rewind"] = "stop",
+    # Records and checkpoints
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    start_epoch: int | None = None,
+    desired_acc: float | None = None,
+    time_limit: str | None = None,
+    checkpoint_epochs: int = 1,
+    checkpoint_steps: int = 0,
+    snapshot_steps: int | None = None,
+    keep: int = 3,
+    log_every: int = 20,
+    io_every: float = 5.0,
+    track: Sequence[Literal["tensorboard", "mlflow", "wandb"]] = ("tensorboard",),
+) -> Result:
+    """Train a classifier and return what came out; call it in every worker, or in one process alone.
 
-
-def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Result:
-    """Train a model and return what came out; call it in every worker that the launcher started, or in one alone.
+    What is not described here is the flag of `lockstep train` of the same name: docs/reference/recipes.md has all.
 
     Args:
-        model: Images [N, C, H, W] to logits [N, K], both floating.
+        model: Images [N, C, H, W] to logits [N, K], both floating. Parameters with `requires_grad=False` stay as they
+            are. All workers start with the weights of worker 0.
         train_set: Map-style data set of (image tensor [C, H, W], label). Floating images are taken as they are; uint8
             images are scaled to 0 to 1.
         val_set: The same, for evaluation.
-        **settings: Any field of `TrainConfig` or of its groups by name, such as epochs=10, batch_size=64, lr=0.1,
-            run_dir="runs/mine", resume="auto".
+        loss: Function of (outputs [N, K], targets [N]) that returns the loss of each sample, [N], or their mean.
+            Evaluations compute it, too. None: cross-entropy.
+        metrics: Functions of (outputs, targets) by name, for evaluations. Each returns (sum, count) of a batch, numbers
+            or tensors of one shape; sums and counts are added up over batches and workers, and then divided.
+        callbacks: Called at the begin and end of steps and epochs, and after checkpoints; see `Callback`.
+        optimizer: A name; an optimizer over the model's parameters; or a function from the parameters to train to an
+            optimizer, such as `torch.optim.AdamW`. The latter two set their own rate and weight decay.
+        scheduler: A scheduler of torch's over that optimizer, or a function from the optimizer to one. `fit` calls its
+            `step`, with the validation loss where it is ReduceLROnPlateau.
+        scheduler_interval: What a step of the scheduler is: an epoch, or an optimizer step.
+        epochs: Passes over the training set.
+        batch_size: Samples of one worker in one forward pass; 64 if `global_batch_size` is not given either.
+        global_batch_size: Samples of one optimizer step over all workers, in place of `batch_size`.
+        seed: Decides the order of samples and the random numbers of augmentation and dropout; not the first weights.
+        freeze: Names of modules, or globs of parameters' names, to leave as they are; their batch norms keep their
+            statistics.
+        lr: The learning rate, at its peak if the schedule changes it; that of the steps, whatever their batch.
+        lr_scaling: linear or sqrt: scale `lr` with the ratio of the global batch to `lr_base_batch`.
+        run_dir: The run's folder. None: runs/DATASET-MODEL-TIME.
+        resume: Go on from a run folder or checkpoint, or from `run_dir` if there is something ("auto").
 
     Returns:
-        The last evaluation's figures, on every worker.
+        The last evaluation's figures and the history, the same on every worker. The best weights, by top-1, are in the
+        run folder's model.safetensors; `model` has the last ones.
 
     Raises:
-        ConfigError: A setting that there is not, or a value that cannot be.
+        ConfigError: An argument is wrong or contradicts another; the message names it.
         LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
     """
-    given = sorted(_NOT_FOR_FIT & settings.keys())
-    if given:
-        raise ConfigError(f"fit() is given its model and its data; leave out {', '.join(given)}")
+    given = dict(locals())
+    own_optimizer = None if isinstance(optimizer, str) else optimizer
+    if isinstance(optimizer, str) and optimizer not in _OPTIMIZERS:
+        raise ConfigError(f"optimizer={optimizer!r} is not one of {', '.join(_OPTIMIZERS)}, nor an optimizer")
+    _check_unused(given, "optimizer", own_optimizer, _OF_OUR_OPTIMIZERS)
+    _check_unused(given, "optimizer", own_optimizer, _OF_OUR_SCHEDULES)
+    _check_unused(given, "scheduler", scheduler, _OF_OUR_SCHEDULES)
+    if loss is not None and label_smoothing:
+        raise ConfigError("label_smoothing= is for the default loss, but loss= is given; smooth the targets there")
+    custom = CustomParts(
+        loss, metrics or {}, callbacks, own_optimizer, scheduler, scheduler_interval, measures_classes=True
+    )
+    known = {field.name for kind in (TrainConfig, *_GROUPS.values()) for field in dataclasses.fields(kind)}
+    settings = {name: value for name, value in given.items() if name in known and name != "model"}
+    if own_optimizer is not None:
+        del settings["optimizer"]
     config = configure(**settings)
     config = dataclasses.replace(
         config,
@@ -69,12 +187,23 @@ def fit(model: nn.Module, train_set: Any, val_set: Any, **settings: Any) -> Resu
     )
     data = describe(type(train_set).__name__, train_set, val_set)
     with connect(Place.from_environment(), config.device, config.parallel.dist_backend) as world:
-        return run_with(config, world, data, model)
+        return run_with(config, world, data, model, custom=custom)
 
 
 def _name_of(thing: Any) -> str:
     """MODULE:CLASS of an object, for records and messages."""
     return f"{type(thing).__module__}:{type(thing).__qualname__}"
+
+
+def _check_unused(given: Mapping[str, Any], name: str, value: Any, settings: Sequence[str]) -> None:
+    """Refuse settings that an own optimizer or scheduler makes void, rather than leave them out without a word."""
+    usual = fit.__kwdefaults__ or {}
+    void = [setting for setting in settings if value is not None and given[setting] != usual[setting]]
+    if void:
+        raise ConfigError(
+            f"{', '.join(f'{setting}=' for setting in void)} has no effect with {name}={type(value).__name__}, which "
+            f"decides that itself; leave out one of them"
+        )
 
 
 def configure(**settings: Any) -> TrainConfig:
@@ -92,5 +221,16 @@ def configure(**settings: Any) -> TrainConfig:
             near = get_close_matches(name, [*own, *home], n=1)
             raise ConfigError(f"fit() has no setting {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         target = top if name in own else grouped[home[name]]
-        target[name] = Path(value) if name in ("run_dir", "data_dir") else value
+        target[name] = _as_field(name, value)
     return TrainConfig(**top, **{group: kind(**grouped[group]) for group, kind in _GROUPS.items()})
+
+
+def _as_field(name: str, value: Any) -> Any:
+    """A setting as its field has it, where callers may write it otherwise."""
+    if value is None:
+        return None
+    if name in ("run_dir", "data_dir"):
+        return Path(value)
+    if name in ("track", "lr_milestones", "freeze"):
+        return (value,) if isinstance(value, str) else tuple(value)
+    return str(value) if name == "resume" else value

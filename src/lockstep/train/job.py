@@ -9,10 +9,12 @@ from typing import Any
 
 from lockstep.config.schema import TrainConfig
 from lockstep.train.checkpoints.checkpoint_folder import newest
+from lockstep.train.custom.callbacks import Hooks
 from lockstep.train.guards.base import Guard
 from lockstep.train.guards.replica_check import ReplicaCheck
-from lockstep.train.job_parts import Loading, Network, Optimization, Saving
+from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
 from lockstep.train.metrics import Meter
+from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.monitoring.step_clock import StepClock
 from lockstep.train.progress import Progress
@@ -31,6 +33,7 @@ class Job:
     network: Network
     loading: Loading
     optim: Optimization
+    evaluating: Evaluating
     saving: Saving
     meter: Meter
     interval: ReportInterval
@@ -40,6 +43,8 @@ class Job:
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]
+    epochs: EpochRecords
+    hooks: Hooks
     clock: StepClock = field(default_factory=StepClock)
 
     @property
@@ -50,7 +55,7 @@ class Job:
     def last_step(self) -> int:
         """The step after which the run ends."""
         planned = self.config.epochs * self.steps_per_epoch
-        return min(planned, self.config.max_steps or planned)
+        return min(planned, self.config.max_steps or planned, self.hooks.last_step)
 
     def about(self) -> dict[str, Any]:
         """What one must know to use the weights."""

@@ -13,11 +13,12 @@ from lockstep.data.sets import ImageData
 from lockstep.train.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.train.checkpoints.run_lock import HeldRun
 from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.custom.measures import Measures
 from lockstep.train.losses import Criterion
 from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.optim.batch_plan import Batching
 from lockstep.train.optim.ema import NoAverage
-from lockstep.train.optim.schedule import Schedule
+from lockstep.train.optim.schedule import Rates
 from lockstep.train.precision import Precision
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.strategies import Strategy
@@ -32,11 +33,19 @@ class Network:
         weights: What the optimizer changes and checkpoints hold: the model, or its float32 copy where it computes in
             fp16.
         replica: What training calls: the model, compiled and wrapped by the strategy.
+        frozen_norms: Batch norms of the model whose statistics stay as they are.
     """
 
     model: nn.Module
     weights: nn.Module
     replica: nn.Module
+    frozen_norms: tuple[nn.Module, ...] = ()
+
+    def train(self) -> None:
+        """Put the replica into training mode, but for what is frozen."""
+        self.replica.train()
+        for norm in self.frozen_norms:
+            norm.eval()
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,21 @@ class Optimization:
     precision: Precision
     strategy: Strategy
     optimizer: Optimizer
-    schedule: Schedule
+    schedule: Rates
     batching: Batching
     average: NoAverage
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """What evaluations compute.
+
+    Args:
+        criterion: One loss a sample, as in training but without label smoothing.
+    """
+
+    criterion: Criterion
+    measures: Measures
 
 
 @dataclass(frozen=True)

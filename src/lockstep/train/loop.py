@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lockstep.config.resume_command import how_to_resume
@@ -21,12 +23,14 @@ from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.memory_snapshots import snapshot_interval
+from lockstep.train.custom.measures import Measured, Value
 from lockstep.train.evaluation import evaluate
 from lockstep.train.guards.base import RewindError
 from lockstep.train.job import Job
 from lockstep.train.losses import losses_of
 from lockstep.train.metrics import Totals
-from lockstep.train.optim.build import clip_gradients, set_rate
+from lockstep.train.monitoring.history import History
+from lockstep.train.optim.build import clip_gradients
 from lockstep.train.rewind import rewind
 from lockstep.train.run_records import (
     report_evaluation,
@@ -51,6 +55,11 @@ class Result:
         steps: Optimizer steps, over all sessions.
         seconds: Of training, over all sessions.
         run_dir: The run's folder, with records and checkpoints.
+        classes: The classes' names.
+        metrics: Those that `fit` was given, in the last evaluation.
+        history: The figures of each epoch, over all sessions.
+        confusion_matrix: Validation samples by true class (row) and predicted class (column), int64 [K, K], of `fit`
+            with up to 2,000 classes.
     """
 
     top1: float
@@ -61,6 +70,25 @@ class Result:
     steps: int
     seconds: float
     run_dir: Path
+    classes: tuple[str, ...] = field(repr=False)
+    metrics: Mapping[str, Value] = field(compare=False)  # arrays have no one truth
+    history: History = field(compare=False, repr=False)
+    confusion_matrix: npt.NDArray[np.int64] | None = field(compare=False, repr=False)
+
+    @property
+    def per_class_accuracy(self) -> dict[str, float]:
+        """Share of each class's validation samples that are right; NaN for a class without samples.
+
+        Raises:
+            ValueError: There is no confusion matrix.
+        """
+        if self.confusion_matrix is None:
+            raise ValueError("answers were not counted by class: only fit() does, with up to 2,000 classes")
+        right, samples = self.confusion_matrix.diagonal(), self.confusion_matrix.sum(1)
+        return {
+            name: float(right[index] / samples[index]) if samples[index] else math.nan
+            for index, name in enumerate(self.classes)
+        }
 
 
 def train(job: Job) -> Result:
@@ -76,17 +104,18 @@ def train(job: Job) -> Result:
     """
     progress = job.progress
     job.interval.restart()
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] | None = None
+    measured = Measured()
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
-        figures = _end_epoch(job)
+        figures, measured = _end_epoch(job)
     while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
         try:
             train_epoch(job)
-            figures = _end_epoch(job)
+            figures, measured = _end_epoch(job)
         except RewindError as trouble:
             rewind(job, trouble)
-    if not figures:  # the resumed run was already complete, or as accurate as desired
-        figures = _end_epoch(job)
+    if figures is None:  # the resumed run was already complete, or as accurate as desired
+        figures, measured = _end_epoch(job)
     return Result(
         top1=figures["top1"],
         top5=figures["top5"],
@@ -96,6 +125,10 @@ def train(job: Job) -> Result:
         steps=progress.step,
         seconds=progress.seconds,
         run_dir=job.saving.folder.path,
+        classes=job.loading.data.classes,
+        metrics=measured.metrics,
+        history=job.epochs.history(),
+        confusion_matrix=measured.confusion,
     )
 
 
@@ -104,19 +137,24 @@ def train_epoch(job: Job) -> None:
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
+    job.hooks.begin_epoch()
+    if progress.step == job.last_step:
+        return
     job.tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
-    job.network.replica.train()
+    job.network.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):
         batch = job.interval.next_of(batches)
         if position == start:
             job.loading.data_wait.first_batch(job.interval.batch_seconds)
+        job.hooks.begin_step()
         seed_all(job.config.seed, progress.step + 1, job.world.rank)
         job.stopping.ask()
         take_step(job, batch, position)
         progress.step += 1
         job.tracker.advance()
         job.replicas.check_due(progress.step)
+        job.hooks.end_step()
         finished = position == steps - 1 or progress.step == job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
@@ -158,7 +196,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     strategy.finish_gradients()
     clock.begin("optimizer")
     _settle(job, job.progress.step)  # now, since the device has this step's passes to do while the host waits
-    set_rate(optimizer, optim.schedule.rate(job.progress.steps_taken))
+    optim.schedule.apply(optimizer, job.progress.steps_taken, job.progress.step)
     precision.unscale(optimizer)
     norm = job.guard.norm(optimizer, of_order_two=job.config.optim.clip_norm > 0)
     if job.guard.allows(job, passes):
@@ -223,8 +261,8 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
     return [Batch(*piece) for piece in zip(*pieces, strict=True)]
 
 
-def _end_epoch(job: Job) -> dict[str, Any]:
-    """Record the epoch, evaluate, and write the checkpoint that is due; returns the evaluation's figures."""
+def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
+    """Record the epoch, evaluate, and write the checkpoint that is due; returns what the evaluation gave."""
     run, progress = job.config.run, job.progress
     report_training(job)
     start = time.perf_counter()
@@ -234,8 +272,9 @@ def _end_epoch(job: Job) -> dict[str, Any]:
     if job.stopping.agreed and progress.step < job.last_step:
         save(job)
         raise _stopped(job)
-    figures = totals.figures()
-    report_evaluation(job, totals, seconds)
+    figures, measured = totals.figures(), job.evaluating.measures.reduce()
+    report_evaluation(job, totals, seconds, measured.metrics)
+    job.hooks.end_epoch({**figures, **measured.metrics})
     epoch, rest = divmod(progress.step, job.steps_per_epoch)
     if rest == 0:
         progress.end_epoch()
@@ -248,7 +287,7 @@ def _end_epoch(job: Job) -> dict[str, Any]:
         save(job, is_best)
         if reached and is_best:  # and not in an evaluation before
             target_accuracy.report_reached(job)
-    return figures
+    return figures, measured
 
 
 def _evaluate(job: Job) -> Totals:
@@ -258,7 +297,8 @@ def _evaluate(job: Job) -> Totals:
     batches: Iterable[Batch] = job.loading.val_loader
     if job.progress.step < job.last_step:
         batches = job.stopping.until_agreed(batches, rounds=max(job.world.gather(len(job.loading.val_loader))))
-    return evaluate(model, batches, job.optim.precision, job.meter)
+    evaluating = job.evaluating
+    return evaluate(model, batches, job.optim.precision, job.meter, evaluating.criterion, evaluating.measures)
 
 
 def _stopped(job: Job) -> StoppedError:

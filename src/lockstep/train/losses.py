@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from lockstep.data.batch import Batch
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
 
 
 def losses_of(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -17,11 +17,11 @@ from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
+from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
 from lockstep.train.monitoring.io_sampling import IoSampler, start_counting
-from lockstep.train.optim.schedule import peak_rate
 from lockstep.train.run_folder import logger, start_log
 from lockstep.train.run_records import list_left_out
 from lockstep.train.saving import Written, finish_saving
@@ -44,15 +44,29 @@ def run(config: TrainConfig, world: World) -> Result:
         return _run(config, world, data, build_model(config, data), held, io)
 
 
-def run_with(config: TrainConfig, world: World, data: ImageData, model: nn.Module) -> Result:
-    """The same with a data set and a model that are already there."""
+def run_with(
+    config: TrainConfig, world: World, data: ImageData, model: nn.Module, custom: CustomParts | None = None
+) -> Result:
+    """The same with a data set and a model that are already there.
+
+    Args:
+        custom: What `fit` was given besides.
+    """
     with holding_run(config, world) as held:
-        return _run(config, world, data, model, held, start_counting(config.run.io_every, world))
+        return _run(config, world, data, model, held, start_counting(config.run.io_every, world), custom)
 
 
-def _run(config: TrainConfig, world: World, data: ImageData, model: nn.Module, held: HeldRun, io: IoSampler) -> Result:
+def _run(
+    config: TrainConfig,
+    world: World,
+    data: ImageData,
+    model: nn.Module,
+    held: HeldRun,
+    io: IoSampler,
+    custom: CustomParts | None = None,
+) -> Result:
     check_workers(config, world.size)
-    job = build_job(config, world, data, model, held)
+    job = build_job(config, world, data, model, held, custom)
     log = job.saving.folder.log(world.rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     start_log(log, world.rank)
@@ -101,7 +115,6 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     config, progress, optim, data = job.config, job.progress, job.optim, job.loading.data
     sharding = job.loading.train_loader.sharding
     parameters = sum(parameter.numel() for parameter in job.network.model.parameters())
-    peak, how = peak_rate(config.optim, optim.batching.global_batch)
     rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
     exact = sharding.samples % sharding.global_batch == 0
     lines = [
@@ -113,7 +126,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
         f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
-        f"learning rate {peak:g} = {how}; {config.optim.schedule}, {optim.schedule.warmup_steps} steps of warm-up",
+        f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.saving.folder.path}",
     ]
     lines += [*_describe_sizes(config, data), *job.notes, *list_left_out(data.left_out)]
@@ -129,7 +142,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
             "workers": job.world.size,
             "global_batch": optim.batching.global_batch,
             "steps_per_epoch": job.steps_per_epoch,
-            "peak_lr": peak,
+            "peak_lr": optim.schedule.peak,
             "arch": config.model.arch,
             "data": job.loading.data.name,
             "parameters": parameters,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from lockstep.data.augment.progressive import side_at
 from lockstep.errors import NonFiniteLossError
+from lockstep.train.custom.measures import Value
 from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
@@ -86,6 +89,7 @@ def report_training(job: Job) -> None:
         return
     record = _epoch_record(job, "train", progress.epoch_totals, progress.epoch_seconds)
     side = side_at(job.config.data.sizes_by_epoch, record["epoch"] - 1)
+    job.epochs.add(record)
     job.tracker.record(
         {
             **record,
@@ -97,9 +101,20 @@ def report_training(job: Job) -> None:
     job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
-def report_evaluation(job: Job, totals: Totals, seconds: float) -> None:
+def report_evaluation(job: Job, totals: Totals, seconds: float, metrics: Mapping[str, Value]) -> None:
     """Record an evaluation."""
-    job.tracker.record(_epoch_record(job, "val", totals, seconds))
+    record = _epoch_record(job, "val", totals, seconds)
+    if metrics:
+        record["metrics"] = {name: _as_json(value) for name, value in metrics.items()}
+    job.epochs.add(record)
+    job.tracker.record(record)
+
+
+def _as_json(value: Any) -> Any:
+    """A number or an array of them; what is no number becomes None."""
+    values = np.asarray(value, dtype=object)
+    values[~np.isfinite(np.asarray(value))] = None
+    return values.tolist()
 
 
 def _epoch_record(job: Job, split: str, totals: Totals, seconds: float) -> dict[str, Any]:

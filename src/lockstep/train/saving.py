@@ -70,6 +70,8 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
     noun = "checkpoint" if durably else "snapshot"
     job.tracker.say(f"{noun} of step {job.progress.step:,} is written in the background", DETAIL)
+    if durably:
+        job.hooks.saved(job.saving)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
@@ -26,22 +27,31 @@ from lockstep.train.checkpoints.memory_snapshots import open_snapshots
 from lockstep.train.checkpoints.resume import begin, find_resume_point, identify
 from lockstep.train.checkpoints.run_lock import HeldRun, unknown_to_others
 from lockstep.train.checkpoints.snapshot import HostCopies
+from lockstep.train.custom.callbacks import TrainingState, build_hooks
+from lockstep.train.custom.custom_loss import CustomLoss
+from lockstep.train.custom.custom_optimizer import take_optimizer
+from lockstep.train.custom.custom_schedule import CustomSchedule
+from lockstep.train.custom.measures import CustomMeasures, Measures
+from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.replica_check import build_replica_check
 from lockstep.train.job import Job
-from lockstep.train.job_parts import Loading, Network, Optimization, Saving
+from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization, Saving
+from lockstep.train.losses import Criterion, cross_entropy
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.data_wait import DataWait, describe_loading
+from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
 from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.optim.batch_plan import Batching, plan_batches
-from lockstep.train.optim.build import build_optimizer
+from lockstep.train.optim.build import build_optimizer, set_rate
 from lockstep.train.optim.ema import build_average
-from lockstep.train.optim.schedule import build_schedule, peak_rate
+from lockstep.train.optim.freezing import describe_frozen, freeze
+from lockstep.train.optim.schedule import Rates, build_schedule, peak_rate
 from lockstep.train.precision import Precision, build_precision
 from lockstep.train.stopping.stop_requests import build_stopping
-from lockstep.train.strategies import build_strategy
+from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.trackers import build_trackers
 from lockstep.world import accelerator
 from lockstep.world.world import World
@@ -77,16 +87,26 @@ def place_model(model: nn.Module, config: TrainConfig, precision: Precision, wor
     return precision.prepare(model).to(world.device).to(memory_format=_memory_format(config))
 
 
-def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Module, held: HeldRun | None = None) -> Job:
+def build_job(
+    config: TrainConfig,
+    world: World,
+    data: ImageData,
+    model: nn.Module,
+    held: HeldRun | None = None,
+    custom: CustomParts | None = None,
+) -> Job:
     """Put a run together, and restore its state if it resumes one.
 
     Args:
         held: The run's folder; None: as configured, and no other job knows of it.
+        custom: What replaces or extends its own parts.
 
     Raises:
         ConfigError: The configuration contradicts the world or the data, or the workers are about to do different jobs.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
+    custom = custom or CustomParts()
+    parameters = list(model.parameters())  # as the caller's optimizer has them
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
     held = held or unknown_to_others(config, world)
@@ -112,27 +132,31 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
     if config.parallel.sync_bn:
         model = strategy.synchronize_batch_norm(model)
     model = place_model(model, config, precision, world)
+    frozen_norms = freeze(model, config.model.freeze)
     weights = precision.weights_of(model)
     # Inside the strategy: DistributedDataParallel's own forward is nothing that torch.compile takes in.
     compiled = cast(nn.Module, torch.compile(model)) if config.model.compile else model
     replica = strategy.wrap(compiled)
     average = build_average(model, weights, config.model.ema_decay)
-    optimizer = build_optimizer(weights, config.optim, strategy)
-    peak, _ = peak_rate(config.optim, batching.global_batch)
-    criterion = partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing)
-    schedule = build_schedule(config.optim, peak, config.epochs, steps_per_epoch)
+    optimizer = _build_optimizer(config, custom, parameters, weights, strategy)
+    epochs = EpochRecords()
+    schedule = _build_rates(config, custom, optimizer, batching, epochs, steps_per_epoch)
+    criterion, evaluating = _build_losses(config, custom, world, data)
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average)
-    identity = identify(config, data, batching)
+    identity = identify(config, data, batching, type(optimizer).__qualname__ if custom.optimizer else None)
     beginning = begin(point, config, world, held, identity, weights, optim, steps_per_epoch)
     progress = beginning.progress
+    epochs.extend(read_epochs(held.folder.metrics, progress.step, world))
     data_wait = DataWait(describe_loading(config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
-    return Job(
+    hooks = build_hooks(custom.callbacks, world)
+    job = Job(
         config=config,
         world=world,
-        network=Network(model, weights, replica),
+        network=Network(model, weights, replica, frozen_norms),
         loading=Loading(data, train_loader, val_loader, data_wait),
         optim=optim,
+        evaluating=evaluating,
         saving=Saving(held, beginning.checkpoints, snapshots, identity, HostCopies(world.device)),
         meter=Meter(world),
         interval=ReportInterval(world.device),
@@ -141,8 +165,55 @@ def build_job(config: TrainConfig, world: World, data: ImageData, model: nn.Modu
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
-        notes=[*notes, *beginning.notes],
+        notes=[*notes, *describe_frozen(weights), *beginning.notes],
+        epochs=epochs,
+        hooks=hooks,
     )
+    state = TrainingState(world, weights, optimizer, progress, epochs, steps_per_epoch, held.folder.path)
+    hooks.begin(state, lambda line: job.say([line]))
+    return job
+
+
+def _build_optimizer(
+    config: TrainConfig, custom: CustomParts, parameters: list[nn.Parameter], weights: nn.Module, strategy: Strategy
+) -> Optimizer:
+    if not any(parameter.requires_grad for parameter in weights.parameters()):
+        raise ConfigError(
+            "no parameter of the model is left to train: each has requires_grad=False or is frozen by --freeze"
+        )
+    if custom.optimizer is None:
+        return build_optimizer(weights, config.optim, strategy)
+    return take_optimizer(custom.optimizer, parameters, weights, strategy, config.parallel.shard_optimizer)
+
+
+def _build_rates(
+    config: TrainConfig,
+    custom: CustomParts,
+    optimizer: Optimizer,
+    batching: Batching,
+    epochs: EpochRecords,
+    steps_per_epoch: int,
+) -> Rates:
+    peak, _ = peak_rate(config.optim, batching.global_batch)
+    if custom.optimizer is None and custom.scheduler is None:
+        return build_schedule(config.optim, peak, config.epochs, steps_per_epoch)
+    if custom.optimizer is None:
+        set_rate(optimizer, peak)
+    return CustomSchedule(optimizer, custom.scheduler, custom.scheduler_interval, epochs, steps_per_epoch)
+
+
+def _build_losses(
+    config: TrainConfig, custom: CustomParts, world: World, data: ImageData
+) -> tuple[Criterion, Evaluating]:
+    """The loss of training, and what evaluations compute."""
+    measures = Measures()
+    if custom.metrics or custom.measures_classes:
+        measures = CustomMeasures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
+    if custom.loss is None:
+        criterion = partial(F.cross_entropy, reduction="none", label_smoothing=config.optim.label_smoothing)
+        return criterion, Evaluating(cross_entropy, measures)
+    loss = CustomLoss(custom.loss, world.device, per_sample=mixes(config.augment))
+    return loss, Evaluating(CustomLoss(custom.loss, world.device), measures)
 
 
 def build_sharding(config: TrainConfig, world: World, data: ImageData, batching: Batching) -> Sharding:

@@ -52,10 +52,18 @@ FULL = TrainConfig(
         min_crop=0.123,
         rand_augment=2,
         rand_augment_magnitude=11,
+        random_erasing=0.25,
         mixup=0.2,
         cutmix=1.0,
     ),
-    model=ModelConfig(arch="resnet50", pretrained="default", channels_last=True, compile=True, ema_decay=0.999),
+    model=ModelConfig(
+        arch="resnet50",
+        pretrained="default",
+        freeze=("conv1", "layer1.*"),
+        channels_last=True,
+        compile=True,
+        ema_decay=0.999,
+    ),
     optim=OptimConfig(
         optimizer="adamw",
         lr=3e-4,
@@ -121,9 +129,11 @@ def _pairs(config: Any, default: Any, path: str = "") -> list[tuple[str, Any, An
 
 def test_every_field_survives_being_written_and_read() -> None:
     unchanged = [name for name, ours, default in _pairs(FULL, TrainConfig()) if ours == default]
-    assert unchanged == ["data.data", "parallel.powersgd_rank", "run.quiet", "batch_size", "batch_workers"]
+    batches = ["batch_size", "batch_workers"]
+    assert unchanged == ["data.data", "augment.trivial_augment", "parallel.powersgd_rank", "run.quiet", *batches]
     others = TrainConfig(
         data=DataConfig(data="mypackage.data:load", loader_workers="auto"),
+        augment=AugmentConfig(trivial_augment=True),
         parallel=ParallelConfig(compress="powersgd", powersgd_rank=2),
         run=RunConfig(quiet=True),
         batch_size=64,
@@ -147,6 +157,9 @@ def test_every_field_survives_being_written_and_read() -> None:
         (AugmentConfig, {"zoom": -0.1}, "--zoom"),
         (AugmentConfig, {"min_crop": 0.0}, "--min-crop"),
         (AugmentConfig, {"min_crop": 1.1}, "--min-crop"),
+        (AugmentConfig, {"random_erasing": 1.5}, "--random-erasing"),
+        (AugmentConfig, {"random_erasing": math.nan}, "--random-erasing"),
+        (AugmentConfig, {"trivial_augment": True, "rand_augment": 2}, "--trivial-augment --rand-augment"),
         (ModelConfig, {"ema_decay": 1.0}, "--ema-decay"),
         (ModelConfig, {"ema_decay": -0.1}, "--ema-decay"),
         (OptimConfig, {"lr": 0.0}, "--lr"),

@@ -121,8 +121,9 @@ def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]
         ((3, 12, 16), AugmentConfig(flip=True, flip_alternate=True)),
         ((1, 12, 16), AugmentConfig(rand_augment=2)),
         ((3, 12, 16), AugmentConfig(rand_augment=2, rand_augment_magnitude=15, mixup=0.2, cutmix=1.0)),
+        ((3, 12, 16), AugmentConfig(flip=True, trivial_augment=True, random_erasing=1.0)),
     ],
-    ids=["plain", "shift and flip", "warp", "everything", "alternate", "rand augment", "mixed"],
+    ids=["plain", "shift and flip", "warp", "everything", "alternate", "rand augment", "mixed", "trivial and erased"],
 )
 def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
     shape: tuple[int, int, int], augment: AugmentConfig, dtype: torch.dtype
@@ -159,7 +160,8 @@ def test_1_2_and_3_workers_see_the_same_files_mixed_changed_and_growing(
     data = image_folder.load(path, DataConfig(dataset=str(path), image_size=14))
     assert isinstance(data.train, FileSplit)
     split = _First(data.train)
-    augment = AugmentConfig(flip=True, flip_alternate=True, rand_augment=2, mixup=0.2, cutmix=1.0)
+    changes = {"trivial_augment": True, "random_erasing": 0.5} if processes else {"rand_augment": 2}
+    augment = AugmentConfig(flip=True, flip_alternate=True, mixup=0.2, cutmix=1.0, **changes)
     sizes = {0: 10, 1: 14}
     (alone,) = _epochs(split, data.input, 1, augment=augment, sizes=sizes)
     assert [steps[0].images.shape for steps in alone] == [(12, 3, 10, 10), (12, 3, 14, 14)]
@@ -191,8 +193,8 @@ def test_a_users_set_is_mixed_but_neither_resized_nor_changed_at_random() -> Non
         _assert_same_steps(alone, _epochs(split, spec, size, augment=augment))
     with pytest.raises(ConfigError, match="--progressive-sizes: your own data set"):
         reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 2})
-    with pytest.raises(ConfigError, match="--rand-augment: your own data set"):
-        reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2))
+    with pytest.raises(ConfigError, match="--rand-augment, --random-erasing: your own data set"):
+        reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2, random_erasing=0.1))
 
 
 def test_plain_loaders_refuse_mixing_which_needs_more_than_one_label() -> None:

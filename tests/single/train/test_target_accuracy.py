@@ -14,7 +14,7 @@ from lockstep.files.jsonl import read_records
 from lockstep.train import Result, fit
 from lockstep.train.target_accuracy import _duration
 
-SETTINGS: dict[str, Any] = {"batch_size": 16, "lr": 0.05, "loader_workers": 0, "track": ()}
+SETTINGS: dict[str, Any] = {"batch_size": 16, "lr": 0.00625, "loader_workers": 0, "track": ()}
 
 
 def _separable(samples: int, seed: int) -> TensorDataset:

@@ -26,6 +26,7 @@ from lockstep.data.augment.crop import RandomCrop
 from lockstep.data.augment.geometric import mirrored
 from lockstep.data.augment.progressive import Sizes, side_at
 from lockstep.data.augment.random_draws import Draws, Indices
+from lockstep.data.augment.random_erasing import erase_
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
@@ -205,10 +206,12 @@ class StreamReader:
             labels = labels.pin_memory()
         images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, labels))
         if images.dtype == torch.uint8:
-            if request.epoch is not None:
-                draws = Draws(self._seed, request.epoch, request.samples)
+            draws = None if request.epoch is None else Draws(self._seed, request.epoch, request.samples)
+            if draws:
                 images = change_at_random(images, draws, self._augment)
             images = self._normalize(images)
+            if draws and self._augment.random_erasing:
+                images = erase_(images, draws, self._augment.random_erasing)
         else:
             images = images.to(self._placement.dtype, memory_format=self._placement.memory_format)
         if not raw.corrupt:

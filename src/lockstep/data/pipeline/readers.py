@@ -16,6 +16,7 @@ from lockstep.config.schema import AugmentConfig
 from lockstep.data.augment import geometric
 from lockstep.data.augment.progressive import Sizes, resize, side_at
 from lockstep.data.augment.random_draws import Draws, Indices
+from lockstep.data.augment.random_erasing import erase_
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import Pool
 from lockstep.data.pipeline.sending import send
@@ -88,7 +89,11 @@ class Normalizer:
 
 
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """RandAugment, in place on uint8 [N, C, H, W], where the configuration asks for it."""
+    """RandAugment or TrivialAugment, in place on uint8 [N, C, H, W], where the configuration asks for it."""
+    if config.trivial_augment:
+        from lockstep.data.augment.trivial_augment import trivial_augment_  # with torchvision's transforms
+
+        return trivial_augment_(pixels, draws)
     if not config.rand_augment:
         return pixels
     from lockstep.data.augment.rand_augment import rand_augment_  # with torchvision's transforms
@@ -136,7 +141,8 @@ class MemoryReader:
         if geometric.warps(config):
             pixels = geometric.warp(pixels.to(self._dtype), draws, config)
         images = self._normalize(pixels)
-        return geometric.cutout_(images, draws, config.cutout) if config.cutout else images
+        images = geometric.cutout_(images, draws, config.cutout) if config.cutout else images
+        return erase_(images, draws, config.random_erasing) if config.random_erasing else images
 
     def close(self) -> None:
         pass

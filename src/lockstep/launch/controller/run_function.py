@@ -1,7 +1,8 @@
-"""`horovod.run`: a Python function on several workers, for notebooks and programs that are no worker themselves.
+"""`horovod.run` and `lockstep.launch.run`: a Python function on several workers, for notebooks and other programs.
 
 The function, pickled by value, and the results travel through a private temporary folder; the workers are started by
-`horovodrun` in a process of its own, so that the caller keeps its signal handlers and its environment.
+`horovodrun` or `lockstep run` in a process of its own, so that the caller keeps its signal handlers and its
+environment.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, TextIO
 
 import cloudpickle
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, WorkerFailedError
 from lockstep.launch.node import function_worker, parent_death
 from lockstep.launch.plan.hosts import are_here, names_of_this_machine, parse_hosts, read_hostfile
 from lockstep.launch.plan.timings import Timings
@@ -109,13 +111,47 @@ def run(
         "--mpi-args": mpi_args,
         "--network-interfaces": _joined(network_interface if network_interfaces is None else network_interfaces),
     }
+    launcher = ["lockstep.cli.horovodrun", *_words(flags)]
+    with _called(pack_call(func, args, kwargs), launcher, executable) as (folder, code, complaint):
+        return results(folder, code, complaint, elastic or host_discovery_script is not None)
+
+
+def run_function(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], launcher: Sequence[str]
+) -> list[Any]:
+    """The same for `lockstep.launch.run`.
+
+    Args:
+        launcher: The module that starts the workers, and its arguments.
+
+    Raises:
+        ConfigError: The call cannot be pickled.
+        WorkerFailedError: A worker failed, or none could be started.
+    """
+    try:
+        call = pack_call(function, args, kwargs)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise ConfigError(
+            f"{function!r:.80} cannot be copied to the workers: {error}; create in the function what cannot be pickled"
+        ) from error
+    with _called(call, launcher) as (folder, code, complaint):
+        if code and (errors := _errors(folder)):
+            _, rank, text = errors[0]
+            raise WorkerFailedError(f"worker {rank} failed:\n{text}")
+        try:
+            return results(folder, code, complaint)
+        except RuntimeError as error:
+            raise WorkerFailedError(str(error).removeprefix(f"{PROCESS_FAILED} ")) from None
+
+
+@contextmanager
+def _called(call: bytes, launcher: Sequence[str], executable: str | None = None) -> Iterator[tuple[Path, int, str]]:
+    """Have the workers of a launcher make a call; gives the folder of their results, and how the launcher ended."""
     with TemporaryDirectory(prefix="lockstep-run-") as name:
         folder = Path(name)
-        (folder / function_worker.CALL).write_bytes(pack_call(func, args, kwargs))
+        (folder / function_worker.CALL).write_bytes(call)
         worker = [executable or sys.executable, function_worker.__file__, name]
-        launcher = [sys.executable, "-m", "lockstep.cli.horovodrun", *_words(flags), "--", *worker]
-        code, complaint = _launch(launcher)
-        return results(folder, code, complaint, elastic or host_discovery_script is not None)
+        yield folder, *_launch([sys.executable, "-m", *launcher, "--", *worker])
 
 
 def pack_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
@@ -191,7 +227,7 @@ def _launch(command: Sequence[str]) -> tuple[int, str]:
 
 def _show(lines: IO[str], stream: TextIO, complaint: list[str]) -> None:
     for line in lines:
-        if line.startswith(("horovodrun: error:", "lockstep:")):
+        if line.startswith(("horovodrun: error:", "lockstep run: error:", "lockstep:")):
             complaint.append(line)
         stream.write(line)
         stream.flush()
@@ -207,7 +243,7 @@ def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> l
     Raises:
         RuntimeError: `code` is not 0, or a result is missing.
     """
-    errors = sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
+    errors = _errors(folder)
     if code and errors and elastic:
         _, rank, text = errors[-1]
         raise RuntimeError(f"{PROCESS_FAILED} {complaint.strip()}\nThe last error of a worker, {rank}:\n{text}")
@@ -226,6 +262,11 @@ def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> l
             "or, in an elastic job, never met"
         )
     return [pickle.loads(files[rank, size].read_bytes()) for rank in range(size)]
+
+
+def _errors(folder: Path) -> list[tuple[int, int, str]]:
+    """When which worker failed, by rank, and the traceback; the first is first."""
+    return sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
 
 
 def _place(file: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A worker of `horovod.run`: calls the pickled function and leaves its result, or its traceback, in a folder.
+"""A worker of `run_function`: calls the pickled function and leaves its result, or its traceback, in a folder.
 
 Run as `python function_worker.py FOLDER`. It shares no code with the caller's side beyond the names of the files, so
 that another Python can be the worker's. What it unpickles is what the caller wrote, in a folder of the user's.

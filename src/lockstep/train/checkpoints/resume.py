@@ -25,13 +25,18 @@ from lockstep.train.run_folder import newest_run_path
 from lockstep.world.world import World
 
 
-def identify(config: TrainConfig, data: ImageData, batching: Batching) -> dict[str, Any]:
-    """What a run and its continuation must share, each under the flag that sets it."""
+def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer: str | None = None) -> dict[str, Any]:
+    """What a run and its continuation must share, each under the flag that sets it.
+
+    Args:
+        optimizer: The name of one that is not of the configuration.
+    """
     return {
         "DATASET": data.name,
         "number of training samples": len(data.train),
         "--arch": config.model.arch,
-        "--optimizer": config.optim.optimizer,
+        "--optimizer": optimizer or config.optim.optimizer,
+        "--freeze": list(config.model.freeze),
         "--ema-decay": config.model.ema_decay,
         "--seed": config.seed,
         "--global-batch-size": batching.global_batch,
@@ -200,7 +205,8 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
     path, strategy, precision = point.state, optim.strategy, optim.precision
     assert path
     snapshot = checkpoint_format.load(path, point.verified)
-    different = {key: (snapshot.job.get(key), value) for key, value in identity.items()}
+    made_with = {"--freeze": [], **snapshot.job}  # which older checkpoints do not name
+    different = {key: (made_with.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}")

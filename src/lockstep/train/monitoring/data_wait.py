@@ -99,7 +99,7 @@ def advise(loading: LoadingFacts) -> str:
 
 def _advise_on_memory(loading: LoadingFacts) -> str:
     augment = loading.augment
-    flags = ("rotate", "zoom", "shear", "rand_augment")
+    flags = ("rotate", "zoom", "shear", "rand_augment", "trivial_augment")
     heavy = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags if getattr(augment, flag))
     if heavy:
         return f"the images are in memory, and augmenting them takes this time: use less of {heavy}"

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+from torch.optim import Optimizer
 
 from lockstep.config.schema import OptimConfig
+from lockstep.train.optim.build import set_rate
 
 ONECYCLE_WARMUP = 0.25  # share of the run in which onecycle climbs, unless --warmup-epochs says otherwise
+
+
+class Rates(Protocol):
+    """What gives the optimizer its learning rates."""
+
+    @property
+    def peak(self) -> float:
+        """The largest rate, as far as it is known when the run begins."""
+
+    def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
+        """Set the rates of the step that comes after `steps`, of which the optimizer has taken `steps_taken`."""
+
+    def describe(self, config: OptimConfig, global_batch: int) -> str:
+        """The rate and its course, for people."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,15 @@ class Schedule:
     final: float = 0.0
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
+
+    def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
+        """Set the rate of the coming step; it goes by those that changed the weights."""
+        set_rate(optimizer, self.rate(steps_taken))
+
+    def describe(self, config: OptimConfig, global_batch: int) -> str:
+        """The peak rate and how it came about, and the course."""
+        peak, how = peak_rate(config, global_batch)
+        return f"{peak:g} = {how}; {self.kind}, {self.warmup_steps} steps of warm-up"
 
     def rate(self, step: int) -> float:
         """The learning rate of the step that comes after `step` steps."""

@@ -93,4 +93,10 @@ def scalars(record: Record) -> dict[str, float]:
     return figures | {
         f"Time/{split}": record["epoch_seconds"],
         f"Throughput/{suffix}": record["images_per_second"],
+        **{f"{name}/{suffix}": value for name, value in single_metrics(record).items()},
     }
+
+
+def single_metrics(record: Record) -> dict[str, float]:
+    """The metrics of `fit` in a record that are one number each."""
+    return {name: value for name, value in record.get("metrics", {}).items() if isinstance(value, float)}

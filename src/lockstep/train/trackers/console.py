@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from lockstep.config.schema import RunConfig
-from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Record, Tracker
+from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Record, Tracker, single_metrics
 
 COLUMNS = 100
 FEW_CLASSES = 10  # up to here, top-5 says little
@@ -143,7 +143,7 @@ def describe_steps(epoch: str, record: Record, width: int) -> str:
 
 def describe(record: Record, top5: bool) -> str:
     """The record of an epoch's training, or of its evaluation, as one line."""
-    epoch, figures = _epoch_of(record), [*_figures(record, top5), _rate(record)]
+    epoch, figures = _epoch_of(record), [*_figures(record, top5), *_metrics(record), _rate(record)]
     if record["split"] == "val":
         return _fit([" " * len(epoch), "val  ", *figures, f"{record['samples']:,} images"])
     side = [f"{record['side']} pixels"] if "side" in record else []
@@ -153,7 +153,7 @@ def describe(record: Record, top5: bool) -> str:
 def describe_both(train: Record, val: Record, top5: bool) -> str:
     """An epoch's training and its evaluation as one line."""
     loss, *shares = _figures(val, top5)
-    figures = [*_figures(train, top5=False), f"val {loss}", *shares]
+    figures = [*_figures(train, top5=False), f"val {loss}", *shares, *_metrics(val)]
     return _fit([_epoch_of(val), *figures, _rate(train), _seconds(train), _wait(train)])
 
 
@@ -164,6 +164,10 @@ def _epoch_of(record: Record) -> str:
 def _figures(record: Record, top5: bool) -> list[str]:
     shares = [f"{name} {100 * record[key]:6.2f} %" for name, key in (("top-1", "top1"), ("top-5", "top5"))]
     return [f"loss {record['loss']:.4f}", *shares[: 1 + top5]]
+
+
+def _metrics(record: Record) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in single_metrics(record).items()]
 
 
 def _rate(record: Record) -> str:

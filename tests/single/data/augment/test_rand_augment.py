@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import RandAugment
+from torchvision.transforms.v2 import RandAugment, TrivialAugmentWide
 
-from lockstep.data.augment.rand_augment import CHANGES, SIGNED, rand_augment_
+from lockstep.data.augment import rand_augment, trivial_augment
+from lockstep.data.augment.operations import SIGNED
+from lockstep.data.augment.rand_augment import CHANGES, rand_augment_
 from lockstep.data.augment.random_draws import Draws
 
 # Our name, torchvision's.
@@ -42,16 +46,21 @@ def _draws(count: int, epoch: int = 0) -> Draws:
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("magnitude", [0, 9, 17, 30])
-def test_each_operation_is_torchvisions(monkeypatch: pytest.MonkeyPatch, name: str, magnitude: int) -> None:
-    images = _images(3, 3, 21, 34)
-    peer = RandAugment(interpolation=InterpolationMode.BILINEAR)
+@pytest.mark.parametrize(("ours", "theirs"), [(rand_augment, RandAugment), (trivial_augment, TrivialAugmentWide)])
+def test_each_operation_is_torchvisions(
+    monkeypatch: pytest.MonkeyPatch, ours: ModuleType, theirs: Any, name: str, magnitude: int
+) -> None:
+    images = _images(3, 3, 51, 64)
+    peer = theirs(interpolation=InterpolationMode.BILINEAR)
     monkeypatch.setattr(torch, "linspace", partial(torch.linspace, dtype=torch.float64))  # else off by a rounding
-    values = RandAugment._AUGMENTATION_SPACE[PEERS[name]][0](31, 21, 34)
+    values, signed = theirs._AUGMENTATION_SPACE[PEERS[name]]
+    values = values(31, 51, 64)
     value = 0.0 if values is None else float(values[magnitude])
-    for sign in (1, -1) if name in SIGNED else (1,):
-        ours = CHANGES[name](images, sign * magnitude / 30)
-        assert (ours.dtype, ours.shape) == (images.dtype, images.shape)
-        for mine, image in zip(ours, images, strict=True):
+    assert signed == (name in SIGNED)
+    for sign in (1, -1) if signed else (1,):
+        changed = ours.CHANGES[name](images, sign * magnitude / 30)
+        assert (changed.dtype, changed.shape) == (images.dtype, images.shape)
+        for mine, image in zip(changed, images, strict=True):
             expected = peer._apply_image_or_video_transform(
                 image, PEERS[name], sign * value, InterpolationMode.BILINEAR, {torch.Tensor: None}
             )

@@ -173,6 +173,12 @@ def test_a_group_tells_everyone(tmp_path: Path) -> None:
     assert paths[0].read_bytes() == paths[1].read_bytes() != b""
 
 
+def test_metrics_that_are_one_number_are_shown() -> None:
+    record = {**VAL, "metrics": {"f1": 0.75, "recall": [0.5, 1.0], "none": None}}
+    assert scalars(record) == {**scalars(VAL), "f1/val": 0.75}
+    assert describe(record) == f"{describe(VAL)}, f1 0.75"
+
+
 def test_lines_for_people_have_shares_in_percent() -> None:
     assert "top-1  87.50 %" in describe(VAL, top5=True)
     assert "360 images" in describe(VAL, top5=True)

@@ -1,0 +1,58 @@
+"""A loss of the caller's: one number for each sample, or their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.errors import ConfigError
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From outputs [N, K] and targets [N] to the loss of each sample, [N], or to their mean, a scalar."""
+
+
+class CustomLoss:
+    """A loss as the training loop wants it: one number for each sample.
+
+    A mean counts for each of the samples that it was taken of, so that shares of different sizes are weighted right.
+
+    Args:
+        per_sample: Whether a mean will not do, because mixup or cutmix weigh each sample's loss.
+    """
+
+    def __init__(self, loss: Loss, device: torch.device, per_sample: bool = False):
+        """Raises ConfigError where `loss` cannot be one."""
+        if not callable(loss):
+            raise ConfigError(f"loss={loss!r}: give a function of (outputs, targets), such as torch.nn.MSELoss()")
+        if isinstance(loss, nn.Module):
+            if any(parameter.requires_grad for parameter in loss.parameters()):
+                raise ConfigError(
+                    f"loss={type(loss).__name__} has parameters, which fit() does not train; move them into the model"
+                )
+            loss = loss.to(device)
+        self._loss, self._per_sample = loss, per_sample
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of each sample, [N]."""
+        losses: Any = self._loss(outputs, targets)
+        samples = len(targets)
+        if not isinstance(losses, torch.Tensor):
+            raise ConfigError(f"loss= returned a {type(losses).__name__}, not a tensor; {_WANTED}")
+        if losses.shape not in ((), (samples,)):
+            raise ConfigError(f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_WANTED}")
+        if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
+            raise ConfigError("loss= returned a tensor without a gradient; compute it from outputs by torch alone")
+        if losses.ndim:
+            return losses
+        if self._per_sample:
+            raise ConfigError(
+                "loss= returned the mean, but mixup and cutmix weigh the loss of each sample; return one for each "
+                '(reduction="none")'
+            )
+        return losses.expand(samples)
+
+
+_WANTED = 'return one loss for each sample (reduction="none"), or their mean'

@@ -1,0 +1,84 @@
+"""An optimizer of the caller's: an object over the model's parameters, or a function that builds one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from lockstep.errors import ConfigError
+from lockstep.train.strategies import Strategy
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+"""From the parameters to train to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
+
+
+def take_optimizer(
+    given: Optimizer | OptimizerFactory,
+    before: Sequence[nn.Parameter],
+    weights: nn.Module,
+    strategy: Strategy,
+    shards: bool,
+) -> Optimizer:
+    """The optimizer, over the parameters of `weights`.
+
+    Args:
+        before: The model's parameters as the caller knows them, in the order of those of `weights`.
+        shards: Whether the optimizer's state is shared out over the workers.
+
+    Raises:
+        ConfigError: It is none, or one that the training loop cannot use.
+    """
+    optimizer: Any = None
+    if isinstance(given, Optimizer):
+        if shards:
+            raise ConfigError(
+                "shard_optimizer=True needs optimizer= as a function of the parameters, such as torch.optim.AdamW or "
+                "functools.partial(torch.optim.SGD, lr=0.1): each worker builds it over its share"
+            )
+        optimizer = given
+        _move(optimizer, dict(zip(map(id, before), weights.parameters(), strict=True)))
+    elif callable(given):
+        trained = [parameter for parameter in weights.parameters() if parameter.requires_grad]
+        optimizer = strategy.build_optimizer(given, trained, {})  # type: ignore[arg-type]  # called like a class
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer={given!r:.80}: give a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
+            f"model.parameters(), or a function from parameters to one"
+        )
+    _check(optimizer)
+    return optimizer
+
+
+def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
+    """Have an optimizer change other parameters than those, by identity, that it was built over."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in parameters:
+                raise ConfigError(
+                    f"optimizer= holds a tensor of shape {list(parameter.shape)} that is no parameter of the model; "
+                    f"build it over model.parameters()"
+                )
+    state = optimizer.state_dict() if optimizer.state else None
+    for group in optimizer.param_groups:
+        group["params"] = [parameters[id(parameter)] for parameter in group["params"]]
+    if state is not None:
+        optimizer.state.clear()
+        optimizer.load_state_dict(state)  # on the device, and in the precision, of the parameters
+
+
+def _check(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError("optimizer=LBFGS computes the loss several times in a step, which fit() cannot; use another")
+    for group in optimizer.param_groups:
+        values: dict[str, Any] = {name: value for name, value in group.items() if name != "params"}
+        for name, value in values.items():
+            try:
+                json.dumps(value)
+            except TypeError:
+                raise ConfigError(
+                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; give a number"
+                ) from None

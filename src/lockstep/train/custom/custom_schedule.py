@@ -1,0 +1,110 @@
+"""A learning rate that a scheduler of torch's sets, or that an optimizer of the caller's keeps.
+
+A scheduler has no state in checkpoints: where a run goes on or goes back, its steps are taken again from the first one,
+which leads to the same rates.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lockstep.config.schema import OptimConfig
+from lockstep.errors import ConfigError
+from lockstep.train.monitoring.history import EpochRecords
+
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class CustomSchedule:
+    """Rates as the optimizer's groups have them, changed by a scheduler if there is one.
+
+    Args:
+        interval: What the scheduler's steps are: optimizer steps that were taken, or epochs.
+        epochs: Whose validation loss ReduceLROnPlateau sees.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | SchedulerFactory | None,
+        interval: Literal["epoch", "step"],
+        epochs: EpochRecords,
+        steps_per_epoch: int,
+    ):
+        """Raises ConfigError where `scheduler` is none, or is another optimizer's."""
+        self.peak = max(float(group["lr"]) for group in optimizer.param_groups)
+        self._scheduler = _take_scheduler(scheduler, optimizer)
+        if interval not in ("epoch", "step"):
+            raise ConfigError(f"scheduler_interval={interval!r}: it must be epoch or step")
+        if interval == "step" and isinstance(self._scheduler, ReduceLROnPlateau):
+            raise ConfigError('scheduler_interval="step": ReduceLROnPlateau goes by the validation loss of epochs')
+        self._by_step, self._epochs, self._steps_per_epoch = interval == "step", epochs, steps_per_epoch
+        self._first_groups = [
+            {name: deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._first_state = deepcopy(self._scheduler.state_dict()) if self._scheduler else {}
+        self._done = 0
+        self._is_new = True
+
+    def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
+        """Set the rates of the coming step, as `Schedule.apply` does."""
+        if self._scheduler is None:
+            return
+        target = steps_taken if self._by_step else steps // self._steps_per_epoch
+        if target < self._done:
+            self._restart(optimizer)
+        with warnings.catch_warnings() if self._is_new else nullcontext():
+            if self._is_new:  # after a resume, the optimizer has taken none of these steps
+                warnings.simplefilter("ignore", UserWarning)
+            for _ in range(self._done, target):
+                self._advance()
+        self._is_new = False
+
+    def describe(self, config: OptimConfig, global_batch: int) -> str:
+        """The rate and its course, for people."""
+        changes = "constant"
+        if self._scheduler:
+            changes = f"{type(self._scheduler).__name__}, each {'step' if self._by_step else 'epoch'}"
+        return f"{self.peak:g}, as the optimizer has it; {changes}"
+
+    def _advance(self) -> None:
+        self._done += 1
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            assert self._scheduler
+            self._scheduler.step()
+            return
+        val = self._epochs.history().val
+        for loss in val["loss"][val["epoch"] == self._done]:
+            self._scheduler.step(float(loss))
+
+    def _restart(self, optimizer: Optimizer) -> None:
+        assert self._scheduler
+        for group, first in zip(optimizer.param_groups, self._first_groups, strict=True):
+            group.update(deepcopy(first))
+        self._scheduler.load_state_dict(deepcopy(self._first_state))
+        self._done = 0
+
+
+def _take_scheduler(given: LRScheduler | SchedulerFactory | None, optimizer: Optimizer) -> LRScheduler | None:
+    if given is None:
+        return None
+    scheduler = given(optimizer) if callable(given) and not isinstance(given, LRScheduler) else given
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigError(
+            f"scheduler={given!r:.80}: give a scheduler of torch.optim.lr_scheduler over optimizer=, or a function "
+            f"from the optimizer to one, such as lambda optimizer: StepLR(optimizer, 30)"
+        )
+    if scheduler.optimizer is not optimizer:
+        raise ConfigError(
+            "scheduler= belongs to another optimizer than the one that trains; pass that one as optimizer=, or give a "
+            "function from the optimizer to a scheduler"
+        )
+    return scheduler

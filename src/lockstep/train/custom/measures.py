@@ -1,0 +1,119 @@
+"""What evaluations measure besides loss and top-1, exact over any number of workers: sums and counts, added up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.world.world import World
+
+Metric = Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]
+"""From outputs [N, K] and targets [N] of a batch to (sum, count), numbers or tensors of one shape."""
+Value = float | npt.NDArray[np.float64]
+MOST_CLASSES = 2_000  # of a confusion matrix, which takes 32 MB then
+TAKEN = ("epoch", "step", "loss", "top1", "top5", "samples", "seconds", "images_per_second")
+"""Names that figures of an evaluation have already."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation gave, the same on every worker.
+
+    Args:
+        metrics: Sum over count by name; NaN where nothing was counted.
+        confusion: Samples by true class (row) and predicted class (column), int64 [K, K].
+    """
+
+    metrics: Mapping[str, Value] = field(default_factory=dict)
+    confusion: npt.NDArray[np.int64] | None = None
+
+
+class Measures:
+    """Measures nothing."""
+
+    def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Take in a batch: outputs [N, K], targets [N]."""
+
+    def reduce(self) -> Measured:
+        """What was measured since the last call, over all workers. Call it on every worker."""
+        return Measured()
+
+
+class CustomMeasures(Measures):
+    """Metrics of the caller's, and right and wrong answers by class.
+
+    Args:
+        classes: The number of classes to tell apart; 0: count no answers by class.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], classes: int, world: World):
+        """Raises ConfigError for names that cannot be."""
+        for name, metric in metrics.items():
+            if not (isinstance(name, str) and name.isidentifier()) or name in TAKEN:
+                raise ConfigError(f"metrics= {name!r}: choose a name that is an identifier and not {', '.join(TAKEN)}")
+            if not callable(metric):
+                raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_WANTED}")
+        self._metrics, self._world = metrics, world
+        self._classes = classes if classes <= MOST_CLASSES else 0
+        self._sums: dict[str, torch.Tensor] = {}
+        self._answers: list[torch.Tensor] = []
+
+    def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        for name, metric in self._metrics.items():
+            row = _pair(name, metric(outputs, targets), outputs.device)
+            before = self._sums.get(name)
+            if before is not None and before.shape != row.shape:
+                raise ConfigError(
+                    f"metrics={{{name!r}: ...}} returned a sum of shape {list(row.shape[1:])} after one of shape "
+                    f"{list(before.shape[1:])}; return the same shape for every batch"
+                )
+            self._sums[name] = row if before is None else before + row
+        if self._classes:
+            self._classes = max(self._classes, outputs.shape[1])  # a model may know more classes than the data has
+            self._answers.append(torch.stack([targets, outputs.argmax(1)]))
+
+    def reduce(self) -> Measured:
+        shapes: dict[str, list[int]] = {}
+        for own in self._world.gather({name: list(row.shape) for name, row in self._sums.items()}):
+            for name, shape in own.items():  # a worker may have had no batch
+                if shapes.setdefault(name, shape) != shape:
+                    raise ConfigError(f"metrics={{{name!r}: ...}} returned sums of different shapes on the workers")
+        metrics = {}
+        for name, shape in shapes.items():
+            empty = torch.zeros(shape, dtype=torch.float64, device=self._world.device)
+            total, count = self._world.sum_(self._sums.get(name, empty)).cpu().numpy()
+            with np.errstate(divide="ignore", invalid="ignore"):
+                value = np.where(count != 0, total / count, np.nan)
+            metrics[name] = float(value) if value.ndim == 0 else value
+        self._sums = {}
+        return Measured(metrics, self._confusion())
+
+    def _confusion(self) -> npt.NDArray[np.int64] | None:
+        if not self._classes:
+            return None
+        side = self._classes = max(self._world.gather(self._classes))
+        counts = torch.zeros(side * side, dtype=torch.int64, device=self._world.device)
+        if self._answers:
+            targets, predicted = torch.cat(self._answers, 1)
+            counts += torch.bincount(targets * side + predicted, minlength=side * side)
+        self._answers = []
+        return self._world.sum_(counts).cpu().numpy().reshape(side, side)
+
+
+def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
+    """(sum, count) as one float64 tensor [2, ...]."""
+    try:
+        total, count = (torch.as_tensor(each, dtype=torch.float64, device=device) for each in returned)
+        return torch.stack(torch.broadcast_tensors(total, count))
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; {_WANTED}")
+
+
+_WANTED = "give a function of (outputs, targets) that returns (sum, count), numbers or tensors of one shape"

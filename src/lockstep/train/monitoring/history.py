@@ -1,0 +1,116 @@
+"""The figures of a run's epochs as arrays, over all sessions of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.files.jsonl import read_records
+from lockstep.world.world import World
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Figures = Mapping[str, npt.NDArray[np.float64]]
+_FIELDS = {
+    **{name: name for name in ("epoch", "step", "loss", "top1", "top5", "samples", "images_per_second")},
+    "epoch_seconds": "seconds",
+}
+"""A record's fields, and their names here."""
+
+
+@dataclass(frozen=True)
+class History:
+    """One number for each epoch, float64 [epochs], by name: epoch (from 1), step, loss, top1, top5, samples, seconds.
+
+    Args:
+        train: Of the training steps.
+        val: Of the evaluations; the metrics of `fit` are here, too. One with several values is [epochs, ...].
+    """
+
+    train: Figures
+    val: Figures
+
+    def plot(self, *metrics: str) -> Figure:
+        """Draw loss, top-1 and the named metrics against the epoch, of training and validation.
+
+        Returns:
+            A matplotlib figure, which a notebook shows; `savefig(path)` writes it.
+
+        Raises:
+            ValueError: There is no such metric.
+        """
+        from matplotlib.figure import Figure
+
+        class ShownFigure(Figure):
+            """A figure that a notebook shows without pyplot."""
+
+            def _repr_png_(self) -> bytes:
+                png = BytesIO()
+                self.savefig(png, format="png")
+                return png.getvalue()
+
+        names = ["loss", "top1", *metrics]
+        if unknown := [name for name in metrics if name not in self.val]:
+            raise ValueError(f"no figure {unknown[0]!r}; there are {', '.join(self.val)}")
+        figure = ShownFigure(figsize=(4 * len(names), 3.2), layout="constrained")
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for label, figures in (("training", self.train), ("validation", self.val)):
+                if name in figures:
+                    axes.plot(figures["epoch"], figures[name], marker=".", label=label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set(xlabel="epoch", ylabel={"top1": "top-1"}.get(name, name))
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False)
+        return figure
+
+
+class EpochRecords:
+    """The records of epochs so far, the same on every worker."""
+
+    def __init__(self) -> None:
+        self._records: list[Mapping[str, Any]] = []
+
+    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add the newest record; it replaces one of the same epoch, cut short before, and of those that come again."""
+        self._records = [
+            old for old in self._records if old["split"] != record["split"] or old["epoch"] < record["epoch"]
+        ]
+        self._records.append(record)
+
+    def history(self) -> History:
+        return History(*(_arrays([r for r in self._records if r["split"] == split]) for split in ("train", "val")))
+
+
+def read_epochs(path: Path, step: int, world: World) -> list[Mapping[str, Any]]:
+    """The records of the epochs up to a step, which rank 0 reads from a run's metrics.jsonl; all workers call this."""
+    found = []
+    if world.is_main and step:
+        with suppress(OSError):  # a run that goes on in another folder has none
+            found = [r for r in read_records(path) if r.get("kind") == "epoch" and r["step"] <= step]
+    return list(world.from_main(found))
+
+
+def _arrays(records: Sequence[Mapping[str, Any]]) -> Figures:
+    figures = {ours: _array([r.get(theirs) for r in records]) for theirs, ours in _FIELDS.items()}
+    metrics = {name: None for record in records for name in record.get("metrics", {})}  # in order
+    return figures | {name: _array([r.get("metrics", {}).get(name) for r in records]) for name in metrics}
+
+
+def _array(values: Sequence[Any]) -> npt.NDArray[np.float64]:
+    """A row for each value; where a record lacks one, or it was no number, NaN."""
+    arrays = [np.array(np.nan if value is None else value, dtype=np.float64) for value in values]
+    shape = max((array.shape for array in arrays), key=len, default=())
+    rows = [array if array.shape == shape else np.full(shape, np.nan) for array in arrays]
+    return np.stack(rows) if rows else np.zeros(0)

@@ -1,0 +1,126 @@
+"""Callbacks in the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import final_weights
+from separable import linear_net, separable
+from worker_group import run_in_workers
+
+from lockstep.errors import ConfigError
+from lockstep.train import Callback, EarlyStopping, Result, TrainingState, fit
+from lockstep.train.checkpoints.checkpoint_format import verify
+from lockstep.world.world import World
+
+
+def _fit(path: Path, *callbacks: Any, **settings: Any) -> Result:
+    common: dict[str, Any] = {"epochs": 3, "batch_size": 16, "loader_workers": 0, "track": (), "run_dir": path}
+    return fit(linear_net(), separable(64, 1), separable(32, 2), callbacks=callbacks, **{**common, **settings})
+
+
+class Diary(Callback):
+    """Notes what it is called for; draws random numbers, which must not change the training."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Any, ...]] = []
+
+    def on_epoch_begin(self, run: TrainingState) -> None:
+        self.entries.append(("epoch begin", run.step))
+
+    def on_step_begin(self, run: TrainingState) -> None:
+        torch.rand(1)
+        self.entries.append(("step begin", run.step))
+
+    def on_step_end(self, run: TrainingState) -> None:
+        self.entries.append(("step end", run.step, run.epoch))
+
+    def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
+        assert figures["loss"] == run.history.val["loss"][-1]
+        self.entries.append(("epoch end", run.step, sorted(figures)))
+
+    def on_checkpoint(self, run: TrainingState, path: Path) -> None:
+        verify(path)
+        self.entries.append(("checkpoint", path.name))
+
+
+class StopAt(Callback):
+    """Asks for a stop after a step, on one worker alone."""
+
+    def __init__(self, step: int, rank: int = 0):
+        self._step, self._rank = step, rank
+
+    def on_step_end(self, run: TrainingState) -> None:
+        if run.step == self._step and run.rank == self._rank:
+            run.stop("enough")
+
+
+def test_they_are_called_in_order_and_change_nothing(tmp_path: Path) -> None:
+    diary = Diary()
+    figures = ["loss", "samples", "top1", "top5"]
+    _fit(tmp_path / "told", diary, epochs=2, checkpoint_steps=3)
+    assert diary.entries == [
+        *(("epoch begin", 0), ("step begin", 0), ("step end", 1, 1), ("step begin", 1), ("step end", 2, 1)),
+        *(("step begin", 2), ("step end", 3, 1), ("checkpoint", "step-00000003"), ("step begin", 3)),
+        *(("step end", 4, 1), ("epoch end", 4, figures), ("checkpoint", "step-00000004")),
+        *(("epoch begin", 4), ("step begin", 4), ("step end", 5, 2), ("step begin", 5), ("step end", 6, 2)),
+        *(("checkpoint", "step-00000006"), ("step begin", 6), ("step end", 7, 2), ("step begin", 7)),
+        *(("step end", 8, 2), ("epoch end", 8, figures), ("checkpoint", "step-00000008")),
+    ]
+    _fit(tmp_path / "plain", epochs=2, checkpoint_steps=3)
+    assert final_weights(tmp_path / "told") == final_weights(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("step", [1, 4, 6])
+def test_a_stop_ends_after_that_step_with_an_evaluation_and_a_checkpoint(
+    tmp_path: Path, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = _fit(tmp_path, StopAt(step))
+    assert result.steps == step
+    assert result.samples == 32
+    assert max((tmp_path / "checkpoints").glob("step-*")).name == f"step-{step:08d}"
+    assert f"stopping after step {step}: enough" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: Path) -> None:
+    _fit(tmp_path / "stopped", StopAt(6))
+    again = _fit(tmp_path / "stopped", resume="auto")
+    whole = _fit(tmp_path / "whole")
+    assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
+    assert again.history.val["epoch"].tolist() == [1, 2, 3]
+    for split in ("train", "val"):
+        ours, theirs = getattr(again.history, split), getattr(whole.history, split)
+        assert ours["loss"].tolist() == theirs["loss"].tolist()
+
+
+def _fit_in_workers(world: World, path: Path) -> tuple[int, bool]:
+    diary = Diary()
+    steps = _fit(path, diary, StopAt(5, rank=1), batch_size=8).steps
+    return steps, ("checkpoint", "step-00000005") in diary.entries
+
+
+def test_a_stop_that_one_worker_asks_for_ends_all_after_the_same_step(tmp_path: Path) -> None:
+    assert run_in_workers(3, _fit_in_workers, tmp_path) == [(5, True)] * 3
+
+
+def _fit_with_one_callback(world: World, path: Path) -> int:
+    """Rank 0 alone has callbacks, as scripts may have it."""
+    callbacks = [Diary(), StopAt(5)] if world.rank == 0 else []
+    return _fit(path, *callbacks, batch_size=8).steps
+
+
+def test_one_worker_alone_may_have_callbacks(tmp_path: Path) -> None:
+    assert run_in_workers(2, _fit_with_one_callback, tmp_path) == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [(EarlyStopping, "is a class, not an object of it"), (print, "has no on_epoch_begin; derive from")],
+)
+def test_what_cannot_be_a_callback_is_named(tmp_path: Path, callback: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"callbacks=: .*{message}"):
+        _fit(tmp_path, callback)

@@ -1,0 +1,125 @@
+"""Metrics and answers by class."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from separable import linear_net, separable
+from torch.utils.data import TensorDataset
+from worker_group import run_in_workers
+
+from lockstep.errors import ConfigError
+from lockstep.files.jsonl import read_records
+from lockstep.train import fit
+from lockstep.train.custom.measures import CustomMeasures, Measured
+from lockstep.world.world import World
+
+Tensor = torch.Tensor
+
+
+def _recall(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each of 3 classes."""
+    right = outputs.argmax(1) == targets
+    return torch.bincount(targets[right], minlength=3), torch.bincount(targets, minlength=3)
+
+
+def _confidence(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    return outputs.softmax(1).max(1).values.sum(), len(targets)
+
+
+METRICS = {"recall": _recall, "confidence": _confidence}
+
+
+def _measure(world: World, samples: int) -> Measured:
+    """A worker's share in uneven batches; with fewer samples than workers some have none."""
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = torch.randn(samples, 3, generator=generator).double(), torch.arange(samples) % 2
+    measures = CustomMeasures(METRICS, 3, world)
+    for part in torch.arange(samples)[world.rank :: world.size].split(3):
+        if len(part):
+            measures.add(outputs[part], targets[part])
+    measured = measures.reduce()
+    assert measures.reduce().confusion.sum() == 0  # nothing is counted twice
+    return measured
+
+
+@pytest.mark.parametrize("samples", [20, 2])
+def test_sums_over_workers_are_those_of_one(samples: int) -> None:
+    (alone,), several = run_in_workers(1, _measure, samples), run_in_workers(3, _measure, samples)
+    for measured in several:
+        np.testing.assert_array_equal(measured.confusion, alone.confusion)
+        np.testing.assert_allclose(measured.metrics["recall"], alone.metrics["recall"])
+        assert measured.metrics["confidence"] == pytest.approx(alone.metrics["confidence"], rel=1e-12)
+    assert alone.confusion.sum() == samples
+    assert list(np.isnan(alone.metrics["recall"])) == [False, False, True]
+
+
+def test_a_fit_reports_them_by_epoch_and_in_its_result(tmp_path: Path) -> None:
+    val = separable(64, 2)
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 24, "loader_workers": 0, "track": (), "run_dir": tmp_path}
+    model = linear_net()
+    result = fit(model, separable(320, 1), val, metrics=METRICS, lr=0.02, **settings)
+
+    images, labels = val.tensors
+    with torch.no_grad():
+        predicted = model(images).argmax(1)
+    expected = np.zeros((3, 3), dtype=np.int64)
+    np.add.at(expected, (labels.numpy(), predicted.numpy()), 1)
+    np.testing.assert_array_equal(result.confusion_matrix, expected)
+    assert result.classes == ("0", "1", "2")
+    assert result.per_class_accuracy == {str(k): expected[k, k] / expected[k].sum() for k in range(3)}
+    np.testing.assert_allclose(result.metrics["recall"], expected.diagonal() / expected.sum(1))
+    assert result.history.val["recall"].shape == (2, 3)
+    assert result.history.val["confidence"].shape == (2,)
+    records = [r for r in read_records(tmp_path / "metrics.jsonl") if r.get("split") == "val"]
+    assert [r["metrics"]["confidence"] for r in records] == list(result.history.val["confidence"])
+
+
+def test_a_class_without_samples_has_no_accuracy_and_the_records_stay_json(tmp_path: Path) -> None:
+    images, labels = separable(64, 2).tensors
+    val = TensorDataset(images[labels != 1], labels[labels != 1])
+    result = fit(
+        linear_net(), separable(320, 1), val, metrics={"recall": _recall}, epochs=1, track=(), run_dir=tmp_path
+    )
+    assert math.isnan(result.per_class_accuracy["1"])
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert np.isnan(result.history.val["recall"][0, 1])
+
+
+def _measure_many_outputs(world: World) -> Measured:
+    measures = CustomMeasures({}, 2, world)
+    if world.rank == 0:  # the others have no batch, and so do not see how many outputs there are
+        measures.add(torch.eye(5), torch.tensor([0, 1, 0, 1, 0]))
+    return measures.reduce()
+
+
+def test_a_model_may_have_more_outputs_than_the_data_has_classes() -> None:
+    for measured in run_in_workers(2, _measure_many_outputs):
+        assert measured.confusion.shape == (5, 5)
+        assert measured.confusion.sum(1).tolist() == [3, 2, 0, 0, 0]
+        assert measured.confusion.sum(0).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"loss": _recall}, "metrics= 'loss': choose a name"),
+        ({"a b": _recall}, "metrics= 'a b': choose a name"),
+        ({"f1": 0.5}, r"metrics=\{'f1': 0.5\}: give a function"),
+        ({"f1": lambda outputs, targets: outputs.mean()}, r"returned .*; give a function .* \(sum, count\)"),
+        ({"f1": lambda outputs, targets: (outputs.sum(0), torch.ones(2))}, "returned .*; give a function"),
+        ({"f1": lambda outputs, targets: (outputs[:, 0], len(targets))}, "the same shape for every batch"),
+    ],
+)
+def test_what_cannot_be_a_metric_is_named(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit(
+            linear_net(), separable(32, 1), separable(33, 2), metrics=metrics, batch_size=16, track=(), run_dir=tmp_path
+        )

@@ -1,0 +1,64 @@
+"""Figures of epochs as arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lockstep.train.monitoring.history import EpochRecords
+
+
+def _record(split: str, epoch: int, loss: float, **more: object) -> dict[str, object]:
+    return {"kind": "epoch", "split": split, "epoch": epoch, "step": 10 * epoch, "loss": loss, "top1": 0.5, **more}
+
+
+def test_a_record_replaces_those_of_its_epoch_and_later_ones() -> None:
+    epochs = EpochRecords()
+    epochs.extend(
+        [_record("train", 1, 3.0), _record("val", 1, 4.0), _record("train", 2, 2.0), _record("train", 3, 1.0)]
+    )
+    epochs.add(_record("train", 2, 1.5))
+    history = epochs.history()
+    assert history.train["loss"].tolist() == [3.0, 1.5]
+    assert history.train["step"].tolist() == [10, 20]
+    assert history.val["epoch"].tolist() == [1]
+
+
+def test_metrics_that_an_epoch_lacks_are_nan() -> None:
+    epochs = EpochRecords()
+    epochs.extend(
+        [
+            _record("val", 1, 4.0),  # before the metrics were added
+            _record("val", 2, 3.0, metrics={"f1": None, "recall": [0.5, None]}),
+            _record("val", 3, 2.0, metrics={"f1": 0.75, "recall": [0.25, 1.0]}),
+        ]
+    )
+    val, nan = epochs.history().val, float("nan")
+    np.testing.assert_array_equal(val["f1"], [nan, nan, 0.75])
+    np.testing.assert_array_equal(val["recall"], [[nan, nan], [0.5, nan], [0.25, 1.0]])
+
+
+def test_an_empty_history_has_its_names() -> None:
+    history = EpochRecords().history()
+    assert history.train["loss"].shape == history.val["top1"].shape == (0,)
+
+
+def test_a_plot_has_a_panel_for_each_figure_with_both_splits() -> None:
+    epochs = EpochRecords()
+    for epoch in (1, 2, 3):
+        epochs.add(_record("train", epoch, 3.0 / epoch))
+        epochs.add(_record("val", epoch, 4.0 / epoch, metrics={"f1": 0.1 * epoch}))
+    figure = epochs.history().plot("f1")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    losses, accuracy, metric = figure.axes
+    drawn = [[list(line.get_ydata()) for line in axes.lines] for axes in figure.axes]
+    assert drawn[0] == [[3.0, 1.5, 1.0], [4.0, 2.0, 4.0 / 3]]
+    assert drawn[1] == [[0.5] * 3] * 2
+    assert drawn[2] == [pytest.approx([0.1, 0.2, 0.3])]
+    assert [axes.get_ylabel() for axes in (losses, accuracy, metric)] == ["loss", "top-1", "f1"]
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["training", "validation"]
+
+
+def test_a_name_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="no figure 'f2'; there are epoch, step, loss, top1"):
+        EpochRecords().history().plot("f2")

@@ -1,0 +1,34 @@
+"""Functions that start workers, called as a program of its own would call them."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from commands import run as run_command
+
+CALLER = """
+import pickle
+from pathlib import Path
+try:
+    result = pickle.loads(Path("call").read_bytes())()
+except Exception as error:
+    result = error
+Path("result").write_bytes(pickle.dumps(result))
+"""
+
+
+def in_a_program(folder: Path, call: Callable[[], Any]) -> Any:
+    """Call a function in a program of its own; return its result, or raise its error, and print as it does."""
+    (folder / "call").write_bytes(cloudpickle.dumps(call))
+    done = run_command([sys.executable, "-c", CALLER], folder)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    result = pickle.loads((folder / "result").read_bytes())
+    if isinstance(result, Exception):
+        raise result
+    return result
