@@ -4,5 +4,5 @@ Start with `job`: one start of the workers, to the last process's end. `remote_n
 from here, `node_pool` keeps them from one start to the next; `failure` finds out which failure came first, and
 `start_errors` why a host could not take part. `restarts` starts a job's workers anew, on the hosts that `membership`
 and `discovery` know of. `elastic_driver` drives Horovod's elastic jobs, whose workers are replaced alone;
-`local_elastic` is one of this machine's processes. `run_function` is horovod.run, `signals` ends both.
+`local_elastic` is one of this machine's processes. `run_function` is horovod.run, `signals` stops a launcher.
 """

@@ -103,7 +103,7 @@ class JobOutcome:
     Args:
         code: Its exit code.
         culprit: The failure that ended it.
-        trouble: Why it could not start.
+        trouble: Why it could not start, or go on.
         request: The signal that ended it, or that it has stopped for after a checkpoint.
         away: The hosts that were lost, or could not take part.
         said: The last words of a worker that has stopped of its own accord.
@@ -111,7 +111,7 @@ class JobOutcome:
 
     code: int
     culprit: Failure | None = None
-    trouble: StartError | None = None
+    trouble: Exception | None = None
     request: signal.Signals | None = None
     away: tuple[str, ...] = ()
     said: str = ""
@@ -343,6 +343,7 @@ class LaunchedJob:
             newcomer=remote.node.host in plan.newcomers,
             restart=plan.restart,
             max_restarts=plan.max_restarts,
+            elastic=False,
             timings=plan.timings,
         )
 

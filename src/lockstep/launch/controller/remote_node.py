@@ -26,6 +26,7 @@ from lockstep.launch.protocol.messages import (
     NodeJob,
     Output,
     Reached,
+    SlotWorkerEnded,
     Started,
     Trouble,
     pack,
@@ -73,6 +74,7 @@ class Remote:
         self.node = node
         self._show = show
         self._first_rank = 0
+        self.exit_codes: dict[int, int] = {}  # of an elastic job's workers, by number
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
 
@@ -169,19 +171,23 @@ class Remote:
                     await self._show(self._first_rank + worker, name, bytes_of(text))
                 case Trouble(text):
                     self._lost(f"{self.node.host} {text}")
+                case SlotWorkerEnded(worker, code):
+                    self.exit_codes[worker] = code
                 case Ended():
                     self._resolve(self.end, message)
                 case Here() | Reached() | Met() | Started() | Failing():
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)
-        code = await self._process.wait()
+        exit_code = await self._process.wait()
         await self._tasks[1]
         said = self._last_words.decode(errors="replace")
         if not self.answer(Here).done():
-            self._lost(why_not_started(self.node, code, said))
+            self._lost(why_not_started(self.node, exit_code, said))
         elif not self.answer(Started).done():
-            self._lost(f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {code}'}")
+            self._lost(
+                f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {exit_code}'}"
+            )
         else:
             self._lost("")
 

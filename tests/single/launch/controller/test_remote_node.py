@@ -36,6 +36,7 @@ JOB = NodeJob(
     newcomer=False,
     restart=0,
     max_restarts=0,
+    elastic=False,
     timings=Timings(close=0.1),
 )
 
