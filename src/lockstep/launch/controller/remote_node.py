@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from lockstep.launch.controller.start_errors import StartError, why_not_started
+from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output.display import Name
 from lockstep.launch.plan.job_plan import NodePlan, handed_on
 from lockstep.launch.plan.timings import Timings
@@ -185,9 +185,8 @@ class Remote:
         if not self.answer(Here).done():
             self._lost(why_not_started(self.node, exit_code, said))
         elif not self.answer(Started).done():
-            self._lost(
-                f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {exit_code}'}"
-            )
+            how = killed(exit_code) or f"exited: {said.strip() or f'exit code {exit_code}'}"
+            self._lost(f"the node process on {self.node.host} {how} while its workers were starting")
         else:
             self._lost("")
 

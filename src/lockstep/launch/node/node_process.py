@@ -97,7 +97,7 @@ class Node:
                 if task.done() and not task.cancelled() and (error := task.exception()):
                     await self._fail(error)
             if gone.is_set():
-                await self._fail(NodeError("was ended by SIGHUP: its session, or the process above it, is gone"))
+                await self._fail(NodeError("lost its guard process or its session (SIGHUP): one of them was killed"))
             return obeying.result() if obeying.done() and not obeying.exception() else 0
         finally:
             for task in tasks:
