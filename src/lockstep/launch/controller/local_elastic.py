@@ -74,7 +74,7 @@ class LocalElasticJob(LaunchedJob):
         self._driver, _ = await asyncio.gather(self._make_driver(), super()._start())
 
     async def _make_driver(self) -> Driver:
-        """Import torch here while the preloaded process does, but start no process from here while this runs."""
+        """Import torch here while the preloaded process does, once the node process has been started."""
         await self._remotes[0].answer(Here)
         return await asyncio.to_thread(Driver, self._rules, self._hosts, self._start_worker)
 
