@@ -17,10 +17,14 @@ from commands import HOROVODRUN, Job, run, started
 # A worker that says where it is in each generation, and goes on when the test names the generation's end in a file:
 # `done` ends it, `die R` kills rank R, and otherwise it waits for something that is lost when another worker dies.
 WORKER = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from lockstep.world.elastic_rendezvous import host_changes, meet
 folder = Path(sys.argv[1])
+if (folder / "daemons").exists():
+    daemon = "setsid sleep 1000 > /dev/null 2>&1 & echo slot $HOROVOD_LOCAL_RANK left $!"
+    subprocess.run(["sh", "-c", daemon])
+    subprocess.run(["env", "-i", "HOROVOD_LOCAL_RANK=env", "sh", "-c", daemon])
 started_as = "/".join(os.environ[f"HOROVOD_{name}"] for name in "RANK SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
 while True:
     meeting = meet()
@@ -67,6 +71,13 @@ class ElasticJob:
         assert [rank for rank, *_ in by_rank] == list(range(size))
         assert all(prefix == rank for prefix, rank, *_ in found)
         return [(slot, local, pid) for _, slot, local, pid in by_rank]
+
+    def left_behind(self) -> dict[str, list[int]]:
+        """By slot, the pids of the daemons that workers have started; by "env" of those that do not know their slot."""
+        found: dict[str, list[int]] = {}
+        for slot, pid in re.findall(r"slot (\w+) left (\d+)", self.text):
+            found.setdefault(slot, []).append(int(pid))
+        return found
 
     @property
     def text(self) -> str:
@@ -202,14 +213,44 @@ def test_workers_that_never_ask_may_finish(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1 none", "[1]<stdout>:1 none"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_launcher_that_is_stopped_or_killed_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("launcher", signal.SIGINT), ("launcher", signal.SIGKILL), ("node process", signal.SIGKILL)],
+)
+def test_no_process_outlives_the_launcher_or_the_node_process(
+    tmp_path: Path, victim: str, number: signal.Signals
+) -> None:
+    (tmp_path / "daemons").touch()
     with elastic(tmp_path, "--min-np", "1", "-np", "2") as job:
-        pids = [pid for *_, pid in job.wait_for(1, 2)]
-        workers = [psutil.Process(pid) for pid in pids]
-        job.process.send_signal(number)
-        assert job.process.wait(20) == (128 + number if number == signal.SIGINT else -number)
-        assert psutil.wait_procs(workers, timeout=5)[1] == []
+        workers = [psutil.Process(pid) for *_, pid in job.wait_for(1, 2)]
+        left = [psutil.Process(pid) for pids in job.left_behind().values() for pid in pids]
+        assert len(left) == 4
+        node = workers[0].parent()
+        assert node in workers[1].parents()
+        if victim == "launcher":
+            job.process.send_signal(number)
+            assert job.process.wait(20) == (128 + number if number == signal.SIGINT else -number)
+        else:
+            node.send_signal(number)
+            assert job.process.wait(20) == 1
+            assert "lockstep: lost localhost: its part of the launcher" in job.text
+        assert psutil.wait_procs([*workers, *left], timeout=20)[1] == []
+
+
+def test_what_a_dead_worker_has_left_behind_ends_with_it_and_what_others_left_with_the_job(tmp_path: Path) -> None:
+    (tmp_path / "daemons").touch()
+    with elastic(tmp_path, "--min-np", "1", "-np", "2") as job:
+        job.wait_for(1, 2)
+        first = job.left_behind()
+        job.order(1, "die 0")
+        job.wait_for(2, 2)
+        job.process.wait_until(lambda: not psutil.pid_exists(first["0"][0]))
+        assert all(psutil.pid_exists(pid) for pid in [*first["1"], *first["env"]])
+        job.order(2, "done")
+        assert job.process.wait(20) == 0
+        left = [pid for pids in job.left_behind().values() for pid in pids]
+        assert len(left) == 6
+        assert [pid for pid in left if psutil.pid_exists(pid)] == []
 
 
 def test_a_discovery_script_that_fails_at_first_is_an_error(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -244,6 +245,13 @@ def test_a_script_that_stops_by_itself_gets_the_time_for_it(tmp_path: Path) -> N
         assert job.wait(timeout=30) == 128 + signal.SIGTERM
     assert (tmp_path / "saved").exists()
     assert "stopped by SIGTERM" in job.text
+
+
+def test_a_host_that_does_not_answer_in_time_is_told_with_the_load(tmp_path: Path) -> None:
+    done = run([*LOCKSTEP, "run", "-np", "1", "--start-timeout", "0.001", "--", "true"], tmp_path)
+    assert done.returncode == 3
+    late = r"lockstep: localhost did not answer within 0.001 s: the machine is overloaded \(load [\d.]+ on \d+ cores\)"
+    assert re.match(late, done.stderr), done.stderr
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")

@@ -1,4 +1,4 @@
-"""Workers that mpirun starts, with nothing else set: Open MPI and MPICH from Debian."""
+"""Workers that mpirun starts, with nothing else set: Open MPI 4 and MPICH from Debian, Open MPI 5 from PyPI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import MPICH, OPEN_MPI, Command, Done, of_one_thread, run
+from commands import MPICH, OPEN_MPI, OPEN_MPI_5, Command, Done, of_one_thread, run
 
 SCRIPT = """
 import os, psutil, torch
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.cold
 
 def _run(words: Command, script: Path, **variables: str) -> Done:
     if shutil.which(words[0]) is None:
-        pytest.skip(f"needs {words[0]} (Debian: openmpi-bin, mpich)")
+        pytest.skip(f"needs {words[0]} (Debian: openmpi-bin, mpich; .ci/run makes Open MPI 5)")
     return run([*words, "-np", "2", sys.executable, script], script.parent, of_one_thread(**variables))
 
 
@@ -38,10 +38,11 @@ def _run(words: Command, script: Path, **variables: str) -> Done:
     ("launcher", "words", "variables"),
     [
         ("Open MPI", OPEN_MPI, {}),
+        ("Open MPI", OPEN_MPI_5, {}),
         ("MPICH", MPICH, {}),
         ("MPICH", MPICH, {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "29817"}),
     ],
-    ids=["Open MPI", "MPICH", "MPICH with a port"],
+    ids=["Open MPI", "Open MPI 5", "MPICH", "MPICH with a port"],
 )
 def test_workers_of_mpirun_meet_and_add_up(
     launcher: str, words: Command, variables: dict[str, str], tmp_path: Path
@@ -82,3 +83,24 @@ def test_a_rank_that_an_earlier_job_left_is_an_error_on_every_worker(tmp_path: P
     done = _run(OPEN_MPI, script, RANK="3", WORLD_SIZE="4")
     assert done.returncode != 0
     assert "RANK=3, WORLD_SIZE=4 cannot be: Open MPI has started this as worker" in done.stderr
+
+
+LEFT_BY_MPI = {
+    f"OMPI_COMM_WORLD_{name}": value
+    for name, value in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "0101", strict=True)
+}
+LEFT_BY_TORCHRUN = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "0101", strict=True))
+
+
+def test_two_workers_are_never_two_jobs_without_a_word(tmp_path: Path) -> None:
+    """Variables of an outer job of one worker, in which mpirun starts two."""
+    script = tmp_path / "script.py"
+    script.write_text("from lockstep.world.launcher_environment import Place; print(Place.from_environment().size)")
+    done = _run(MPICH, script, **LEFT_BY_MPI)
+    assert done.returncode != 0
+    assert "Open MPI's variables say worker 0 of 1, MPICH's say PMI_RANK=" in done.stderr
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}
+    done = _run(OPEN_MPI_5, script, **LEFT_BY_TORCHRUN, **address, TORCHELASTIC_RUN_ID="outer")
+    assert done.stdout.split() == ["1", "1"]
+    for rank in range(2):
+        assert f"by torchrun's variables, but Open MPI has set OMPI_COMM_WORLD_RANK={rank}, OMPI_" in done.stderr

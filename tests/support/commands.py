@@ -33,6 +33,7 @@ LOCKSTEP = (sys.executable, "-m", "lockstep")
 HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
+OPEN_MPI_5 = (str(Path(__file__).parents[2] / "build/open-mpi-5/bin/mpirun"), *OPEN_MPI[1:])  # by .ci/run
 MPICH = ("mpirun.mpich",)
 LIMIT_SECONDS = 150
 SERVER = "import sys; sys.path.pop(0); sys.path.append({here!r}); from warm import serve; serve()"

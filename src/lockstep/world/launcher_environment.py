@@ -8,6 +8,7 @@ and where the names come from.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,6 +86,8 @@ KUBEFLOW = "Kubeflow"
 KUBEFLOW_VARIABLES = ("RANK", "WORLD_SIZE", *ADDRESS)
 WORKERS_A_POD = "PET_NPROC_PER_NODE"  # for torchrun; a number or auto, cpu, gpu
 KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
+PMIX_RANK = "PMIX_RANK"  # set by prterun and `srun --mpi=pmix`, beside which others say how many workers there are
+_warnings = set[str]()  # given already
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,17 @@ class Place:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
         """Read this worker's place from the variables of the launcher that started it.
 
+        Warn, once a process, where another launcher's variables show that this worker may belong to a larger job.
+
         Raises:
             WorldError: The variables are incomplete or contradict each other.
         """
+        place = cls._from_innermost(environment)
+        _check_others(place, environment)
+        return place
+
+    @classmethod
+    def _from_innermost(cls, environment: Mapping[str, str]) -> Place:
         other = next((launcher for launcher in OTHERS if _has_started(launcher, environment)), None)
         if TORCHRUN_ID in environment:
             return _read_torchrun(environment)
@@ -146,6 +157,45 @@ def _is_slurm_task(environment: Mapping[str, str]) -> bool:
             f"`env -u SLURM_STEP_ID python ...`"
         )
     return True
+
+
+def _check_others(place: Place, environment: Mapping[str, str]) -> None:
+    """See that a worker of a job is not taken for a job of its own.
+
+    Raises:
+        WorldError: Two launchers of MPI disagree, so one has left its variables behind, or only a rank is known.
+    """
+    for launcher in OTHERS:
+        names = _names(launcher, environment)
+        values = [environment.get(name, "") for name in names[:2]]
+        if launcher.name == place.launcher or not _has_started(launcher, environment) or not values[1].isdecimal():
+            continue
+        shown = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=False))
+        if place.is_of_mpi and launcher in MPI and values != [str(place.rank), str(place.size)]:
+            own = next(row for row in MPI if row.name == place.launcher)
+            raise WorldError(
+                f"{place.launcher}'s variables say worker {place.rank} of {place.size}, {launcher.name}'s say {shown}; "
+                f"unset those that an outer job left behind: unset {' '.join(_names(own, environment))}, or "
+                f"unset {' '.join(name for name in names if name in environment)}"
+            )
+        if int(values[1]) > place.size:
+            own_job = f"a job of {place.size} by {place.launcher}'s variables"
+            _warn(
+                f"this worker is rank {place.rank} of {own_job}, but {launcher.name} has set {shown}; if they are one "
+                f"job, unset {place.launcher}'s variables, which an outer job left behind"
+            )
+    if place.launcher == "none" and PMIX_RANK in environment and "SLURM_STEP_ID" not in environment:
+        said = f"{PMIX_RANK}={environment[PMIX_RANK]}, and no launcher's number of workers is set"
+        fix = "start the workers with mpirun, srun, torchrun or `lockstep run`"
+        if environment[PMIX_RANK] != "0":
+            raise WorldError(f"{said}: this worker would be a job of its own; {fix}")
+        _warn(f"{said}: this worker is a job of its own; if it should be one of several, {fix}")
+
+
+def _warn(text: str) -> None:
+    if text not in _warnings:
+        _warnings.add(text)
+        print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _is_kubeflow(environment: Mapping[str, str]) -> bool:

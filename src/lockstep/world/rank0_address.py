@@ -24,10 +24,11 @@ from lockstep.world.store import LOOPBACK
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
 OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's own; Open MPI up to 4
+OPEN_MPI_JOB = "PMIX_NAMESPACE"  # from Open MPI 5 on prterun-HOST-PID@N, with mpirun's host
 # What tells one launch from another, in all its workers alike. (Open MPI's remote workers need not know the batch job.)
 LAUNCHES = {
     SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    "Open MPI": ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+    "Open MPI": ("OMPI_MCA_ess_base_jobid", OPEN_MPI_JOB),
 }
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_APID", "JSM_NAMESPACE_ID")
 PORTS = range(20_000, 30_000)  # below those that Linux gives to outgoing connections
@@ -88,6 +89,8 @@ def _first_host(place: Place, environment: Mapping[str, str]) -> str | None:
             raise WorldError(f"{nodes} cannot be read: {error}; set MASTER_ADDR to the host of rank 0") from None
     if addresses := re.findall(r"tcp://([\d.,]+):", environment.get(OPEN_MPI_ADDRESS, "")):
         return _nearest(addresses[0].split(","))
+    if job := re.fullmatch(r"prterun-(.+)-\d+@\d+", environment.get(OPEN_MPI_JOB, "")):
+        return job[1]
     for name in HOST_FILES:
         if path := environment.get(name):
             return _first_line(name, Path(path), without_batch_host=place.launcher == "jsrun")

@@ -25,6 +25,7 @@ from lockstep.files.atomic import replacing
 from lockstep.world.interfaces import choose_interface, listening_address
 from lockstep.world.launcher_environment import ADDRESS, Place
 from lockstep.world.rank0_address import find_address, is_here, launch_name
+from lockstep.world.start_limit import START_TIMEOUT, load_here
 from lockstep.world.store import LOOPBACK, serve_store
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def open_store(place: Place, timeout_seconds: float) -> Store:
 
 def _open(place: Place, timeout_seconds: float) -> Store:
     address = ":".join(os.environ[name] for name in ADDRESS if name in os.environ)
+    begun = time.monotonic()
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             from torch.distributed.rendezvous import rendezvous
@@ -70,9 +72,11 @@ def _open(place: Place, timeout_seconds: float) -> Store:
         choose_interface(place, store, host)
         return store
     except (RuntimeError, ValueError, OSError) as error:
+        is_late = time.monotonic() - begun >= timeout_seconds
+        fix = f"; are they still starting ({load_here()})? {START_TIMEOUT} sets the limit" if is_late else ""
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot meet the others{address and f' at {address}'} "
-            f"within {timeout_seconds:g} s: {first_line(error)}"
+            f"within {timeout_seconds:g} s: {first_line(error)}{fix}"
         ) from error
 
 

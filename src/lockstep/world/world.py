@@ -26,12 +26,12 @@ from lockstep.world.devices import GLOO, check_devices, choose_device, choose_li
 from lockstep.world.launcher_environment import Place
 from lockstep.world.peer_loss import LossWatch, print_error
 from lockstep.world.rendezvous import open_store
+from lockstep.world.start_limit import WORKERS_SECONDS, start_limit
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-CONNECT_SECONDS = 600.0  # workers of one job start minutes apart where they load Python from a busy shared file system
 PEERS_SECONDS = 1800.0  # for a collective, as docs/howto/when-a-job-hangs.md says
 ABORT_SECONDS = 3.0
 _connections = itertools.count()
@@ -160,7 +160,8 @@ def connect(
         import torch._dynamo  # noqa: F401
 
     # Under a name of its own: a later connection must not find the addresses of an earlier one.
-    store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, CONNECT_SECONDS))
+    seconds = start_limit() or WORKERS_SECONDS
+    store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, seconds))
     # Before the group is made, which would choose a device itself and fail in words of its own.
     if device != "cpu":
         check_devices(place, chosen, library, store)
@@ -180,7 +181,7 @@ def connect(
             f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use{more}"
         ) from error
     if library != GLOO:
-        _watches.append(LossWatch(place, store, CONNECT_SECONDS, tell))
+        _watches.append(LossWatch(place, store, seconds, tell))
     try:
         yield World(place, chosen)
     except BaseException as error:

@@ -257,6 +257,54 @@ def test_the_innermost_launcher_wins(environment: dict[str, str], launcher: str)
     assert Place.from_environment(environment) == Place(5, 8, 1, 4, 1, launcher)
 
 
+ALONE_IN_OPEN_MPI = dict(zip(OPEN_MPI, "0101", strict=True))
+
+
+def test_variables_of_two_mpis_that_disagree_are_an_error_that_names_both() -> None:
+    words = (
+        r"Open MPI's variables say worker 0 of 1, MPICH's say PMI_RANK=5, PMI_SIZE=8; unset .* "
+        r"unset OMPI_COMM_WORLD_RANK .*, or unset PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS$"
+    )
+    with pytest.raises(WorldError, match=words):
+        Place.from_environment({**MPICH, **ALONE_IN_OPEN_MPI})
+
+
+@pytest.mark.parametrize(
+    ("environment", "names"),
+    [
+        ({**TORCHRUN, **ONE_WORKER, **OPEN_MPI}, ["torchrun", "OMPI_COMM_WORLD_RANK=5, OMPI_COMM_WORLD_SIZE=8"]),
+        ({**TORCHRUN, **ONE_WORKER, **SLURM}, ["torchrun", "SLURM_PROCID=5, SLURM_STEP_NUM_TASKS=8"]),
+        ({**SLURM, **ALONE_IN_OPEN_MPI}, ["Open MPI", "SLURM_STEP_NUM_TASKS=8"]),
+    ],
+)
+def test_a_worker_of_a_smaller_job_than_another_launcher_started_is_warned_about_once(
+    environment: dict[str, str], names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
+    assert [Place.from_environment(environment).size for _ in range(2)] == [1, 1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lockstep: warning: this worker is rank 0 of a job of 1 by ")
+    assert all(name in line for name in names)
+
+
+def test_a_rank_of_pmix_without_a_number_of_workers_is_no_job_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
+    with pytest.raises(WorldError, match="PMIX_RANK=1, and no launcher's number of workers is set"):
+        Place.from_environment({"PMIX_RANK": "1"})
+    assert Place.from_environment({"PMIX_RANK": "0"}) == Place()
+    assert "PMIX_RANK=0, and no launcher's number of workers is set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "environment", [*LAUNCHERS.values(), TORCHRUN, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, {}]
+)
+def test_a_usual_start_warns_of_nothing(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    Place.from_environment(environment)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("launcher", [SLURM, OPEN_MPI, MPICH], ids=["Slurm", "Open MPI", "MPICH"])
 def test_a_rank_that_no_live_launcher_explains_is_named(launcher: dict[str, str]) -> None:
     with pytest.raises(WorldError, match=r"RANK=0 cannot be: .* worker 5 of 8 .*unset RANK$"):

@@ -32,6 +32,7 @@ HNP = "2231042048.0;tcp://10.200.0.2,127.0.0.9:45807"
         pytest.param("MPICH", SLURM, "hal01", id="the job's first node"),
         pytest.param("Open MPI", {**SLURM, "OMPI_MCA_orte_hnp_uri": HNP}, "hal01", id="Open MPI in Slurm"),
         pytest.param("Open MPI", {"OMPI_MCA_orte_hnp_uri": HNP}, "127.0.0.9", id="mpirun's nearest address"),
+        pytest.param("Open MPI", {"PMIX_NAMESPACE": "prterun-hal-7-18361@1"}, "hal-7", id="Open MPI 5"),
         pytest.param("Slurm", {**SLURM, "MASTER_ADDR": "hal09"}, "hal09", id="MASTER_ADDR"),
         pytest.param("PALS", {"PBS_NODEFILE": "a\nb\n"}, "a", id="PBS"),
         pytest.param("MPICH", {"LSB_DJOB_HOSTFILE": "a\na\nb\n"}, "a", id="LSF"),

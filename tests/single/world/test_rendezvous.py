@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from lockstep.errors import WorldError
+from lockstep.hvd.engine.settings import Settings
 from lockstep.world import rendezvous
 from lockstep.world.launcher_environment import Place
 from lockstep.world.rendezvous import open_store
+from lockstep.world.start_limit import WORKERS_SECONDS
 from lockstep.world.store import serve_store
+from lockstep.world.world import connect
 
 SECONDS = 0.5
 
@@ -49,7 +52,17 @@ def test_rank_0_names_who_does_not_come(has_port: bool, monkeypatch: pytest.Monk
         store, free = serve_store()
         del store
         monkeypatch.setenv("MASTER_PORT", str(free))
-    _fails(Place(0, 3, 0, 3, 0, "MPICH"), r"worker 0 on .* within 0.5 s: no word from rank 1, 2")
+    late = r"no word from rank 1, 2; are they still starting \(load [\d.]+ on \d+ cores\)\? HOROVOD_START_TIMEOUT sets"
+    _fails(Place(0, 3, 0, 3, 0, "MPICH"), rf"worker 0 on .* within 0.5 s: {late}")
+
+
+def test_hvd_and_the_trainer_wait_as_long_as_the_one_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.from_environment({}).start_timeout_seconds == WORKERS_SECONDS == 600.0
+    assert Settings.from_environment({"HOROVOD_START_TIMEOUT": "0.5"}).start_timeout_seconds == 0.5
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.5")
+    place = Place(0, 2, 0, 2, 0, "MPICH")
+    with pytest.raises(WorldError, match=r"within 0.5 s: no word from rank 1"), connect(place, "cpu"):
+        pass
 
 
 def test_rank_0_says_when_the_others_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

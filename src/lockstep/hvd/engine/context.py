@@ -24,6 +24,7 @@ from lockstep.hvd.engine.stall import StallWatch
 from lockstep.hvd.engine.timeline import Timeline
 from lockstep.world.launcher_environment import Place
 from lockstep.world.lifeline import Lifeline
+from lockstep.world.start_limit import START_TIMEOUT, load_here
 
 SHUT_DOWN = "Horovod has been shut down."
 PATIENCE_SECONDS = 5.0  # for what is under way at a shutdown
@@ -107,7 +108,8 @@ class Context:
             missing = [rank for rank in range(place.size) if not self._store.check([f"here/{rank}"])]
             raise WorldError(
                 f"worker {place.rank} on {socket.gethostname()} waited {timeout.total_seconds():g} s for the workers "
-                f"{missing} of {place.size} to call hvd.init(); HOROVOD_START_TIMEOUT sets the time"
+                f"{missing} of {place.size} to call hvd.init(): they are still importing or reading data, or failed "
+                f"({load_here()}); set {START_TIMEOUT} to wait longer"
             ) from error
 
     def _introduce(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from lockstep.world.start_limit import START_TIMEOUT, WORKERS_SECONDS
+
 # Gloo breaks a group whose operation takes longer than its timeout. A worker may wait for its peers as long as it
 # likes (the stall report says for whom), so operations get a year; connecting has its own limit.
 NO_TIMEOUT = timedelta(days=365)
@@ -24,7 +26,7 @@ class Settings:
     stall_check: bool = True
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
-    start_timeout_seconds: float = 30.0
+    start_timeout_seconds: float = WORKERS_SECONDS
     gloo_timeout_seconds: float = 30.0
     elastic: bool = False
 
@@ -56,7 +58,7 @@ class Settings:
             stall_check=not flag("HOROVOD_STALL_CHECK_DISABLE"),
             stall_warning_seconds=number("HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_seconds),
             stall_shutdown_seconds=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_seconds),
-            start_timeout_seconds=number("HOROVOD_START_TIMEOUT", cls.start_timeout_seconds),
+            start_timeout_seconds=number(START_TIMEOUT, cls.start_timeout_seconds),
             gloo_timeout_seconds=number("HOROVOD_GLOO_TIMEOUT_SECONDS", cls.gloo_timeout_seconds),
             elastic=flag("HOROVOD_ELASTIC"),
         )

@@ -5,5 +5,5 @@ from here, `node_pool` keeps them from one start to the next; `failure` finds ou
 `start_errors` why a host could not take part. `restarts` starts a job's workers anew, on the hosts that `membership`
 and `discovery` know of. `elastic_driver` drives Horovod's elastic jobs, whose workers are replaced alone;
 `local_elastic` is one of this machine's processes. `run_function` is horovod.run and lockstep.launch.run, `signals`
-ends both.
+stops a launcher.
 """

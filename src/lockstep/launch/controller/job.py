@@ -20,11 +20,11 @@ from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.controller.failure import Failure, first
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
-from lockstep.launch.controller.start_errors import StartError, disagreement
+from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
 from lockstep.launch.node.descendants import allow_many_files
 from lockstep.launch.output.display import Display, OutputPlan, say
 from lockstep.launch.output.worker_output import Screen
-from lockstep.launch.plan.job_plan import SECRET, JobPlan, handed_on
+from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, handed_on
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
@@ -106,7 +106,7 @@ class JobOutcome:
     Args:
         code: Its exit code.
         culprit: The failure that ended it.
-        trouble: Why it could not start.
+        trouble: Why it could not start, or go on.
         request: The signal that ended it, or that it has stopped for after a checkpoint.
         away: The hosts that were lost, or could not take part.
         killed: The workers did not stop in time, or were not to be waited for.
@@ -115,7 +115,7 @@ class JobOutcome:
 
     code: int
     culprit: Failure | None = None
-    trouble: StartError | None = None
+    trouble: Exception | None = None
     request: signal.Signals | None = None
     away: tuple[str, ...] = ()
     killed: str = ""
@@ -284,15 +284,13 @@ class LaunchedJob:
                     self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
                 await self._answers(Met)
         except TimeoutError:
-            raise StartError(self._late()) from None
+            raise StartError(too_late(self._late_nodes(), "answer", plan.start_timeout)) from None
         try:
-            async with asyncio.timeout(plan.timings.load):
+            limit = max(plan.timings.load, plan.start_timeout)
+            async with asyncio.timeout(limit):
                 started = await self._answers(Started)
         except TimeoutError:
-            raise StartError(
-                f"{', '.join(self._late_hosts())} did not load torch within {plan.timings.load:g} s; is the file "
-                f"system slow there? --no-preload starts each worker by itself"
-            ) from None
+            raise StartError(too_late(self._late_nodes(), "import torch", limit)) from None
         for remote, answer in zip(self._remotes, started, strict=True):
             if answer.note:
                 where = "" if plan.is_local else f"{remote.node.host}: "
@@ -301,19 +299,12 @@ class LaunchedJob:
         if self._notice:
             self._forward(self._notice)
 
-    def _late(self) -> str:
-        """Who has kept the others waiting, at the first stage that not all have passed."""
-        seconds = f"within {self._plan.start_timeout:g} s"
-        return (
-            f"{', '.join(self._late_hosts())} did not start {seconds}; is the network or the file system slow there? "
-            f"Give it more by --start-timeout"
-        )
-
-    def _late_hosts(self) -> list[str]:
-        late: list[str] = []
+    def _late_nodes(self) -> list[NodePlan]:
+        """The nodes that the others wait for, at the first stage that not all have passed."""
+        late: list[NodePlan] = []
         for stage in STAGES:
             remotes = self._remotes[1:] if stage is Reached else self._remotes
-            late = late or [each.node.host for each in remotes if not each.answer(stage).done()]
+            late = late or [each.node for each in remotes if not each.answer(stage).done()]
         return late
 
     async def _start_on_several(self, doors: dict[str, int]) -> None:
@@ -359,6 +350,7 @@ class LaunchedJob:
             newcomer=remote.node.host in plan.newcomers,
             restart=plan.restart,
             max_restarts=plan.max_restarts,
+            elastic=False,
             timings=plan.timings,
         )
 
@@ -423,7 +415,7 @@ class LaunchedJob:
     def _not_started(self) -> tuple[str, ...]:
         """The hosts that keep the others from starting: those in trouble or, where none is, those that are late."""
         troubled = tuple(remote.node.host for remote in self._remotes if remote.is_in_trouble)
-        return troubled or tuple(self._late_hosts())
+        return troubled or tuple(node.host for node in self._late_nodes())
 
     def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
         """Where all failures known are consequences: also the workers that had failed but not ended yet."""

@@ -1,86 +1,120 @@
-"""An elastic job on this machine: its workers are processes that this one starts."""
+"""An elastic job on this machine: this process decides, the node process starts and ends the workers."""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from lockstep.launch.controller.discovery import Discovery, discover
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
-from lockstep.launch.controller.signals import ignore_stopping, on_stopping
-from lockstep.launch.node.descendants import kill_descendants
-from lockstep.launch.node.worker_starter import Child, WorkerStarter, signal_group, start
-from lockstep.launch.output.display import OutputPlan, say
-from lockstep.launch.output.local_output import LocalOutput, Stream
+from lockstep.launch.controller.job import JobOutcome, LaunchedJob
+from lockstep.launch.controller.node_pool import NodePool
+from lockstep.launch.controller.remote_node import Lost, Remote
+from lockstep.launch.controller.start_errors import StartError
+from lockstep.launch.output.display import Display, Name, OutputPlan
+from lockstep.launch.output.worker_output import Screen
 from lockstep.launch.plan.horovodrun_plan import ElasticPlan
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_here, slots_of
-from lockstep.launch.plan.job_plan import handed_on
+from lockstep.launch.protocol.messages import Ended, Here, NodeJob, SignalSlotWorker, StartSlotWorker
 
 FAILED = 1
 
 
-class StopRequestedError(Exception):
-    """A signal to the launcher."""
+class RanksDisplay(Display):
+    """Names the workers' lines by the ranks that the workers have at the moment: `ranks`, by worker number."""
 
-    def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number)
+    def __init__(self, plan: OutputPlan) -> None:
+        super().__init__(plan)
+        self.ranks: dict[int, int] = {}
+
+    def keep(self, rank: int, name: Name, lines: Sequence[bytes]) -> None:
+        super().keep(self.ranks[rank], name, lines)
+
+    def show(self, rank: int, name: Name, lines: Sequence[bytes]) -> None:
+        super().show(self.ranks[rank], name, lines)
 
 
 class SlotProcess:
-    """A worker's process, and the streams of its output."""
+    """A worker's process, started and watched by the node process."""
 
-    def __init__(self, child: Child, streams: tuple[Stream, Stream]) -> None:
-        self._child = child
-        self._streams = streams
+    def __init__(self, number: int, node: Remote, display: RanksDisplay) -> None:
+        self._number = number
+        self._node = node
+        self._display = display
 
     def poll(self) -> str | None:
-        code = self._child.poll()
+        code = self._node.exit_codes.get(self._number)
         if not code:
             return None if code is None else ""
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
 
     def end(self, number: signal.Signals) -> None:
-        signal_group(self._child, number)
+        self._node.send(SignalSlotWorker(self._number, number))
 
     def take_rank(self, rank: int) -> None:
-        for stream in self._streams:
-            stream.rank = rank
+        self._display.ranks[self._number] = rank
 
 
-class LocalStarter:
-    """Starts the workers of a plan."""
+class LocalElasticJob(LaunchedJob):
+    """A job whose workers the driver has started, and replaced, one by one."""
 
-    def __init__(self, plan: ElasticPlan, output: LocalOutput) -> None:
-        self._command = plan.job.command
-        self._output = output
-        self._environment = {**handed_on(os.environ), **plan.job.environment}
-        self._starter = WorkerStarter()
-        self._starter.prepare(self._command, self._environment)
+    def __init__(self, plan: ElasticPlan, hosts: Callable[[], Sequence[Host]], display: RanksDisplay) -> None:
+        super().__init__(plan.job, display, False, NodePool())
+        self._screen = Screen(display, holds=False)  # the job outlives most failures
+        self._display = display
+        self._rules = plan
+        self._hosts = hosts
+        self._processes: list[SlotProcess] = []
+        self._why_failed: JobFailedError | None = None
 
-    def wait(self) -> None:
-        """Wait until workers can be started."""
-        self._starter.wait()
-        if self._starter.obstacle:
-            say(f"lockstep: each worker starts by itself: {self._starter.obstacle}")
+    async def _start(self) -> None:
+        self._driver, _ = await asyncio.gather(self._make_driver(), super()._start())
 
-    def start(self, slot: HostSlot, variables: Mapping[str, str]) -> SlotProcess:
-        variables = {**self._environment, **variables}
-        streams = self._output.open(slot.number, "stdout"), self._output.open(slot.number, "stderr")
-        assert streams[0].writer is not None
-        assert streams[1].writer is not None
-        writers = streams[0].writer, streams[1].writer
-        forked = self._starter.fork([variables], os.getcwd(), "none", [writers])
-        child = forked[0] if forked else start(self._command, variables, "none", writers)
-        for stream in streams:
-            stream.release()
-        return SlotProcess(child, streams)
+    async def _make_driver(self) -> Driver:
+        """Import torch here while the preloaded process does, once the node process has been started."""
+        await self._remotes[0].answer(Here)
+        return await asyncio.to_thread(Driver, self._rules, self._hosts, self._start_worker)
 
-    def close(self) -> None:
-        self._starter.close()
+    def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
+        return replace(super()._first_message(remote, secret, slots), elastic=True)
+
+    def _start_worker(self, slot: HostSlot, variables: Mapping[str, str]) -> SlotProcess:
+        number, (node,) = len(self._processes), self._remotes
+        self._display.ranks[number] = slot.number
+        node.send(StartSlotWorker(number, dict(variables)))
+        self._processes.append(SlotProcess(number, node, self._display))
+        return self._processes[-1]
+
+    async def _follow(self) -> list[Ended | Lost | None]:
+        try:
+            while not self._is_over():
+                await asyncio.sleep(POLL_SECONDS)
+        except JobFailedError as error:
+            self._why_failed = error
+        return []
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing more to wait for; moves the job on."""
+        if self._give_up.is_set() or self._remotes[0].end.done():
+            return True
+        if self._stop:
+            return all(process.poll() is not None for process in self._processes)
+        return self._driver.step()
+
+    def _judge(
+        self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
+    ) -> JobOutcome:
+        outcome = super()._judge([remote.outcome() for remote in self._remotes], given_up, trouble, away)
+        if outcome.code:
+            return outcome
+        if self._stop:
+            return JobOutcome(128 + self._stop, request=self._stop)
+        if self._why_failed:
+            return JobOutcome(FAILED, trouble=JobFailedError(f"{self._why_failed}; all workers have ended"))
+        return outcome
 
 
 def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
@@ -90,45 +124,23 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
         0 when workers have finished and none failed after that, 1 when the job failed, 128 + N after signal N.
 
     Raises:
-        ConfigError: The discovery script fails at its first call.
+        ConfigError: The discovery script fails at its first call, or the output's folder cannot be written.
     """
-    on_stopping(_stop)
-    try:
-        with LocalOutput(output_plan) as output:
-            _run(plan, output)
-    except JobFailedError as error:
-        say(f"lockstep: {error}; all workers have ended")
-        return FAILED
-    except StopRequestedError as error:
-        say(f"\nlockstep: stopped by {error.signal.name}; all workers have ended")
-        return 128 + error.signal
-    return 0
-
-
-def _run(plan: ElasticPlan, output: LocalOutput) -> None:
-    discovery = None
-    if plan.discovery_script:
-        ask = partial(discover, plan.discovery_script, plan.slots_per_host)
-        discovery = Discovery(ask, partial(slots_here, names=names_of_this_machine()))
+    display, discovery = RanksDisplay(output_plan), None
 
     def hosts() -> tuple[Host, ...]:
         slots = slots_of(discovery.hosts) if discovery else plan.slots
         return (Host(plan.job.environment["HOROVOD_HOSTNAME"], slots),)
 
-    starter = LocalStarter(plan, output)
-    driver = Driver(plan, hosts, starter.start)
     try:
-        starter.wait()
-        while not driver.step():
-            time.sleep(POLL_SECONDS)
+        if plan.discovery_script:
+            ask = partial(discover, plan.discovery_script, plan.slots_per_host)
+            discovery = Discovery(ask, partial(slots_here, names=names_of_this_machine()))
+        job = LocalElasticJob(plan, hosts, display)
+        outcome = asyncio.run(job.run())
+        job.tell(outcome)
     finally:
-        ignore_stopping()
+        display.close()
         if discovery:
             discovery.stop()
-        starter.close()
-        driver.end()
-        kill_descendants()
-
-
-def _stop(number: int, frame: Any) -> None:
-    raise StopRequestedError(number)
+    return outcome.exit_code(FAILED)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from lockstep.launch.controller.start_errors import StartError, why_not_started
+from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output.display import Name
 from lockstep.launch.plan.job_plan import NodePlan, handed_on
 from lockstep.launch.plan.timings import Timings
@@ -26,6 +26,7 @@ from lockstep.launch.protocol.messages import (
     NodeJob,
     Output,
     Reached,
+    SlotWorkerEnded,
     Started,
     Trouble,
     pack,
@@ -73,6 +74,7 @@ class Remote:
         self.node = node
         self._show = show
         self._first_rank = 0
+        self.exit_codes: dict[int, int] = {}  # of an elastic job's workers, by number
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
 
@@ -169,19 +171,22 @@ class Remote:
                     await self._show(self._first_rank + worker, name, bytes_of(text))
                 case Trouble(text):
                     self._lost(f"{self.node.host} {text}")
+                case SlotWorkerEnded(worker, code):
+                    self.exit_codes[worker] = code
                 case Ended():
                     self._resolve(self.end, message)
                 case Here() | Reached() | Met() | Started() | Failing():
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)
-        code = await self._process.wait()
+        exit_code = await self._process.wait()
         await self._tasks[1]
         said = self._last_words.decode(errors="replace")
         if not self.answer(Here).done():
-            self._lost(why_not_started(self.node, code, said))
+            self._lost(why_not_started(self.node, exit_code, said))
         elif not self.answer(Started).done():
-            self._lost(f"lost {self.node.host} while its workers were started: {said.strip() or f'exit code {code}'}")
+            how = killed(exit_code) or f"exited: {said.strip() or f'exit code {exit_code}'}"
+            self._lost(f"the node process on {self.node.host} {how} while its workers were starting")
         else:
             self._lost("")
 

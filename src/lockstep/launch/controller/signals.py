@@ -15,9 +15,3 @@ def on_stopping(handler: Callable[[int, Any], None]) -> tuple[signal.Signals, ..
     for number in caught:
         signal.signal(number, handler)
     return caught
-
-
-def ignore_stopping() -> None:
-    """Let nothing interrupt the end of a job."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)

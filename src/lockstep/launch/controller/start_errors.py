@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 
 from lockstep.errors import LockstepError
 from lockstep.launch.plan.job_plan import NodePlan
+from lockstep.world.start_limit import load_here
 
 # What ssh says, and what it means.
 SSH_TROUBLES = {
@@ -30,6 +32,17 @@ class StartError(LockstepError):
     exit_code = 3
 
 
+def killed(code: int) -> str:
+    """Which signal killed a process, by its exit code or a shell's; "" where none did."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return ""
+    hint = " (perhaps by the system, short of memory)" if number == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
 def disagreement(hosts: Sequence[str], versions: Sequence[Mapping[str, str]]) -> str:
     """Where a host's versions differ from the first one's: one line for each; "" where all agree."""
     lines = []
@@ -43,6 +56,16 @@ def disagreement(hosts: Sequence[str], versions: Sequence[Mapping[str, str]]) ->
     return "\n".join(lines)
 
 
+def too_late(nodes: Sequence[NodePlan], what: str, seconds: float) -> str:
+    """The message that nodes did not do something within the time, with the likely causes."""
+    here = f" ({load_here()})" if any(node.is_here for node in nodes) else ""
+    where = "" if all(node.is_here for node in nodes) else "the network or "
+    return (
+        f"{', '.join(node.host for node in nodes)} did not {what} within {seconds:g} s: the machine is "
+        f"overloaded{here}, or {where}the file system is slow; --start-timeout S waits longer"
+    )
+
+
 def why_not_started(node: NodePlan, code: int, said: str) -> str:
     """What the end of a node process before its start means.
 
@@ -52,6 +75,13 @@ def why_not_started(node: NodePlan, code: int, said: str) -> str:
     """
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit code {code}")
     program = node.start[0]
+    if how := killed(code):
+        return f"the node process on {node.host} {how} during the start"
+    if program == "ssh" and code == 255 and not said.strip():
+        return (
+            f"the SSH connection to {node.host} closed without an error: the node process there was killed during the "
+            f"start, perhaps by the system, short of memory"
+        )
     python = next((word for word in reversed(node.start) if "python" in word.lower()), "python").split()
     path = next((word for word in python if "python" in word.lower()), "python")
     if program == "ssh" and code == 255:

@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import psutil
@@ -43,17 +43,39 @@ def kill_descendants(seconds: float = 5.0, but: Collection[int] = ()) -> list[in
 
     A process in an uninterruptible wait, such as for a dead network file system, ends only when the kernel lets it.
     """
+    return _kill(
+        lambda: [child for child in psutil.Process().children(recursive=True) if child.pid not in but], seconds
+    )
+
+
+def kill_orphans(variables: Mapping[str, str], but: Collection[int], seconds: float = 5.0) -> list[int]:
+    """Kill the children, except these pids, that were started with these variables, and their descendants.
+
+    Return the pids that do not go, as `kill_descendants`.
+    """
+
+    def find() -> list[psutil.Process]:
+        children = [child for child in psutil.Process().children() if child.pid not in but]
+        return [each for child in children if _has(child, variables) for each in _with_descendants(child)]
+
+    return _kill(find, seconds)
+
+
+def _kill(find: Callable[[], list[psutil.Process]], seconds: float) -> list[int]:
+    """Kill what is found until nothing is, for so many seconds; the pids that are left."""
     deadline = time.monotonic() + seconds
+    found = set[psutil.Process]()
     while True:
-        children = [child for child in psutil.Process().children(recursive=True) if child.pid not in but]
-        for child in children:
-            _bury(child.pid)
-        living = [child for child in children if _lives(child)]
+        found.update(find())
+        for process in found:
+            _bury(process.pid)
+        found = {process for process in found if process.is_running()}
+        living = [process for process in found if _lives(process)]
         if not living or time.monotonic() > deadline:
-            return [child.pid for child in living]
-        for child in living:
+            return [process.pid for process in living]
+        for process in living:
             with suppress(psutil.NoSuchProcess):
-                child.kill()
+                process.kill()
         time.sleep(0.01)
 
 
@@ -64,6 +86,20 @@ def allow_many_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _has(process: psutil.Process, variables: Mapping[str, str]) -> bool:
+    """Whether a process was started with these variables; False where the system does not say."""
+    try:
+        return bool(variables.items() <= process.environ().items())
+    except psutil.Error:
+        return False
+
+
+def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
 
 
 def _lives(process: psutil.Process) -> bool:

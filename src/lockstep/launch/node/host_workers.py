@@ -148,7 +148,7 @@ class HostWorkers:
         await self._send(Started(first_rank, size, self._starter.obstacle))
         if said:
             await self._send(Output(0, "stderr", f"{said}\n"))
-        carriers = [asyncio.create_task(self._carry(*each)) for each in readers]
+        carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
         outcome = await self._outcome(self._watch)
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
@@ -300,13 +300,6 @@ class HostWorkers:
             streams.append((writers[0], writers[1]))
         return streams, readers
 
-    async def _carry(self, local_rank: int, name: str, descriptor: int) -> None:
-        """Carry what a worker writes to the launcher."""
-        reader = await reader_of(descriptor)
-        while chunk := await reader.read(CHUNK_BYTES):
-            await self._send(Output(local_rank, name, text_of(chunk)))
-        await self._send(Output(local_rank, name, ""))
-
     def _serve_store(self, store: Store) -> None:
         """Have the store served, now that somebody wants it: a job that needs no torch imports none."""
         asyncio.get_running_loop().remove_reader(store.listener)
@@ -316,6 +309,14 @@ class HostWorkers:
     def _kept(self) -> list[int]:
         """The processes that outlive this host's workers: those of other hosts need the store."""
         return [*self._starter.pids, *([self._store.pid] if self._store else [])]
+
+
+async def carry(worker: int, name: str, descriptor: int, send: Callable[[Message], Awaitable[None]]) -> None:
+    """Send the launcher what a worker writes to a stream, until its end."""
+    reader = await reader_of(descriptor)
+    while chunk := await reader.read(CHUNK_BYTES):
+        await send(Output(worker, name, text_of(chunk)))
+    await send(Output(worker, name, ""))
 
 
 def _resolved(name: str) -> str:

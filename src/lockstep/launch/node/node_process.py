@@ -21,6 +21,7 @@ from typing import Any
 from lockstep import __version__
 from lockstep.launch.node import node_guard
 from lockstep.launch.node.descendants import adopt_orphans, allow_many_files
+from lockstep.launch.node.elastic_workers import ElasticWorkers
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
 from lockstep.launch.node.snapshot_memory import SnapshotMemory
 from lockstep.launch.node.worker_starter import WorkerStarter
@@ -36,7 +37,9 @@ from lockstep.launch.protocol.messages import (
     Reach,
     Reached,
     Signal,
+    SignalSlotWorker,
     Start,
+    StartSlotWorker,
     Trouble,
     pack,
     receive,
@@ -73,7 +76,7 @@ class Node:
         self._starter = WorkerStarter()
         self._child_ended = asyncio.Event()
         self._doors: Doors | None = None
-        self._workers: HostWorkers | None = None
+        self._workers: HostWorkers | ElasticWorkers | None = None
         self._memory: SnapshotMemory | None = None
         self._timings = Timings()  # until the launcher says otherwise
         self._heartbeat = asyncio.Event()  # set when silence means that the other side is lost
@@ -94,7 +97,7 @@ class Node:
                 if task.done() and not task.cancelled() and (error := task.exception()):
                     await self._fail(error)
             if gone.is_set():
-                await self._fail(NodeError("was ended by SIGHUP: its session, or the process above it, is gone"))
+                await self._fail(NodeError("lost its guard process or its session (SIGHUP): one of them was killed"))
             return obeying.result() if obeying.done() and not obeying.exception() else 0
         finally:
             for task in tasks:
@@ -131,6 +134,9 @@ class Node:
                 case Start():
                     assert self._workers
                     self._workers.start(message, self._doors)
+                case StartSlotWorker() | SignalSlotWorker():
+                    assert isinstance(self._workers, ElasticWorkers)
+                    await self._workers.obey(message)
                 case Signal(number):
                     self._signal_workers(number)
                 case End(seconds):
@@ -152,7 +158,10 @@ class Node:
             raise NodeError(
                 f"has no folder {job.folder} ({error.strerror}); start the job in a folder that all hosts share"
             ) from None
-        self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
+        if job.elastic:
+            self._workers = ElasticWorkers(job, self._starter, self._child_ended, self._send)
+        else:
+            self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
         self._workers.prepare()
         here = Here(versions())
         if job.nodes > 1 and not job.meeting_host and not job.loopback:

@@ -13,10 +13,15 @@ from lockstep.launch.output.tracebacks import Tracebacks
 
 
 class Screen:
-    """Shows what workers write: a thread's work, for a terminal that stands still must not silence the launcher."""
+    """Shows what workers write: a thread's work, for a terminal that stands still must not silence the launcher.
 
-    def __init__(self, display: Display) -> None:
+    Args:
+        holds: Whether tracebacks wait for the job's end.
+    """
+
+    def __init__(self, display: Display, holds: bool = True) -> None:
         self._display = display
+        self._holds = holds
         self._lines: dict[tuple[int, Name], Lines] = {}
         self._tracebacks: dict[int, Tracebacks] = {}
         self._seen: dict[int, float] = {}
@@ -67,7 +72,7 @@ class Screen:
         stream = self._lines.setdefault((rank, name), Lines())
         lines = stream.feed(chunk) if chunk else stream.rest()
         self._display.keep(rank, name, lines)
-        if name == "stderr":
+        if name == "stderr" and self._holds:
             tracebacks = self._tracebacks.setdefault(rank, Tracebacks())
             waited = bool(tracebacks.held)
             lines = tracebacks.feed(lines)

@@ -23,6 +23,7 @@ from lockstep.launch.plan.hosts import Host, are_here, parse_hosts, read_hostfil
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
 from lockstep.launch.plan.restart_options import RestartOptions
+from lockstep.world.start_limit import start_limit
 
 RESTARTS = 100  # without --reset-limit: a script that fails whenever it is started must come to an end
 ELASTIC_SECONDS = 600.0  # to wait for enough slots
@@ -170,8 +171,9 @@ def plan_horovod(
     slots = slots_here(hosts, names) if hosts and not several and "host_discovery_script" not in given else None
     if elastic and not several:
         job = plan_local(_most_workers(given, slots), command, cores, environment)
+        job = replace(job, start_timeout=given.get("start_timeout") or start_limit(environment) or job.start_timeout)
     else:
-        where = _where(given, environment)
+        where = _where(given)
         where = on_hosts(where, hosts) if several else where
         workers = _first_workers(given, hosts) if several else given.get("num_proc")
         job = _plan(where, workers, command, cores, environment, frozenset(names))
@@ -206,7 +208,7 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
     return ()
 
 
-def _where(given: Mapping[str, Any], environment: Mapping[str, str]) -> LaunchOptions:
+def _where(given: Mapping[str, Any]) -> LaunchOptions:
     """Where the workers run, and how they are started there."""
     words = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
     words += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
@@ -215,7 +217,7 @@ def _where(given: Mapping[str, Any], environment: Mapping[str, str]) -> LaunchOp
         hostfile=Path(given["hostfile"]) if "hostfile" in given else None,
         ssh_option=" ".join(words),
         interface=",".join(given.get("network_interfaces", ())),
-        start_timeout=given.get("start_timeout") or _seconds("HOROVOD_START_TIMEOUT", environment),
+        start_timeout=given.get("start_timeout"),
     )
 
 

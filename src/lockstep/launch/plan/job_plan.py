@@ -11,6 +11,7 @@ from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.transports import Transport, start_words
 from lockstep.world.accelerator import VISIBLE
+from lockstep.world.start_limit import HOST_SECONDS
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # What scripts of Horovod's API may read, the same for every worker of a job.
@@ -76,7 +77,7 @@ class JobPlan:
     notes: tuple[str, ...] = ()
     bind: str = "none"
     interfaces: tuple[str, ...] = ()
-    start_timeout: float = 120.0
+    start_timeout: float = HOST_SECONDS
     stop_timeout: float = 30.0
     by_hand: ByHand | None = None
     snapshots: str = ""

@@ -18,6 +18,7 @@ from lockstep.launch.plan.allocation import Allocation, find_allocation
 from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
 from lockstep.launch.plan.job_plan import ByHand, JobPlan, plan_job
 from lockstep.launch.plan.transports import Kind, Transport
+from lockstep.world.start_limit import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
 Launcher = Literal["auto", "local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 SYSTEMS: dict[str, Kind] = {
@@ -47,7 +48,7 @@ class LaunchOptions:
     interface: Annotated[str, arg(metavar="NAME,...")] = ""
     """The only network interfaces to use; by default each host's that leads to the first host."""
     start_timeout: float | None = None
-    """Seconds in which all hosts must have answered (120; 600 where nodes are started by hand)."""
+    """Seconds in which all hosts must answer (120; 600 for nodes started manually); beyond 600 also for workers."""
     stop_timeout: float = 30.0
     """Seconds that workers have to stop after Ctrl-C or SIGTERM."""
     bind: Literal["none", "cores", "numa"] = "none"
@@ -116,7 +117,7 @@ def plan_from(
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
     plan = plan_job(command, hosts, transport, cores, environment, here)
-    patience = BY_HAND_SECONDS if by_hand else plan.start_timeout
+    patience = start_limit(environment) or (BY_HAND_SECONDS if by_hand else HOST_SECONDS)
     plan = replace(
         plan,
         bind=options.bind,
@@ -125,6 +126,8 @@ def plan_from(
         stop_timeout=options.stop_timeout,
         by_hand=by_hand,
     )
+    if (options.start_timeout or 0.0) > (start_limit(environment) or WORKERS_SECONDS):
+        plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:
         plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
     if by_hand:

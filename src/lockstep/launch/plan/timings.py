@@ -33,7 +33,7 @@ class Timings:
             knows more of why they did not come.
         settle: In which failures that belong together become known.
         worker_end: A worker's, from SIGTERM to SIGKILL.
-        elastic_end: The same where a local elastic job ends.
+        elastic_end: The same where an elastic job ends whose driver ends the workers itself (Ray, Spark).
         host_end: For the end of one host's workers, as another part of the launcher counts it.
         job_end: For the end of all hosts' parts.
         forced_end: For what is ended by SIGKILL.

@@ -14,7 +14,7 @@ from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
 # The agreement of both sides on these messages; hosts with another one have another Lockstep.
-PROTOCOL = 4
+PROTOCOL = 5
 NOBODY_SPOKE = 79  # the exit code of a node process that is told nothing: it could have been used
 LIMIT_BYTES = 1 << 22  # a chunk of output is 64 KiB, of which JSON can make six times as much
 
@@ -51,6 +51,7 @@ class NodeJob(Message):
         snapshots: The folder in memory that outlives the workers, "" where there is none.
         newcomer: This host was not there at the start before, and what it holds in memory is of no use.
         restart: How often the workers have been started anew before, of `max_restarts` times.
+        elastic: `Start` starts no workers: each is asked for by `StartSlotWorker`.
     """
 
     node: int
@@ -74,6 +75,7 @@ class NodeJob(Message):
     newcomer: bool
     restart: int
     max_restarts: int
+    elastic: bool
     timings: Timings
     protocol: int = PROTOCOL
 
@@ -103,6 +105,27 @@ class Start(Message):
 class Signal(Message):
     """Send a signal to the workers."""
 
+    number: int
+
+
+@dataclass(frozen=True)
+class StartSlotWorker(Message):
+    """Start a worker of an elastic job.
+
+    Args:
+        number: Its number in `Output`, `SignalSlotWorker` and `SlotWorkerEnded`; each is used once.
+        variables: Set for this worker, on top of the job's.
+    """
+
+    number: int
+    variables: dict[str, str]
+
+
+@dataclass(frozen=True)
+class SignalSlotWorker(Message):
+    """Send a signal to one worker of an elastic job and to its session."""
+
+    worker: int
     number: int
 
 
@@ -162,7 +185,7 @@ class Output(Message):
     """What a worker has written.
 
     Args:
-        worker: Its local rank.
+        worker: Its local rank; in an elastic job its number.
         name: stdout or stderr.
         text: `text_of` the bytes; empty at the stream's end.
     """
@@ -170,6 +193,18 @@ class Output(Message):
     worker: int
     name: str
     text: str
+
+
+@dataclass(frozen=True)
+class SlotWorkerEnded(Message):
+    """A worker of an elastic job has exited, and what it had started has been killed.
+
+    Args:
+        code: Its exit code, or minus the signal that ended it.
+    """
+
+    worker: int
+    code: int
 
 
 @dataclass(frozen=True)

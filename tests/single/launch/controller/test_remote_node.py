@@ -8,11 +8,13 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from lockstep.launch.controller.remote_node import Remote
+from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import NodeJob
+from lockstep.launch.protocol.messages import Here, Message, NodeJob, Started
 
 JOB = NodeJob(
     node=0,
@@ -36,6 +38,7 @@ JOB = NodeJob(
     newcomer=False,
     restart=0,
     max_restarts=0,
+    elastic=False,
     timings=Timings(close=0.1),
 )
 
@@ -62,3 +65,28 @@ def test_one_whose_child_holds_its_streams_is_left_behind(tmp_path: Path) -> Non
             await asyncio.sleep(0.01)
 
     asyncio.run(start_and_close())
+
+
+def _trouble(script: str, kind: type[Message]) -> str:
+    """Why a node process that is a shell script does not give an answer."""
+
+    async def start_and_wait() -> str:
+        process = Remote()
+        process.take(0, NodePlan("here", 1, ("sh", "-c", script)), _show)
+        await process.start(JOB)
+        try:
+            with pytest.raises(StartError) as error:
+                await process.answer(kind)
+            return str(error.value)
+        finally:
+            await process.close()
+
+    return asyncio.run(start_and_wait())
+
+
+def test_one_that_is_killed_during_the_start_is_named_as_such() -> None:
+    killed = "the node process on here was killed by SIGKILL (perhaps by the system, short of memory)"
+    assert _trouble("kill -KILL $$", Here) == f"{killed} during the start"
+    answers = """echo '{"is": "here", "versions": {}, "doors": {}}';"""
+    assert _trouble(f"{answers} kill -KILL $$", Started) == f"{killed} while its workers were starting"
+    assert _trouble(f"{answers} echo why >&2; exit 7", Started).endswith("exited: why while its workers were starting")

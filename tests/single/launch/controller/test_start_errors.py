@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from lockstep.launch.controller.start_errors import disagreement, why_not_started
+from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.launch.plan.transports import Transport, start_words
 
@@ -34,12 +36,28 @@ NODE = NodePlan("b", 2, start_words(Transport("ssh", "/opt/py/bin/python"), "b",
             "b has a /opt/py/bin/python older than 3.11",
         ),
         (9, "", "b could not start its part: exit code 9"),
+        (-9, "", "the node process on b was killed by SIGKILL (perhaps by the system, short of memory) during the"),
+        (128 + 15, "", "the node process on b was killed by SIGTERM during the start"),
+        (255, "", "the SSH connection to b closed without an error: the node process there was killed"),
     ],
 )
 def test_the_trouble_is_told_with_its_remedy(code: int, said: str, told: str) -> None:
     line = why_not_started(NODE, code, said)
     assert line.startswith(told)
     assert "\n" not in line
+
+
+def test_what_is_late_is_told_with_the_likely_causes_and_the_load_of_this_machine() -> None:
+    here = NodePlan("here", 1, ("python",))
+    assert too_late([NODE, NODE], "answer", 120.0) == (
+        "b, b did not answer within 120 s: the machine is overloaded, or the network or the file system is slow; "
+        "--start-timeout S waits longer"
+    )
+    assert re.fullmatch(
+        r"here did not import torch within 600 s: the machine is overloaded \(load [\d.]+ on \d+ cores\), or the file "
+        r"system is slow; --start-timeout S waits longer",
+        too_late([here], "import torch", 600.0),
+    )
 
 
 def test_other_versions_are_named_with_both_hosts() -> None:

@@ -186,7 +186,10 @@ def test_the_environments_start_timeout_holds_for_the_launcher_too() -> None:
         job = plan_horovod({"num_proc": 1, **flags}, COMMAND, 8, environment, NAMES).job
         assert isinstance(job, JobPlan)
         assert job.start_timeout == seconds
-    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon is no number of seconds"):
+        elastic = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
+        assert isinstance(elastic, ElasticPlan)
+        assert elastic.job.start_timeout == seconds
+    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon: must be a number of seconds above 0"):
         plan_horovod({"num_proc": 1}, COMMAND, 8, {"HOROVOD_START_TIMEOUT": "soon"}, NAMES)
 
 

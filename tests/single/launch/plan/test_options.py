@@ -89,6 +89,25 @@ def test_contradictions_are_named(options: LaunchOptions, workers: int | None, m
         _plan(options, workers)
 
 
+@pytest.mark.parametrize(
+    ("flag", "variable", "hosts_answer", "workers_wait"),
+    [
+        (None, None, 120.0, None),
+        (300.0, None, 300.0, None),  # less than workers wait by themselves
+        (900.0, None, 900.0, "900"),
+        (None, "50", 50.0, None),  # the workers read it themselves
+        (900.0, "50", 900.0, "900"),
+    ],
+)
+def test_the_start_has_one_limit_for_hosts_and_workers(
+    flag: float | None, variable: str | None, hosts_answer: float, workers_wait: str | None
+) -> None:
+    environment = {"HOROVOD_START_TIMEOUT": variable} if variable else {}
+    plan = plan_from(LaunchOptions(start_timeout=flag), 2, ["true"], environment, 8, lambda: 0, frozenset({"here"}))
+    assert plan.start_timeout == hosts_answer
+    assert plan.environment.get("HOROVOD_START_TIMEOUT") == workers_wait
+
+
 def test_a_dry_run_shows_each_worker() -> None:
     text = describe(_plan(LaunchOptions(hosts="b:2,here:1", ssh_option="-p 2222", python="/opt/python")))
     assert text.splitlines()[0] == "# 3 workers: 2 on b, 1 on here"

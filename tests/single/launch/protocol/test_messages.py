@@ -33,6 +33,7 @@ JOB = messages.NodeJob(
     newcomer=False,
     restart=1,
     max_restarts=2,
+    elastic=False,
     timings=Timings(silence=8.0),
 )
 EACH: list[Message] = [
@@ -51,6 +52,9 @@ EACH: list[Message] = [
     messages.Failing(),
     ELSEWHERE,
     messages.Ended((FAILURE,), (7,), "the store", ELSEWHERE),
+    messages.StartSlotWorker(3, {"HOROVOD_RANK": "0"}),
+    messages.SignalSlotWorker(3, 15),
+    messages.SlotWorkerEnded(3, -9),
     messages.Knock(1, "00"),
     messages.Answer("p", "c"),
     messages.Introduction("p", 2, 1, "a"),

@@ -1,0 +1,81 @@
+"""Workers' output: none of it is lost, and each line says whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.controller.local_elastic import RanksDisplay
+from lockstep.launch.output.display import Display, Name, OutputPlan
+from lockstep.launch.output.worker_output import Screen
+
+TRACEBACK = b"Traceback (most recent call last):\n"
+
+
+def show(display: Display, *chunks: tuple[int, Name, bytes]) -> None:
+    """Show chunks of output, and the end of each stream."""
+    screen = Screen(display)
+
+    async def show_all() -> None:
+        for each in (*chunks, *((rank, name, b"") for rank, name in {chunk[:2]: None for chunk in chunks})):
+            await screen.show(*each)
+
+    asyncio.run(show_all())
+    display.close()
+
+
+def test_streams_are_prefixed_and_kept_in_files(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    display = Display(OutputPlan(11, folder=tmp_path))
+    show(
+        display,
+        (0, "stdout", b"to"),
+        (10, "stdout", b"whole\n"),
+        (0, "stdout", b"rn\nlast"),
+        (10, "stderr", b"trouble\n"),
+    )
+    out, err = capfdbinary.readouterr()
+    assert out.splitlines() == [b"[10]<stdout>:whole", b"[0]<stdout>:torn", b"[0]<stdout>:last"]
+    assert err == b"[10]<stderr>:trouble\n"
+    assert (tmp_path / "rank.00" / "stdout").read_bytes() == b"torn\nlast\n"
+    assert (tmp_path / "rank.10" / "stdout").read_bytes() == b"whole\n"
+    assert (tmp_path / "rank.10" / "stderr").read_bytes() == b"trouble\n"
+
+
+def test_an_elastic_jobs_lines_carry_the_ranks_of_the_moment_and_tracebacks_do_not_wait(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    display = RanksDisplay(OutputPlan(2))
+    screen = Screen(display, holds=False)
+    display.ranks |= {0: 0, 1: 1}
+    asyncio.run(screen.show(1, "stderr", TRACEBACK))
+    display.ranks[1] = 0
+    asyncio.run(screen.show(1, "stderr", b"later\n"))
+    assert capfdbinary.readouterr().err == b"[1]<stderr>:" + TRACEBACK + b"[0]<stderr>:later\n"
+
+
+def test_what_cannot_be_written_is_said_once_and_the_rest_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank.0").write_text("in the way")
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        lines: list[tuple[int, Name, bytes]] = [(0, "stdout", b"x" * 60_000 + b"\n")] * 9
+        show(Display(OutputPlan(1, folder=tmp_path)), *lines, (0, "stderr", b"seen\n"))
+    said = capfd.readouterr().err.splitlines()
+    assert "[0]<stderr>:seen" in said
+    assert len(said) == 4
+    assert "lockstep: stdout cannot be written: No space left on device" in said
+
+
+def test_a_folder_that_cannot_be_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output-filename .*file"):
+        Display(OutputPlan(1, folder=tmp_path / "file"))
+
+
+def test_a_line_may_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    assert OutputPlan(2, timestamps=True).prefix(1, "stderr") == b"now[1]<stderr>:"
