@@ -14,6 +14,7 @@ import pytest
 from commands import of_one_thread, run
 
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+LIMIT_SECONDS = 280  # they start Ray or Spark, and Pythons one after the other, which a busy machine takes its time for
 COMMAND = [*NAMESPACES, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
 TELL = """
 import json
@@ -33,7 +34,7 @@ def told(script: str, folder: Path, variables: Mapping[str, str]) -> dict[str, A
     """Run a program with more environment variables, and return all that it tells, by `tell(NAME=VALUE, ...)`."""
     file = folder / "program.py"
     file.write_text(TELL + script)
-    done = run([*COMMAND, sys.executable, file], folder, of_one_thread(**variables), cold=True)
+    done = run([*COMMAND, sys.executable, file], folder, of_one_thread(**variables), LIMIT_SECONDS, cold=True)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {name: value for line in lines for name, value in line.items()}
