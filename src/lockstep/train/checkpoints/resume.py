@@ -186,13 +186,22 @@ def _open_folder(config: TrainConfig, world: World, point: ResumePoint) -> tuple
     folder = RunFolder(Path(world.from_main(str(_choose_run_path(config, point)))))
     if not world.is_main:
         return folder, Checkpoints()
+    check_unused(config, folder, point)
+    folder.create(config, world)
+    return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
+
+
+def check_unused(config: TrainConfig, folder: RunFolder, point: ResumePoint) -> None:
+    """Refuse the folder of an earlier run for a new one.
+
+    Raises:
+        ConfigError: The folder holds another run's checkpoints.
+    """
     if point.state is None and checkpoint_folder.newest(folder.checkpoints):
         way_out = "add --resume auto to go on with it, or choose another folder"
         if config.run.start_epoch is not None:
             way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
         raise ConfigError(f"--run-dir {folder.path} holds the checkpoints of an earlier run; {way_out}")
-    folder.create(config, world)
-    return folder, CheckpointFolder(folder.checkpoints, config.run.keep)
 
 
 def _choose_run_path(config: TrainConfig, point: ResumePoint) -> Path:
