@@ -4,6 +4,8 @@ Each carries one message for the person who reads it: what happened, where, and 
 that message alone, without a traceback, and exits with the class's `exit_code`.
 """
 
+import re
+
 INTERRUPTED = 130  # the exit code of what Ctrl-C has ended, as shells report it
 
 
@@ -18,6 +20,11 @@ class LockstepError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type where it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def reason_of(error: BaseException) -> str:
+    """The type and text of a library's error, without the addresses of objects that some name."""
+    return f"{type(error).__name__}: {re.sub(r' ?<[^<>]* object at 0x[0-9a-fA-F]+>', '', str(error))}"
 
 
 # What Gloo and NCCL say when a peer is gone.

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from lockstep.data.pipeline.image_header import GREY_MODES, check_scans, eight_bits, open_encoded
-from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line
+from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, reason_of
 
 # Pillow's names, and the extensions that WebDataset's readers know.
 FORMS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
@@ -64,7 +64,7 @@ class Encoding:
             raise
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             raise CorruptImageError(
-                f"{path} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; "
+                f"{path} cannot be decoded ({reason_of(error)}); mend or remove it; "
                 f"`lockstep data pack --skip-corrupt` leaves such files out"
             ) from None
         return self._store(pixels, path)

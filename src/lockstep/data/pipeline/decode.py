@@ -17,7 +17,7 @@ from PIL import Image
 
 from lockstep.data.pipeline.image_header import check_scans, eight_bits, open_encoded
 from lockstep.data.sets import ImageFile, InputSpec
-from lockstep.errors import CorruptImageError, DataError, LockstepError
+from lockstep.errors import CorruptImageError, DataError, LockstepError, reason_of
 
 try:
     import simplejpeg
@@ -63,7 +63,7 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
             raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
         raise CorruptImageError(
-            f"{file} cannot be decoded ({type(error).__name__}: {error}); mend or remove it; --skip-corrupt goes on "
+            f"{file} cannot be decoded ({reason_of(error)}); mend or remove it; --skip-corrupt goes on "
             f"without such files"
         ) from None
 

@@ -23,7 +23,7 @@ from lockstep.data.packed.pack_reader import (
 )
 from lockstep.data.process_pool import Advance, run_all
 from lockstep.data.sources.folder_listing import list_images
-from lockstep.errors import DataError
+from lockstep.errors import DataError, reason_of
 from lockstep.files.untrusted import open_plain
 
 FILES_A_TASK = 256
@@ -156,6 +156,6 @@ def _verify_files(task: FilesTask, advance: Advance) -> list[str]:
         try:
             decode_bytes(path.read_bytes(), 3)
         except Exception as error:  # Pillow's decoders raise many types on damaged files
-            bad.append(f"{path} cannot be decoded ({type(error).__name__}: {error})")
+            bad.append(f"{path} cannot be decoded ({reason_of(error)})")
         advance(1)
     return bad
