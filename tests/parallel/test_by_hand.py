@@ -8,6 +8,8 @@ from pathlib import Path
 from commands import LOCKSTEP, run_together
 from ports import free_port
 
+from lockstep.world.world import usable_cores
+
 
 def _run(node: int, port: int, workers: int, script: str) -> list[str]:
     by_hand = ["--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
@@ -43,3 +45,12 @@ def test_the_classic_flags_train_one_model_on_both(tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert "worker 1 of 2: " in first.stdout
     assert "over 2 workers" in first.stdout
+
+
+def test_a_node_with_more_workers_than_cores_is_named_there(tmp_path: Path) -> None:
+    port, cores = free_port(), usable_cores()
+    first, second = run_together([_run(0, port, cores + 1, "true"), _run(1, port, cores, "true")], tmp_path)
+    shared = f"{cores} core{'s' if cores > 1 else ''}"
+    warning = f"lockstep: localhost: warning: {cores + 1} workers share {shared} and will slow each other down\n"
+    assert (first.returncode, first.stderr) == (0, warning)
+    assert (second.returncode, second.stderr) == (0, "")

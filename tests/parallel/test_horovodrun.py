@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 from commands import HOROVODRUN, own_environment, run, started
 
+from lockstep.world.world import usable_cores
+
 SHOW = """echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \\
 $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER \\
 ${OLDPWD-none} ${HOROVOD_ELASTIC-none} $CUDA_VISIBLE_DEVICES"""
@@ -44,6 +46,13 @@ def test_the_first_failure_ends_the_job_with_code_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == "[1]<stdout>:last words\n"
     assert done.stderr == "lockstep: worker 1 of 2 failed with exit code 7; the others were stopped\n"
+
+
+def test_more_workers_than_cores_get_a_warning(tmp_path: Path) -> None:
+    workers = usable_cores() + 1
+    done = run([*HOROVODRUN, "-np", str(workers), "true"], tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"horovodrun: warning: {workers} workers share ")
 
 
 def test_ctrl_c_ends_all_workers_and_their_children(tmp_path: Path) -> None:

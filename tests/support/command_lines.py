@@ -14,6 +14,7 @@ from unittest.mock import patch
 from lockstep import cli
 from lockstep.cli import COMMANDS
 from lockstep.cli import parse as parsing
+from lockstep.errors import ConfigError
 from lockstep.launch.plan import horovodrun_flags
 
 OURS = ("lockstep", "horovodrun")
@@ -48,6 +49,8 @@ def refusal(name: str, words: Sequence[str], printed: Any) -> str | None:
         return None
     except SystemExit as end:
         return None if end.code in (0, None) else printed()
+    except ConfigError as error:
+        return str(error)
     return None
 
 

@@ -21,13 +21,16 @@ def main(words: Sequence[str]) -> int:
     from lockstep import recipes
     from lockstep.data.catalog import NAMED
 
-    table = Table("name", "samples", "images", "recipe", "about", show_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("name", "samples", "images", "recipe", "about"):
+        table.add_column(column, no_wrap=True)
     for name, entry in NAMED.items():
         table.add_row(name, entry.samples, entry.images, recipes.for_source(name), entry.about)
     console = Console()
     console.print(table)
     fetched = ", ".join(name for name, entry in NAMED.items() if entry.fetched)
     console.print(f"Samples are training + validation. `lockstep data get` fetches {fetched}.", highlight=False)
+    console.print("Your copy of imagenet is expected in DATA_DIR/imagenet.", highlight=False)
     console.print(
         "Any folder with train/CLASS/... and val/CLASS/... (or test) is a data set too: lockstep train FOLDER. "
         "Your own: --data MODULE:FUNCTION.",

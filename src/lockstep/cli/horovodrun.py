@@ -56,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(plan: HorovodPlan, verbose: bool) -> int:
     for warning in plan.warnings:
         print(f"horovodrun: {warning}", file=sys.stderr)
+    job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
+    for note in job.notes:
+        if note.startswith("warning") and not verbose:
+            print(f"horovodrun: {note}", file=sys.stderr)
     if verbose:
-        job = plan.job if isinstance(plan.job, JobPlan) else plan.job.job
         lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
         print("\n".join(f"horovodrun: {line}" for line in lines), flush=True)
     if isinstance(plan.job, ElasticPlan):

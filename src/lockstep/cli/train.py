@@ -41,7 +41,8 @@ def main(words: Sequence[str]) -> int:
     from lockstep.data import catalog
 
     catalog.check(config.data)
-    work = partial(_evaluate, config, named_arch(command, words)) if config.run.evaluate else partial(_train, config)
+    named = named_arch(command, words)
+    work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     started = time.time()
     code = run_workers(
@@ -55,6 +56,7 @@ def main(words: Sequence[str]) -> int:
             check=check,
             elastic=_elastic(command),
             quiet=config.run.quiet,
+            check_start=partial(_check_start, config, named),
         )
     )
     if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:
@@ -135,6 +137,15 @@ def _train(config: TrainConfig, world: World) -> None:
         from lockstep.train import run
 
     run(config, world)
+
+
+def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[str]:
+    """Check what --dry-run can check of the workers' start; `named` as for `_evaluate`."""
+    from lockstep.train.guards.start_check import alone, check_checkpoint, check_start
+
+    if not config.run.evaluate:
+        return check_start(config, workers)
+    return check_checkpoint(_find_checkpoint(config, alone()), named) if config.run.resume else []
 
 
 def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:

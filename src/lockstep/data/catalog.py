@@ -26,12 +26,12 @@ class DataSetEntry:
 
 
 NAMED = {
-    "digits": DataSetEntry("1,437 + 360", "8 x 8 grey", "comes with Lockstep"),
+    "digits": DataSetEntry("1,437 + 360", "8 x 8 grey", "embedded"),
     "mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "digits", fetched=True),
     "fashion-mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "clothing", fetched=True),
     "cifar10": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "10 classes", fetched=True),
     "cifar100": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "100 classes", fetched=True),
-    "imagenet": DataSetEntry("1,281,167 + 50,000", "photographs", "in DATA_DIR/imagenet"),
+    "imagenet": DataSetEntry("1,281,167 + 50,000", "photographs", "your own copy"),
     "synthetic": DataSetEntry("1,024 + 256", "noise", "for measuring"),
 }
 

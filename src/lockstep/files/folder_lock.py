@@ -216,6 +216,18 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
     return FolderLock(folder, owner)
 
 
+def check_free(folder: Path, way_out: str) -> None:
+    """Raise where a process of this machine holds the folder, without taking it.
+
+    Raises:
+        ConfigError: One does.
+    """
+    with suppress(OSError):
+        holder = _owner(_read(folder / LOCK_FILE)[0])
+        if holder.is_here and not holder.has_ended:
+            raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+
+
 def is_of_lock(path: Path) -> bool:
     """Whether a file is a lock, or what a process that was killed while it took one has left."""
     return path.name.removeprefix(PARTIAL).startswith(LOCK_FILE)

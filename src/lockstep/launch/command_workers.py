@@ -52,6 +52,8 @@ class WorkerCommand:
         check: Called with the number of workers before any is started; raises what should stop the job.
         elastic: The workers may be started more than once.
         quiet: Print of the plan's notes only warnings.
+        check_start: Called by --dry-run with the number of workers; returns lines on what was found, and raises what
+            would stop the job.
     """
 
     words: Sequence[str]
@@ -63,6 +65,7 @@ class WorkerCommand:
     check: Callable[[int], None] = lambda size: None
     elastic: Elastic | None = None
     quiet: bool = False
+    check_start: Callable[[int], list[str]] = lambda size: []
 
 
 def run_workers(job: WorkerCommand) -> int:
@@ -82,7 +85,7 @@ def run_workers(job: WorkerCommand) -> int:
         where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
-    again = [where.python or sys.executable, "-m", "lockstep", *job.words]
+    again = [where.python or sys.executable, "-m", "lockstep", *without_dry_run(job.words)]
     gpus = partial(_one_a_gpu, job.device)
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.by_hand:
@@ -93,7 +96,17 @@ def run_workers(job: WorkerCommand) -> int:
         plan = replace(plan, command=(*plan.command, *elastic.words(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
         return _work(job, place, workers, 1)
+    if where.dry_run:
+        from lockstep.launch.plan.dry_run import describe
+
+        print("".join(f"# {line}\n" for line in job.check_start(plan.workers)) + describe(plan))
+        return 0
     return _launch(plan, where, gpus, elastic, job.quiet)
+
+
+def without_dry_run(words: Sequence[str]) -> list[str]:
+    """A command's arguments without the flag that only prints them."""
+    return [word for word in words if word.replace("_", "-") != "--dry-run"]
 
 
 def _one_a_gpu(device: str) -> int:
@@ -112,11 +125,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     from lockstep.launch.controller.job import run_job
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
     from lockstep.launch.output.display import OutputPlan
-    from lockstep.launch.plan.dry_run import describe
 
-    if where.dry_run:
-        print(describe(plan))
-        return 0
     for note in plan.notes:
         if not quiet or note.startswith("warning"):
             print(note, flush=True)

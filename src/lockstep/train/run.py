@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter, defaultdict
 from contextlib import closing
 
 import torch
@@ -15,6 +16,7 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import TimeLeft, parse_time_limit
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
+from lockstep.launch.plan.job_plan import crowding
 from lockstep.train import target_accuracy
 from lockstep.train.checkpoints.run_lock import HeldRun, holding_run
 from lockstep.train.custom.parts import CustomParts
@@ -72,7 +74,7 @@ def _run(
     start_log(log, world.rank)
     for folder in (job.saving.checkpoints, job.saving.snapshots):
         folder.report_to(lambda line: job.say([line], ALWAYS), job.stopping.writing)
-    workers = world.gather(_describe_worker(world))
+    workers, crowded = world.gather(_describe_worker(world)), _crowded_hosts(world)
     if left := _time_left(config, world):
         job.stopping.end_within(left)
         job.notes.append(left.tell())
@@ -80,6 +82,7 @@ def _run(
         try:
             with io.recording(job.saving.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
+                job.say(crowded, ALWAYS)
                 result = train(job)
                 written = finish_saving(job.saving, job.tracker, job.world, export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
@@ -109,6 +112,21 @@ def _describe_worker(world: World) -> str:
         f"worker {world.rank} of {world.size}: {socket.gethostname()}, process {os.getpid()}, {world.device}, "
         f"{threads} thread{'s' if threads > 1 else ''}"
     )
+
+
+def _crowded_hosts(world: World) -> list[str]:
+    """Warn of hosts with fewer cores than workers; where Lockstep has started them, its launcher does."""
+    if world.size == 1 or "HOROVOD_HOSTNAME" in os.environ:
+        return []
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    usable = list(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+    workers, cores = Counter[str](), defaultdict[str, set[int]](set)
+    for host, own in world.gather([socket.gethostname(), usable]):
+        workers[host] += 1
+        cores[host].update(own)  # a launcher may bind each worker to cores of its own
+    return [
+        f"{host}: {crowding(count, len(cores[host]))}" for host, count in workers.items() if count > len(cores[host])
+    ]
 
 
 def _introduce(job: Job, workers: list[str]) -> list[str]:

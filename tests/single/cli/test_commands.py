@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import yaml
 from PIL import Image
 from torchvision import models
 
+from lockstep import recipes
 from lockstep.cli import COMMANDS, main
 from lockstep.cli.data import ACTIONS
+from lockstep.data.catalog import NAMED
 from lockstep.data.sources import digits
 
 
@@ -272,5 +275,15 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     models = capsys.readouterr().out
     assert "digits-net" in models
     assert "efficientnet_b0" in models
+
+
+def test_the_list_of_data_sets_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["datasets"]) == 0
-    assert "fashion-mnist" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines), lines
+    for name, entry in NAMED.items():  # each in one line, and nothing of it cut off
+        row = [name, entry.samples, entry.images, recipes.for_source(name), entry.about]
+        assert re.sub(" +", " ", " ".join(row)) in [re.sub(" +", " ", line).strip() for line in lines]

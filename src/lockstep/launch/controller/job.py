@@ -24,7 +24,7 @@ from lockstep.launch.controller.start_errors import StartError, disagreement, to
 from lockstep.launch.node.descendants import allow_many_files
 from lockstep.launch.output.display import Display, OutputPlan, say
 from lockstep.launch.output.worker_output import Screen
-from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, handed_on
+from lockstep.launch.plan.job_plan import SECRET, JobPlan, NodePlan, crowding, handed_on
 from lockstep.launch.protocol.messages import (
     End,
     Ended,
@@ -278,6 +278,7 @@ class LaunchedJob:
                 here = await self._answers(Here)
                 if problem := disagreement([node.host for node in plan.nodes], [each.versions for each in here]):
                     raise StartError(problem)
+                self._warn_of_crowding(here)
                 if len(self._remotes) > 1:
                     await self._start_on_several(here[0].doors)
                 else:
@@ -298,6 +299,14 @@ class LaunchedJob:
         self._size = started[0].size
         if self._notice:
             self._forward(self._notice)
+
+    def _warn_of_crowding(self, here: Sequence[Here]) -> None:
+        """Name other hosts than this alone that have fewer cores than workers, once; the plan says it of this one."""
+        if self._plan.is_local or self._plan.restart:
+            return
+        for node, answer in zip(self._plan.nodes, here, strict=True):
+            if 0 < answer.cores < node.workers:
+                say(f"lockstep: {node.host}: {crowding(node.workers, answer.cores)}")
 
     def _late_nodes(self) -> list[NodePlan]:
         """The nodes that the others wait for, at the first stage that not all have passed."""

@@ -47,6 +47,7 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.pipes import reader_of, writer_to
 from lockstep.launch.protocol.reachability import Doors, reachable
 from lockstep.world.interfaces import addresses
+from lockstep.world.world import usable_cores
 
 
 def versions() -> dict[str, str]:
@@ -163,7 +164,7 @@ class Node:
         else:
             self._workers = HostWorkers(job, self._scratch, self._starter, self._child_ended, self._send)
         self._workers.prepare()
-        here = Here(versions())
+        here = Here(versions(), cores=usable_cores())
         if job.nodes > 1 and not job.meeting_host and not job.loopback:
             own = addresses(job.interfaces)
             if not own:

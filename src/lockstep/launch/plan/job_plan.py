@@ -147,7 +147,7 @@ def plan_job(
         if "OMP_NUM_THREADS" not in environment:
             variables["OMP_NUM_THREADS"] = str(threads(cores, plan.workers))
         if plan.workers > cores:
-            notes.append(f"warning: {plan.workers} workers share {cores} cores and will slow each other down")
+            notes.append(crowding(plan.workers, cores))
     return JobPlan(plan.command, plan.nodes, variables, tuple(notes), own_environment=plan.own_environment)
 
 
@@ -165,6 +165,11 @@ def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
 def threads(cores: int, workers: int) -> int:
     """Threads of each worker: as many threads as cores in every worker would make them wait for each other."""
     return max(1, cores // workers)
+
+
+def crowding(workers: int, cores: int) -> str:
+    """The warning that a host has fewer cores than workers."""
+    return f"warning: {workers} workers share {cores} core{'s' if cores > 1 else ''} and will slow each other down"
 
 
 def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:

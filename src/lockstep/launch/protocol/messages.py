@@ -148,10 +148,11 @@ class Trouble(Message):
 
 @dataclass(frozen=True)
 class Here(Message):
-    """This host takes part; `doors` are the first one's of several."""
+    """This host takes part; `doors` are the first one's of several, `cores` those that its workers may use."""
 
     versions: dict[str, str]
     doors: dict[str, int] = field(default_factory=dict)
+    cores: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lockstep.train.job_parts import Optimization
 from lockstep.train.optim.batch_plan import Batching
 from lockstep.train.optim.build import load_keeping_flags
 from lockstep.train.progress import Progress
-from lockstep.train.run_folder import newest_run_path
+from lockstep.train.run_folder import RunFolder, newest_run_path
 from lockstep.world.world import World
 
 
@@ -191,13 +191,22 @@ def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool
     folder = held.folder
     if not world.is_main:
         return Checkpoints()
+    check_unused(config, folder, is_new)
+    folder.create(config, world)
+    return CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm)
+
+
+def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool) -> None:
+    """Refuse the folder of an earlier run for a new one.
+
+    Raises:
+        ConfigError: The folder holds another run's checkpoints.
+    """
     if is_new and checkpoint_folder.newest(folder.checkpoints):
         way_out = "add --resume auto to go on with it, or choose another folder"
         if config.run.start_epoch is not None:
             way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
         raise ConfigError(f"--run-dir {folder.path} holds the checkpoints of an earlier run; {way_out}")
-    folder.create(config, world)
-    return CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm)
 
 
 def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, optim: Optimization) -> Progress:

@@ -21,6 +21,7 @@ from lockstep.world.world import World, usable_cores
 
 PRIVATE = ("command", "folder", "host")  # facts that are not for a public record
 GIT_SECONDS = 5.0
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_environment(world: World) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def describe_environment(world: World) -> dict[str, Any]:
         },
         "commit": _commit(Path(__file__)),  # Lockstep's, where it runs from a checkout
         "project_commit": _commit(Path.cwd()),  # of the folder that the run was started in
+        "processor": _processor(),
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": accelerator.names(),
@@ -51,15 +53,14 @@ def describe_publicly(world: World) -> dict[str, Any]:
     facts = describe_environment(world)
     return {
         **{key: value for key, value in facts.items() if key not in PRIVATE},
-        "processor": _processor(),
         "load_average": os.getloadavg(),
     }
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+    """The model's name, or the architecture where the system does not tell it."""
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _commit(path: Path) -> str:

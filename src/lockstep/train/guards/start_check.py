@@ -1,0 +1,103 @@
+"""Check in one process what workers check when they start: data set, network, checkpoint. Nothing is kept."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from lockstep.config.schema import ParallelConfig, TrainConfig
+from lockstep.data import catalog
+from lockstep.errors import ConfigError, DataError
+from lockstep.files.folder_lock import check_free
+from lockstep.models import registry
+from lockstep.train.checkpoints.legacy_format import is_old
+from lockstep.train.checkpoints.resume import check_unused, find_resume_point
+from lockstep.train.checkpoints.run_lock import WAY_OUT, resumed_run_path
+from lockstep.train.inference import load_network
+from lockstep.train.run_folder import RunFolder
+from lockstep.train.setup import build_job, build_model, load_data
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World
+
+
+def check_start(config: TrainConfig, workers: int) -> list[str]:
+    """Build the job in a folder that is removed again, on this machine's CPU.
+
+    Not checked: the hosts, the GPUs, and weights that would have to be fetched.
+
+    Args:
+        workers: Of the whole job.
+
+    Returns:
+        Lines on what was found.
+
+    Raises:
+        LockstepError: As a start of the job would.
+    """
+    world, source = alone(), config.data.source
+    missing = next((name for name in config.run.track if name != "tensorboard" and find_spec(name) is None), None)
+    if missing:
+        raise ConfigError(f"--track {missing}: not installed; pip install 'lockstep-torch[{missing}]'")
+    try:
+        data = load_data(replace(config, data=replace(config.data, download=False)), world)
+    except DataError:
+        if not (config.data.download and source in catalog.NAMED and catalog.NAMED[source].fetched):
+            raise
+        _check_network(config, catalog.NAMED[source].images)
+        return [f"{source} is not in {config.data.data_dir}; the first worker of each node fetches it"]
+    point = find_resume_point(config, world)
+    if path := config.run.run_dir or resumed_run_path(config):
+        check_free(path, WAY_OUT)
+        check_unused(config, RunFolder(path), is_new=point.state is None)
+    with tempfile.TemporaryDirectory() as folder:
+        job = build_job(_for_one(config, workers, point.state, Path(folder)), world, data, build_model(config, data))
+        with closing(job):
+            facts = f"{len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes"
+            lines = [f"{data.name}: {facts}", f"{config.model.arch}: {_size(job.network.model):,} parameters"]
+            resumed = [f"goes on from {point.state}, after step {job.progress.step:,}"] if point.state else []
+            return [*lines, *point.notes, *resumed]
+
+
+def check_checkpoint(path: Path, arch: str | None) -> list[str]:
+    """Rebuild the network that an evaluation takes from a checkpoint, a run folder or an exported file.
+
+    Raises:
+        CheckpointError: It cannot be rebuilt.
+    """
+    if is_old(path):  # only its data set says which network it holds
+        return [f"evaluates {path}"]
+    network = load_network(path, arch)
+    return [f"evaluates {path}: {_size(network.model):,} parameters, {len(network.classes)} classes"]
+
+
+def alone() -> World:
+    """One worker on the CPU."""
+    return World(Place(), torch.device("cpu"))
+
+
+def _for_one(config: TrainConfig, workers: int, state: Path | None, folder: Path) -> TrainConfig:
+    """The same job for one worker on a CPU, with the global batch of all workers, that measures and reports nothing."""
+    of_all = config.global_batch_size is None and config.batch_workers is None
+    pretrained = None if config.model.pretrained == "default" else config.model.pretrained
+    return replace(
+        config,
+        batch_workers=workers if of_all else config.batch_workers,
+        data=replace(config.data, loader_workers=0, decode="cpu"),
+        model=replace(config.model, compile=False, pretrained=None if state else pretrained),
+        parallel=ParallelConfig(),
+        run=replace(config.run, run_dir=folder / "run", resume=str(state) if state else None, track=()),
+    )
+
+
+def _check_network(config: TrainConfig, images: str) -> None:
+    """Build the network for images such as "28 x 28 grey"."""
+    registry.build(config.model.arch, 10, 1 if "grey" in images else 3, int(images.split()[0]))
+
+
+def _size(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

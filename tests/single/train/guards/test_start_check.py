@@ -1,0 +1,78 @@
+"""What `--dry-run` finds out about a start, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+
+DIGITS = ["# digits: 1,437 + 360 images, 10 classes", "# digits-net: 113,386 parameters"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--dry_run"])
+def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
+    here: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert main(["train", "-np", "2", flag, "--epochs", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == DIGITS
+    commands = [line for line in lines if " -m lockstep train" in line]
+    assert len(commands) == 2
+    assert all(line.endswith("-m lockstep train -np 2 --epochs 3") for line in commands)
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (["-a", "nonet"], 2, "--arch nonet: there is no such model"),
+        (["-a", "resnet18", "cifar10", "--no-download"], 4, "cifar10 is not in data"),
+        (["--data", "nomodule:load"], 2, "there is no module 'nomodule'"),
+        (["images", "--rotate", "5", "--in-memory", "never"], 2, "--rotate"),
+        (["empty"], 4, "empty"),
+        (["--resume", "nowhere"], 5, "nowhere is no checkpoint"),
+        (["--pretrained", "nowhere.pt"], 5, "nowhere.pt"),
+        (["--evaluate", "--resume", "nowhere"], 5, "nowhere is no checkpoint"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_refuses(
+    here: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, hint: str
+) -> None:
+    (here / "empty" / "train").mkdir(parents=True)
+    before = sorted(here.rglob("*"))
+    for flags in ([], ["--dry-run"]):
+        assert main(["train", *words, *flags, "--run-dir", "run", "--epochs", "1"]) == code
+        assert hint in capsys.readouterr().err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_dry_run_checks_the_checkpoint_that_is_gone_on_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--max-steps", "2", "--run-dir", "run", "--quiet"]) == 0
+    before = sorted(here.rglob("*"))
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [*DIGITS, "# goes on from run/checkpoints/step-00000002, after step 2"]
+    assert main(["train", "--evaluate", "--resume", "run", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("# evaluates run: 113,386 parameters, 10 classes\n")
+    assert main(["train", "--resume", "run", "--seed", "3", "--dry-run"]) == 5
+    assert "it was made with --seed 0, not 3" in capsys.readouterr().err
+    assert main(["train", "--run-dir", "run", "--dry-run"]) == 2
+    assert "holds the checkpoints of an earlier run" in capsys.readouterr().err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_set_that_a_start_fetches_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "cifar10", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("# cifar10 is not in data; the first worker of each node fetches it\n")
+    assert main(["train", "cifar10", "-a", "resnet19", "--dry-run"]) == 2
+    assert "did you mean resnet18?" in capsys.readouterr().err
+    assert not list(here.iterdir())

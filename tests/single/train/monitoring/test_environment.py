@@ -1,0 +1,35 @@
+"""What is recorded of the machine."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.train.monitoring import environment
+from lockstep.train.monitoring.environment import describe_environment, describe_publicly
+from lockstep.world.launcher_environment import Place
+from lockstep.world.world import World, usable_cores
+
+WORLD = World(Place(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("describe", [describe_environment, describe_publicly])
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Fast CPU 9000 @ 3 GHz\nmodel name\t: other\n", "Fast CPU 9000 @ 3 GHz"),
+        ("", None),
+    ],
+)
+def test_the_processor_is_named_with_its_cores(
+    describe: Any, cpuinfo: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
+    facts = describe(WORLD)
+    assert facts["processor"] == (name or platform.machine())
+    assert facts["cores"] == usable_cores()
