@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config.schema import TrainConfig
+from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.guards.base import Guard
 from lockstep.train.guards.replica_check import ReplicaCheck
@@ -62,8 +63,9 @@ class Job:
     def say(self, lines: Sequence[str]) -> None:
         """Tell people, and every worker's own log."""
         for line in lines:
-            self.tracker.say(line)
-            logger.info(line)
+            shown = printable(line)  # names of files and classes may be anyone's
+            self.tracker.say(shown)
+            logger.info(shown)
 
     def advice(self) -> str:
         """What to do when training has gone out of bounds."""
