@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import Arch, parse
 from lockstep.errors import ConfigError
-from lockstep.files.untrusted import printable
+from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
@@ -41,5 +41,5 @@ def main(words: Sequence[str]) -> int:
     network = load_network(command.checkpoint, command.arch)
     for prediction in predict(network, command.images, command.top):
         named = "  ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.classes)
-        print(printable(f"{prediction.path}: {named}"), flush=True)
+        print(printable_name(f"{prediction.path}: {named}"), flush=True)
     return 0

@@ -41,7 +41,7 @@ class PatientFile:
         with self._lock:
             told = self._problem
             if len(self._kept) < MOST_BYTES or not self.flush():
-                self._kept += f"{line}\n".encode()
+                self._kept += f"{line}\n".encode(errors="backslashreplace")
             else:
                 self._dropped += 1
             problem = self.flush()

@@ -152,6 +152,11 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_bytes(path, MOST_YAML_BYTES))
 
 
+def printable_name(name: str) -> str:
+    """A file's or class's name in one line: as `printable`, with line ends and tabs written out, too."""
+    return printable(name).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def printable(text: str) -> str:
     """A text without what would steer a terminal, such as escape sequences and changes of writing direction."""
     return "".join(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config.schema import TrainConfig
+from lockstep.files.untrusted import printable
 from lockstep.train.checkpoints.checkpoint_folder import newest
 from lockstep.train.custom.callbacks import Hooks
 from lockstep.train.guards.base import Guard
@@ -69,8 +70,9 @@ class Job:
     def say(self, lines: Sequence[str], level: int = INFO) -> None:
         """Print lines, if the level is to be printed, and log them on every worker."""
         for line in lines:
-            self.tracker.say(line, level)
-            logger.info(line)
+            shown = printable(line)  # names of files and classes may be anyone's
+            self.tracker.say(shown, level)
+            logger.info(shown)
 
     def advice(self) -> str:
         """What to do when training has gone out of bounds."""

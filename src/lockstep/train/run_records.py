@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.data.augment.progressive import side_at
 from lockstep.errors import NonFiniteLossError
+from lockstep.files.untrusted import printable_name
 from lockstep.train.custom.measures import Value
 from lockstep.train.guards.base import MOST_SKIPPED_IN_A_ROW
 from lockstep.train.guards.finite_weights import are_finite
@@ -177,4 +178,4 @@ def _traffic(strategy: Strategy) -> dict[str, Any]:
 
 def list_left_out(paths: Sequence[str]) -> list[str]:
     """Lines that count and name the files left out; none where there are none."""
-    return [f"left out {len(paths)} images that cannot be decoded:", *paths] if paths else []
+    return [f"left out {len(paths)} images that cannot be decoded:", *map(printable_name, paths)] if paths else []

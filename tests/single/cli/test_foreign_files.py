@@ -154,3 +154,36 @@ def test_a_pipe_is_never_waited_for(folder: Path, tmp_path: Path) -> None:
         done = run([*LOCKSTEP, *words, "-j", "1"], tmp_path, timeout=60)
         assert done.returncode == 4, (words, done.stderr)
         assert "it is no plain file" in done.stdout + done.stderr
+
+
+def test_names_of_any_bytes_end_no_command_and_steer_no_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    odd = os.fsdecode(b"red \x1b]0;x\x07\xff\xe2\x80\xae\nlockstep: error: |<b>")
+    for split in ("train", "val"):
+        (folder / split / "red").rename(folder / split / odd)
+        (folder / split / odd / "001.png").write_text("no image")
+    common = ["images", "-a", "cifar-small", "-b", "10", "--epochs", "1", "--lr", "0.01", "-j", "0", "--skip-corrupt"]
+    said = []
+    for words, code in (
+        (["train", *common, "--run-dir", "memory"], 0),
+        (["train", *common, "--run-dir", "stream", "--in-memory", "never", "--image-size", "16"], 0),
+        (["train", *common[:-1], "--run-dir", "none"], 4),
+        (["eval", "stream", "images", "--skip-corrupt", "-j", "0"], 0),
+        (["predict", "memory", str(folder / "val" / odd / "000.png")], 0),
+        (["data", "info", "images"], 0),
+        (["data", "verify", "images", "-j", "1"], 4),
+        (["data", "pack", "images", "packed", "-j", "1", "--short-side", "8", "--skip-corrupt"], 0),
+        (["data", "info", "packed"], 0),
+        (["report", "memory", "-o", "report"], 0),
+        (["watch", "--once", "memory"], 0),
+    ):
+        assert main(words) == code, words
+        printed = capsys.readouterr()
+        said.append(printed.out + printed.err)
+        assert [sign for sign in said[-1] if not sign.isprintable() and sign not in "\n\t"] == [], words
+    assert sum("left out" in text for text in said) >= 4
+    lines = [line for text in said for line in text.splitlines()]
+    assert [line for line in lines if line.startswith("lockstep: error: |")] == []
+    assert "red \\x1b]0;x\\x07" in Path("stream/logs/worker-0.log").read_text()

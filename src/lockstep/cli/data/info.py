@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import parse
+from lockstep.files.untrusted import printable_name
 
 if TYPE_CHECKING:
     from lockstep.data.sources.describe import SetFacts, SplitFacts
@@ -36,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))
     console = Console(highlight=False)
-    console.print(f"{command.path}: {_kind(facts)}", markup=False, soft_wrap=True)
+    console.print(printable_name(f"{command.path}: {_kind(facts)}"), markup=False, soft_wrap=True)
     console.print(table)
     return 0
 

@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from lockstep.cli.data.processes_flag import Jobs, check_jobs, cores
 from lockstep.cli.parse import parse
 from lockstep.errors import ConfigError
+from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         manifest = pack_writer.write(plan, cores(command.jobs), advance)
     parts = manifest.splits.values()
     for path in (path for part in parts for path in part.left_out):
-        print(f"left out: {path}")
+        print(f"left out: {printable_name(path)}")
     counts = " + ".join(f"{part.samples:,}" for part in parts)
     size = sum(shard.size_bytes for part in parts for shard in part.shards)
     files = sum(len(part.shards) for part in parts)

@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from lockstep.cli.data.processes_flag import Jobs, check_jobs, cores
 from lockstep.cli.parse import parse
 from lockstep.errors import DataError
+from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     with progress("verifying", plan.samples, "images") as advance:
         bad = verify.run(plan, cores(command.jobs), advance)
     for line in bad:
-        print(line)
+        print(printable_name(line))
     if bad:
         raise DataError(f"{command.path}: {len(bad):,} damaged, listed above; copy or pack them again, or remove them")
     print(f"{command.path}: all {plan.samples:,} images are whole")

@@ -18,6 +18,7 @@ from PIL import Image
 from lockstep.data.pipeline.image_header import check_scans, eight_bits, fault_of, open_encoded
 from lockstep.data.sets import ImageFile, InputSpec
 from lockstep.errors import CorruptImageError, DataError, LockstepError
+from lockstep.files.untrusted import printable_name
 
 try:
     import simplejpeg
@@ -62,7 +63,7 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
             raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
-        raise CorruptImageError(f"{file} {fault_of(error)}") from None
+        raise CorruptImageError(f"{printable_name(str(file))} {fault_of(error)}") from None
 
 
 def unless_skipped(message: str) -> CorruptImageError:
