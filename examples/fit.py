@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.train import fit
+from lockstep.train import EarlyStopping, fit
 
 
 def disks_and_squares(samples: int, seed: int) -> TensorDataset:
@@ -24,5 +24,6 @@ def disks_and_squares(samples: int, seed: int) -> TensorDataset:
 if __name__ == "__main__":
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, 2))
-    result = fit(model, disks_and_squares(4096, 1), disks_and_squares(512, 2), epochs=5, batch_size=32, lr=0.05)
+    train_set, val_set, stopping = disks_and_squares(4096, 1), disks_and_squares(512, 2), EarlyStopping(patience=2)
+    result = fit(model, train_set, val_set, epochs=5, batch_size=32, lr=0.0125, callbacks=[stopping])
     print(f"{100 * result.top1:.1f} % of {result.samples} images right")

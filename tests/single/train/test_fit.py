@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -259,3 +259,24 @@ def test_paths_may_be_strings_or_paths_and_sequences_lists(tmp_path: Path) -> No
 def test_a_model_without_a_parameter_to_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="left to train: each has requires_grad=False or"):
         fit(linear_net().requires_grad_(False), separable(32, 1), separable(16, 2), run_dir=tmp_path)
+
+
+class TwoHeads(nn.Linear):
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return (super().forward(images.flatten(1)),) * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(7, 3), r"model= cannot take train_set's images, \[3, 4, 4\]: .*mat1 and mat2"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), r"shape \[1, 2\] for one image, .* 3 classes: return logits"),
+        (nn.Conv2d(3, 3, 1), r"a tensor of shape \[1, 3, 4, 4\] for one image"),
+        (TwoHeads(48, 3), "model= returned a tuple for one image"),
+        ("resnet18", "model='resnet18' is not a torch.nn.Module"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_named(tmp_path: Path, model: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit(model, separable(32, 1), separable(16, 2), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -39,6 +39,8 @@ class TrainingState:
         self.optimizer = optimizer
         self.steps_per_epoch = steps_per_epoch
         self.run_dir = run_dir
+        self.epoch = max(1, -(-progress.step // steps_per_epoch))
+        """The epoch that is under way or was the last, from 1."""
         self._reason: str | None = None
 
     @property
@@ -53,11 +55,6 @@ class TrainingState:
     def step(self) -> int:
         """Optimizer steps done."""
         return self._progress.step
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the step that is under way or was the last, from 1."""
-        return max(1, -(-self.step // self.steps_per_epoch))
 
     @property
     def history(self) -> History:
@@ -78,22 +75,30 @@ class TrainingState:
 
 
 class Callback(Protocol):
-    """What the training loop calls, on every worker. A subclass overrides what it needs; here nothing is done."""
+    """What the training loop calls, on every worker. A subclass overrides what it needs; here nothing is done.
+
+    Each method returns explicitly, or type checkers would take it for abstract.
+    """
 
     def on_epoch_begin(self, run: TrainingState) -> None:
         """Before an epoch's first step, also after a resume within it."""
+        return
 
     def on_step_begin(self, run: TrainingState) -> None:
         """Before a step; `run.step` does not count it yet."""
+        return
 
     def on_step_end(self, run: TrainingState) -> None:
         """After a step. Its loss is still on the device; figures come with the epoch's end."""
+        return
 
     def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
         """After an epoch's evaluation: loss, top1, top5, samples and the metrics, over all workers' samples."""
+        return
 
     def on_checkpoint(self, run: TrainingState, path: Path) -> None:
         """A checkpoint is complete in the folder `path`, on the file system of rank 0."""
+        return
 
 
 class Hooks:
@@ -132,6 +137,7 @@ class CallbackHooks(Hooks):
         self._state, self._tell = state, tell
 
     def begin_epoch(self) -> None:
+        self._state.epoch = self._state.step // self._state.steps_per_epoch + 1
         self._call("on_epoch_begin")
 
     def begin_step(self) -> None:

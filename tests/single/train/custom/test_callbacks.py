@@ -30,11 +30,12 @@ class Diary(Callback):
         self.entries: list[tuple[Any, ...]] = []
 
     def on_epoch_begin(self, run: TrainingState) -> None:
-        self.entries.append(("epoch begin", run.step))
+        self.entries.append(("epoch begin", run.step, run.epoch))
 
     def on_step_begin(self, run: TrainingState) -> None:
         torch.rand(1)
         self.entries.append(("step begin", run.step))
+        assert run.epoch == run.step // 4 + 1 or run.workers > 1
 
     def on_step_end(self, run: TrainingState) -> None:
         self.entries.append(("step end", run.step, run.epoch))
@@ -64,10 +65,10 @@ def test_they_are_called_in_order_and_change_nothing(tmp_path: Path) -> None:
     figures = ["loss", "samples", "top1", "top5"]
     _fit(tmp_path / "told", diary, epochs=2, checkpoint_steps=3)
     assert diary.entries == [
-        *(("epoch begin", 0), ("step begin", 0), ("step end", 1, 1), ("step begin", 1), ("step end", 2, 1)),
+        *(("epoch begin", 0, 1), ("step begin", 0), ("step end", 1, 1), ("step begin", 1), ("step end", 2, 1)),
         *(("step begin", 2), ("step end", 3, 1), ("checkpoint", "step-00000003"), ("step begin", 3)),
         *(("step end", 4, 1), ("epoch end", 4, figures), ("checkpoint", "step-00000004")),
-        *(("epoch begin", 4), ("step begin", 4), ("step end", 5, 2), ("step begin", 5), ("step end", 6, 2)),
+        *(("epoch begin", 4, 2), ("step begin", 4), ("step end", 5, 2), ("step begin", 5), ("step end", 6, 2)),
         *(("checkpoint", "step-00000006"), ("step begin", 6), ("step end", 7, 2), ("step begin", 7)),
         *(("step end", 8, 2), ("epoch end", 8, figures), ("checkpoint", "step-00000008")),
     ]

@@ -71,15 +71,15 @@ def test_what_was_ignored_stays_ignored() -> None:
 
 
 class Signalling(nn.Linear):
-    """Sends SIGTERM in one of its forward passes."""
+    """Sends SIGTERM in one of its forward passes of training."""
 
     def __init__(self, inputs: int, outputs: int, sends_at: int = 3):
         super().__init__(inputs, outputs)
         self._sends_at, self._passes = sends_at, 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self._passes += 1
-        if self._passes == self._sends_at:
+        self._passes += self.training
+        if self.training and self._passes == self._sends_at:
             _send(signal.SIGTERM)
         return super().forward(images.flatten(1))
 
