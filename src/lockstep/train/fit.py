@@ -126,6 +126,8 @@ def fit(
     keep: int = 3,
     log_every: int = 20,
     io_every: float = 5.0,
+    quiet: bool = False,
+    verbose: bool = False,
     track: Sequence[Literal["tensorboard", "mlflow", "wandb"]] = ("tensorboard",),
 ) -> Result:
     """Train a classifier and return what came out; call it in every worker, or in one process alone.
