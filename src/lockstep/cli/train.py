@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     from lockstep.data import catalog
 
     catalog.check(config.data)
-    named = named_arch(command, words)
+    named = named_arch(command, words) if config.run.evaluate else None
     work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     started = time.time()

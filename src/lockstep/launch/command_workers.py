@@ -99,7 +99,8 @@ def run_workers(job: WorkerCommand) -> int:
     if where.dry_run:
         from lockstep.launch.plan.dry_run import describe
 
-        print("".join(f"# {line}\n" for line in job.check_start(plan.workers)) + describe(plan))
+        nodes = plan.by_hand.nodes if plan.by_hand else 1  # of which each has as many workers, as far as is known
+        print("".join(f"# {line}\n" for line in job.check_start(plan.workers * nodes)) + describe(plan))
         return 0
     return _launch(plan, where, gpus, elastic, job.quiet)
 
