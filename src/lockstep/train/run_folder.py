@@ -15,6 +15,7 @@ from lockstep.config.mapping import to_mapping
 from lockstep.config.run_names import RUNS, slug
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
+from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
 from lockstep.files.resilient_file import PatientFile
 from lockstep.train.checkpoints import checkpoint_folder
@@ -55,7 +56,8 @@ class RunFolder:
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(to_mapping(_repeatable(config)), sort_keys=False)
-            (self.path / "config.yaml").write_text(text, encoding="utf-8")
+            with replacing(self.path / "config.yaml") as partial:  # a pipe in its place would be waited for
+                partial.write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
             raise ConfigError(

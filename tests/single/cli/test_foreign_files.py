@@ -148,6 +148,12 @@ def test_a_pipe_is_never_waited_for(folder: Path, tmp_path: Path) -> None:
         done = run([*LOCKSTEP, *words], tmp_path, timeout=60)
         assert done.returncode == code, (words, done.stderr)
         assert "Traceback" not in done.stderr
+    (tmp_path / "digits" / "config.yaml").unlink()
+    os.mkfifo(tmp_path / "digits" / "config.yaml")
+    words = ["train", "digits", "--max-steps", "2", "--run-dir", "digits", "--resume", "auto"]
+    done = run([*LOCKSTEP, *words], tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "digits" / "config.yaml").is_file()
     (folder / "train" / "red" / "000.png").unlink()
     os.mkfifo(folder / "train" / "red" / "000.png")
     for words in (["data", "verify", folder], ["data", "pack", folder, "packed"]):
