@@ -16,20 +16,8 @@ from lockstep.files.folder_lock import LOCK_FILE
 from lockstep.files.jsonl import read_records
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 
-# 23 steps an epoch, of a millisecond or two.
-TRAIN = (
-    *LOCKSTEP,
-    "train",
-    "digits",
-    "--device",
-    "cpu",
-    "--checkpoint-steps",
-    "5",
-    "--resume",
-    "auto",
-    "--run-dir",
-    "run",
-)
+FLAGS = ("--device", "cpu", "--epochs", "5000", "--checkpoint-steps", "5")
+TRAIN = (*LOCKSTEP, "train", "digits", *FLAGS, "--resume", "auto", "--run-dir", "run")
 OTHER_PIDS = ("unshare", "--fork", "--pid", "--mount-proc")  # as on another host, pids say nothing here
 
 

@@ -2,8 +2,8 @@
 
 `.lock` names the process that holds the folder. It is created exclusively, which every shared file system can do, and
 touched every few seconds by a thread. A lock whose process has ended is taken over: on the holder's own machine its pid
-and start time decide; from elsewhere its silence does, measured by the file server's clock, or that this job is known
-to follow the holder's (a restart, a requeue). A holder that was stopped for long, and lost the folder meanwhile, finds
+and start time decide; from elsewhere its silence does, or that this job is known to follow the holder's (a restart, a
+requeue). A holder that was stopped for long, and lost the folder meanwhile, finds
 out when it confirms its lock, which it does before it renames anything there.
 
 POSIX locks are not used: NFS mounts and Lustre may have none, or one per host.
@@ -33,6 +33,7 @@ from lockstep.files.untrusted import open_plain, parse_json, printable
 LOCK_FILE = ".lock"
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # twelve beats: a file server that hangs for less costs no job its folder
+WATCH_SECONDS = 15.0  # three beats
 POLL_SECONDS = 0.5
 TURN_SECONDS = 0.01
 MOST_BYTES = 1 << 16
@@ -63,6 +64,7 @@ class Owner:
     pid: int = field(default_factory=os.getpid)
     machine: str = field(default_factory=lambda: _machine())
     started: float = field(default_factory=lambda: _started(os.getpid()) or 0.0)
+    uid: int = field(default_factory=os.getuid)
     since: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     succeeds: bool = False
@@ -74,8 +76,8 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether its pid says something on this machine."""
-        return self.machine == _machine()
+        """Whether its pid says something in this process, which may not see those of other users."""
+        return self.machine == _machine() and (self.uid == os.getuid() or _started(self.pid) is not None)
 
     @property
     def has_ended(self) -> bool:
@@ -91,7 +93,9 @@ class Owner:
         return f"{self.purpose}{job}, process {self.pid} on {self.host}, since {since}"
 
 
-UNKNOWN = Owner("an unknown process", host="an unknown host", pid=0, machine="", started=0.0, since=0.0, token="")
+UNKNOWN = Owner(
+    "an unknown process", host="an unknown host", pid=0, uid=-1, machine="", started=0.0, since=0.0, token=""
+)
 
 
 class FolderLock:
@@ -136,27 +140,37 @@ class FolderLock:
     def close(self) -> None:
         """Give the folder back."""
         self._closing.set()
-        self._thread.join()
-        with suppress(OSError):
-            if _read(self._path)[0] != self._content:
-                return
-            if self._owner.succeeds:
-                with replacing(self._path) as partial:
-                    partial.write_bytes(replace(self._owner, released=True).encode())
-            else:
-                self._path.unlink()
+        try:
+            self._thread.join()
+        finally:
+            with suppress(OSError):
+                self._release()
+
+    def _release(self) -> None:
+        if _read(self._path)[0] != self._content:
+            return
+        if self._owner.succeeds:
+            with replacing(self._path) as partial:
+                partial.write_bytes(replace(self._owner, released=True).encode())
+        else:
+            self._path.unlink()
 
     def _read_again(self) -> None:
         try:
             content, _ = _read(self._path)
+        except FileNotFoundError:  # removed manually, maybe with the folder
+            with suppress(OSError):
+                if not _create(self._path, self._content):
+                    return  # another process was faster; the next look names it
+        except PermissionError:
+            self._lost_to = "another user's process"
+            return
+        except OSError:
+            return  # the file system does not answer now, nor take what is written
+        else:
             if content != self._content:
                 self._lost_to = str(_owner(content))
                 return
-        except FileNotFoundError:  # removed by hand, maybe with the folder: nobody else has it
-            with suppress(OSError):
-                _create(self._path, self._content)
-        except OSError:
-            return  # the file system does not answer now, nor take what is written
         self._confirmed = time.monotonic()
 
     def _beat(self) -> None:
@@ -187,7 +201,7 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
         OSError: The lock cannot be written.
     """
     path = folder / LOCK_FILE
-    watched: tuple[bytes, int] | None = None
+    watched, since, told = None, 0.0, False
     while not _create(path, owner.encode()):
         try:
             seen = held, touched = _read(path)
@@ -200,19 +214,20 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
         if owner.follows(holder) or holder.has_ended:
             if _take_over(path, held, heir):
                 return FolderLock(folder, heir)
-        elif holder.is_here:
+            continue
+        if holder.is_here or (watched or seen) != seen:
             raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
-        elif (silent_seconds := _silence(folder, touched, owner.token)) > SILENT_SECONDS:
+        if watched is None:
+            watched, since = seen, time.monotonic()
+        silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
+        if silent_seconds > SILENT_SECONDS:
             if _take_over(path, held, heir):
                 tell(f"took {folder} over from {holder}, which gave no sign for {silent_seconds:,.0f} s")
                 return FolderLock(folder, heir)
-        elif watched is None:
+        elif not told and held:  # an empty one is being written
             tell(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see whether it still is")
-            watched = seen
-        elif watched != seen:
-            raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
-        else:
-            time.sleep(POLL_SECONDS)
+            told = True
+        time.sleep(POLL_SECONDS)
     return FolderLock(folder, owner)
 
 
@@ -255,12 +270,11 @@ def _create(path: Path, content: bytes) -> bool:
     except FileExistsError:
         return False
     try:
-        os.write(descriptor, content)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
     return True
 
 
@@ -284,19 +298,25 @@ def _owner(content: bytes) -> Owner:
         fields |= {name: float(value[name]) for name in ("started", "since")}
         fields["series"] = {str(name): int(number) for name, number in value["series"].items()}
         fields |= {name: value.get(name) is True for name in ("succeeds", "released")}
-        owner = Owner(**fields, pid=int(value["pid"]))
+        owner = Owner(**fields, pid=int(value["pid"]), uid=int(value["uid"]))
         return owner if str(owner) else UNKNOWN
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
         return UNKNOWN
 
 
-def _silence(folder: Path, touched: int, token: str) -> float:
-    """The seconds, by the file server's clock, since a lock was touched."""
+def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> float:
+    """The seconds without a sign of a lock's holder.
+
+    They are the time for which its lock was watched or, after some beats, by which the file server's clock is ahead of
+    its last touch. The latter alone is not enough: some file systems take the time from the clock of the host.
+    """
+    if watched_seconds < WATCH_SECONDS:
+        return watched_seconds
     probe = partial_of(folder / f"{LOCK_FILE}-{token}")
     probe.touch()
     now = probe.stat().st_mtime_ns
     probe.unlink(missing_ok=True)
-    return (now - touched) / 1e9
+    return max(watched_seconds, (now - touched) / 1e9)
 
 
 def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
@@ -304,22 +324,23 @@ def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
 
     Only who has created a second file may do so; otherwise one process could replace what another has put there since.
     """
-    turn = partial_of(path.with_name(f"{LOCK_FILE}-turn"))
+    turn, own = (partial_of(path.with_name(f"{LOCK_FILE}-{name}")) for name in ("turn", heir.token))
     if not _create(turn, heir.encode()):
         with suppress(FileNotFoundError):
-            if _silence(path.parent, _read(turn)[1], heir.token) > SILENT_SECONDS:  # its process was killed right there
+            if abs(time.time() - turn.stat().st_mtime) > SILENT_SECONDS:  # its process was killed right there
                 turn.unlink()
         time.sleep(TURN_SECONDS)
         return False
     try:
         if _read(path)[0] != held:
             return False
-        with replacing(path) as partial:
-            partial.write_bytes(heir.encode())
-        return True
+        own.write_bytes(heir.encode())
+        os.replace(own, path)
+        return _read(path)[0] == heir.encode()
     except FileNotFoundError:
         return False
     finally:
+        own.unlink(missing_ok=True)
         turn.unlink(missing_ok=True)
 
 
