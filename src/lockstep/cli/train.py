@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.config.resume_command import how_to_resume
-from lockstep.config.run_names import RUNS, new_run_path, slug
+from lockstep.config.run_names import new_run_path, runs_of
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     named = named_arch(command, words) if config.run.evaluate else None
     work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
-    started = time.time()
+    earlier = runs_of(config)
     code = run_workers(
         WorkerCommand(
             ["train", *words],
@@ -60,16 +60,20 @@ def main(words: Sequence[str]) -> int:
         )
     )
     if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:
-        print(f"lockstep: {_describe_left(config, started)}", file=sys.stderr)
+        print(f"lockstep: {_describe_left(config, earlier)}", file=sys.stderr)
     return code
 
 
-def _describe_left(config: TrainConfig, started: float) -> str:
+def _describe_left(config: TrainConfig, earlier: Sequence[Path]) -> str:
     """What a run that was killed has left on the disk, and how to go on with it."""
-    runs = [config.run.run_dir] if config.run.run_dir else list(RUNS.glob(f"{slug(config)}*"))
-    checkpoints = [path.parent for run in runs for path in run.glob("checkpoints/step-*/manifest.json")]
-    own = [path for path in checkpoints if path.stat().st_mtime >= started or config.run.run_dir or config.run.resume]
-    newest = max(own, key=lambda path: path.stat().st_mtime, default=None)
+    run = config.run.run_dir
+    if run is None and config.run.resume is not None:
+        from lockstep.train.checkpoints.run_lock import resumed_run_path
+
+        run = resumed_run_path(config)
+    runs = [run] if run else [path for path in runs_of(config) if path not in earlier]
+    checkpoints = [path.parent for each in runs for path in each.glob("checkpoints/step-*/manifest.json")]
+    newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         return "no checkpoint was written, so there is nothing to resume"
     step = int(newest.name.removeprefix("step-"))

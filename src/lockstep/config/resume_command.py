@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 COMMAND = "LOCKSTEP_COMMAND"  # from our own launcher: what was typed there
+BEGINNING = ("--resume", "-r", "--run-dir", "--log-dir", "--start-epoch")
 
 
 def typed_command(arguments: Sequence[str] | None = None) -> str:
@@ -38,17 +39,22 @@ def how_to_resume(
     """
     arguments = sys.argv if arguments is None else arguments
     if not is_training(arguments):
-        return f"to go on, call fit() with resume={str(run)!r}"
+        return f"to go on, call fit() with run_dir={str(run)!r}, resume='auto'"
+    which = f"--run-dir {shlex.quote(str(run))} --resume auto"
     typed = environment.get(COMMAND, "") if is_launched else typed_command(arguments)
-    if not typed:
-        return f"to go on, start the same command with --resume {shlex.quote(str(run))}"
-    return f"to go on: {_without_resume(typed)} --resume {shlex.quote(str(run))}"
+    return f"to go on: {_without_beginning(typed)} {which}" if typed else f"to go on: the same command with {which}"
 
 
-def _without_resume(typed: str) -> str:
-    words = [word for word in shlex.split(typed) if not word.startswith("--resume=")]
-    pairs = zip(["", *words], words, strict=False)
-    return shlex.join(word for before, word in pairs if "--resume" not in (before, word))
+def _without_beginning(typed: str) -> str:
+    """A command without what says where its run begins."""
+    kept, drops_value = list[str](), False
+    for word in shlex.split(typed):
+        is_value = drops_value and not word.startswith("-")
+        flag, has_value, _ = word.partition("=")
+        is_beginning = flag.replace("_", "-") in BEGINNING
+        drops_value = is_beginning and not has_value
+        kept += [word] * (not is_value and not is_beginning)
+    return shlex.join(kept)
 
 
 def _module(word: str) -> str:

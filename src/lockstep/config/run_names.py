@@ -21,6 +21,12 @@ def new_run_path(config: TrainConfig) -> Path:
     return path
 
 
+def runs_of(config: TrainConfig) -> list[Path]:
+    """The run folders in runs/ with names of this data set and architecture."""
+    name = re.compile(re.escape(slug(config)) + r"\d{8}-\d{6}(-\d+)?")
+    return [path for path in RUNS.glob("*") if name.fullmatch(path.name)]
+
+
 def slug(config: TrainConfig) -> str:
     """DATASET-ARCH- in letters that any file system takes; of a path or a MODULE:NAME, the last part."""
     words = (config.data.source, config.model.arch)

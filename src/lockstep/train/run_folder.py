@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from lockstep.config.mapping import to_mapping
-from lockstep.config.run_names import RUNS, slug
+from lockstep.config.run_names import runs_of
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
 from lockstep.files.atomic import replacing
@@ -73,9 +72,7 @@ def _repeatable(config: TrainConfig) -> TrainConfig:
 
 def newest_run_path(config: TrainConfig) -> Path | None:
     """The newest run of the same data set and architecture that has a checkpoint."""
-    name = re.compile(re.escape(slug(config)) + r"\d{8}-\d{6}(-\d+)?")
-    runs = [path for path in RUNS.glob("*") if name.fullmatch(path.name)]
-    found = [newest for path in runs if (newest := checkpoint_folder.newest(path / "checkpoints"))]
+    found = [newest for path in runs_of(config) if (newest := checkpoint_folder.newest(path / "checkpoints"))]
     latest = max(found, key=lambda path: path.stat().st_mtime, default=None)
     return latest.parent.parent if latest else None
 

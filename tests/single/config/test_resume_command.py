@@ -18,10 +18,15 @@ def _resume(arguments: str, is_launched: bool = False, **environment: str) -> st
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("/bin/lockstep train digits -np 1", "lockstep train digits -np 1 --resume 'runs/a b'"),
-        ("/x/lockstep/__main__.py train digits", "python -m lockstep train digits --resume 'runs/a b'"),
-        ("lockstep train --resume auto -b 4", "lockstep train -b 4 --resume 'runs/a b'"),
-        ("lockstep train --resume=old -b 4", "lockstep train -b 4 --resume 'runs/a b'"),
+        ("/bin/lockstep train digits -np 1", "lockstep train digits -np 1 --run-dir 'runs/a b' --resume auto"),
+        ("/x/lockstep/__main__.py train digits", "python -m lockstep train digits --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train --resume auto -b 4", "lockstep train -b 4 --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train --resume -b 4", "lockstep train -b 4 --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train -r old -b 4", "lockstep train -b 4 --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train --resume=old -b 4", "lockstep train -b 4 --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train --run_dir a -b 4", "lockstep train -b 4 --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train --start-epoch 2 -b 4", "lockstep train -b 4 --run-dir 'runs/a b' --resume auto"),
+        ("lockstep train --pretrained x", "lockstep train --pretrained x --run-dir 'runs/a b' --resume auto"),
     ],
 )
 def test_a_process_that_was_typed_names_its_own_command(arguments: str, expected: str) -> None:
@@ -31,16 +36,17 @@ def test_a_process_that_was_typed_names_its_own_command(arguments: str, expected
 def test_a_worker_names_what_was_typed_at_its_launcher() -> None:
     typed = "lockstep run -np 2 -- lockstep train digits --resume auto"
     told = _resume("lockstep train digits --resume auto", is_launched=True, **{COMMAND: typed})
-    assert told == "to go on: lockstep run -np 2 -- lockstep train digits --resume 'runs/a b'"
+    assert told == "to go on: lockstep run -np 2 -- lockstep train digits --run-dir 'runs/a b' --resume auto"
 
 
 def test_under_another_launcher_the_command_is_not_known() -> None:
-    assert _resume("lockstep train", is_launched=True) == "to go on, start the same command with --resume 'runs/a b'"
+    told = _resume("lockstep train", is_launched=True)
+    assert told == "to go on: the same command with --run-dir 'runs/a b' --resume auto"
 
 
 def test_a_function_is_called_again() -> None:
-    assert _resume("train.py -b 4") == "to go on, call fit() with resume='runs/a b'"
-    assert _resume("train.py", is_launched=True, **{COMMAND: "lockstep run python train.py"}).endswith("='runs/a b'")
+    assert _resume("train.py -b 4") == "to go on, call fit() with run_dir='runs/a b', resume='auto'"
+    assert _resume("train.py", is_launched=True, **{COMMAND: "lockstep run python train.py"}).endswith("resume='auto'")
 
 
 def test_training_is_recognized_however_it_is_started() -> None:
