@@ -109,9 +109,10 @@ def build_job(
     parameters = list(model.parameters())  # as the caller's optimizer has them
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
+    # --start-epoch begins a new run, with the state of another.
+    point = find_resume_point(config, world, held.folder.path if held and config.run.start_epoch is None else None)
     held = held or unknown_to_others(config, world)
-    point = find_resume_point(config, world)
-    notes = list(point.notes)
+    notes = list[str]()
     check_sizes(model, config.data.sizes_by_epoch, data.input)
     notes += _start_from_pretrained(model, config, world) if point.state is None else []
     precision = build_precision(config.numerics, world.device.type)
@@ -165,7 +166,8 @@ def build_job(
         stopping=build_stopping(world),
         replicas=build_replica_check(world, weights, config.parallel.check_replicas),
         guard=build_guard(config.numerics, precision, world.device.type),
-        notes=[*notes, *describe_frozen(weights), *beginning.notes],
+        notes=[*notes, *describe_frozen(weights)],
+        warnings=[*point.notes, *beginning.notes],
         epochs=epochs,
         hooks=hooks,
     )

@@ -121,11 +121,14 @@ def begin(
     return Beginning(progress, checkpoints, notes)
 
 
-def find_resume_point(config: TrainConfig, world: World) -> ResumePoint:
+def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:
     """What to go on from, the same on every worker.
 
     Where a run was named, or none, that is the newest checkpoint that is sound. Workers that are started anew go on
     from their own run's newest state, be it a checkpoint or a snapshot in memory, and as configured if there is none.
+
+    Args:
+        own: The run's folder, where "auto" looks; None: in the newest run of the same kind.
 
     Raises:
         CheckpointError: There is none, the one that was named is damaged, or all are.
@@ -141,7 +144,7 @@ def find_resume_point(config: TrainConfig, world: World) -> ResumePoint:
         found, notes = _find_own(config)
         again = found is not None
     if world.is_main and found is None and config.run.resume:
-        found, notes = _find(config)
+        found, notes = _find(config, own)
     path, again = world.from_main([str(found) if found else None, again])
     state = Path(path) if path else None
     point = ResumePoint(state, again, verified=world.is_main, notes=tuple(notes))
@@ -163,10 +166,10 @@ def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
         return None, [str(error)]
 
 
-def _find(config: TrainConfig) -> tuple[Path | None, list[str]]:
+def _find(config: TrainConfig, own: Path | None) -> tuple[Path | None, list[str]]:
     named = Path(str(config.run.resume))
     if config.run.resume == "auto":
-        run = config.run.run_dir or newest_run_path(config)
+        run = own or config.run.run_dir or newest_run_path(config)
         return _newest_sound(run / "checkpoints") if run else (None, [])
     if is_old(named):
         return named, []

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.config.run_names import new_run_path
+from lockstep.config.run_names import RUNS, new_run_path
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.files.folder_lock import Owner, hold_folder
 from lockstep.train.run_folder import RunFolder, newest_run_path, run_of
 from lockstep.world.job_series import describe_batch_job, series_of
@@ -43,22 +43,25 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
 
     Raises:
         ConfigError: Another job holds it, or it cannot be written; raised on all workers.
+        CheckpointError: --resume names something without a checkpoint; likewise.
     """
-    lock, made, problem = None, list[Path](), ""
-    path = Path()
+    lock, made, failure = None, list[Path](), ["", ""]
+    path = config.run.run_dir or RUNS
     try:
         if world.is_main:
             try:
                 path = _make_folder(config, made)
                 owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.place, os.environ))
                 lock = hold_folder(path, owner, WAY_OUT)
-            except ConfigError as error:
-                problem = str(error)
+            except LockstepError as error:
+                failure = [type(error).__name__, str(error)]
             except OSError as error:
-                problem = f"run folder {path} cannot be written: {error}; choose another with --run-dir"
-        text, problem = world.from_main([str(path), problem])
-        if problem:
-            raise ConfigError(problem)
+                text = f"run folder {path} cannot be written: {error}; choose another with --run-dir"
+                failure = [ConfigError.__name__, text]
+        text, kind, problem = world.from_main([str(path), *failure])
+        if kind:
+            kinds = {each.__name__: each for each in (CheckpointError, ConfigError)}
+            raise kinds.get(kind, LockstepError)(problem)
         folder = RunFolder(Path(text))
         yield HeldRun(folder, lock.check, lock.confirm) if lock else HeldRun(folder)
     finally:
