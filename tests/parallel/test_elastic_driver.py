@@ -106,7 +106,7 @@ def test_the_dead_worker_alone_is_replaced_and_rank_0_is_a_survivor(tmp_path: Pa
         assert job.text.count("G1 is lost") == 2
         assert "lockstep: worker 0 was ended by SIGKILL; the others wait for a new worker" in job.text
         job.order(2, "done")
-        assert job.process.wait(20) == 0
+        assert job.process.wait(150) == 0
 
 
 def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
         (tmp_path / "broken").unlink()
         assert job.wait_for(3, 1) == first
         job.order(3, "done")
-        assert job.process.wait(20) == 0
+        assert job.process.wait(150) == 0
         assert not psutil.pid_exists(second[1][2])
         assert "G1 hears of change (2, 2)" in job.text
         assert job.text.count("G2 hears of change (3, 1)") == 2
@@ -145,7 +145,7 @@ def test_workers_outlast_a_moment_without_slots(tmp_path: Path) -> None:
         hosts.write_text("localhost:2\n")
         assert job.wait_for(2, 2) == first
         job.order(2, "done")
-        assert job.process.wait(20) == 0
+        assert job.process.wait(150) == 0
 
 
 def test_who_has_been_there_longest_stays_when_slots_are_lost(tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_who_has_been_there_longest_stays_when_slots_are_lost(tmp_path: Path) ->
         hosts.write_text("localhost:1\n")
         assert job.wait_for(3, 1) == [(1, 1, first[1][2])]
         job.order(3, "done")
-        assert job.process.wait(20) == 0
+        assert job.process.wait(150) == 0
 
 
 def test_resets_may_be_limited(tmp_path: Path) -> None:
     with elastic(tmp_path, "--min-np", "1", "-np", "2", "--reset-limit", "0") as job:
         job.wait_for(1, 2)
         job.order(1, "die 1")
-        assert job.process.wait(20) == 1
+        assert job.process.wait(150) == 1
         assert "the reset limit, 0, allows no further reset; all workers have ended" in job.text
 
 
@@ -173,7 +173,7 @@ def test_a_job_without_survivors_ends(tmp_path: Path) -> None:
     with elastic(tmp_path, "--min-np", "1", "-np", "1") as job:
         job.wait_for(1, 1)
         job.order(1, "die 0")
-        assert job.process.wait(20) == 1
+        assert job.process.wait(150) == 1
         assert "no worker is left whose state the job could go on with" in job.text
 
 
@@ -185,7 +185,7 @@ def test_during_a_cooldown_the_job_goes_on_with_fewer(tmp_path: Path) -> None:
         third = job.wait_for(3, 2)
         assert third[0] == (1, 1, first[1][2])
         job.order(3, "done")
-        assert job.process.wait(20) == 0
+        assert job.process.wait(150) == 0
 
 
 def test_a_job_with_too_few_slots_ends_after_its_timeout(tmp_path: Path) -> None:
@@ -229,12 +229,12 @@ def test_no_process_outlives_the_launcher_or_the_node_process(
         assert node in workers[1].parents()
         if victim == "launcher":
             job.process.send_signal(number)
-            assert job.process.wait(20) == (128 + number if number == signal.SIGINT else -number)
+            assert job.process.wait(150) == (128 + number if number == signal.SIGINT else -number)
         else:
             node.send_signal(number)
-            assert job.process.wait(20) == 1
+            assert job.process.wait(150) == 1
             assert "lockstep: lost localhost: its part of the launcher" in job.text
-        assert psutil.wait_procs([*workers, *left], timeout=20)[1] == []
+        assert psutil.wait_procs([*workers, *left], timeout=150)[1] == []
 
 
 def test_what_a_dead_worker_has_left_behind_ends_with_it_and_what_others_left_with_the_job(tmp_path: Path) -> None:
@@ -247,10 +247,11 @@ def test_what_a_dead_worker_has_left_behind_ends_with_it_and_what_others_left_wi
         job.process.wait_until(lambda: not psutil.pid_exists(first["0"][0]))
         assert all(psutil.pid_exists(pid) for pid in [*first["1"], *first["env"]])
         job.order(2, "done")
-        assert job.process.wait(20) == 0
+        assert job.process.wait(150) == 0
         left = [pid for pids in job.left_behind().values() for pid in pids]
         assert len(left) == 6
-        assert [pid for pid in left if psutil.pid_exists(pid)] == []
+        while any(psutil.pid_exists(pid) for pid in left):  # until those that were killed are reaped
+            time.sleep(0.05)
 
 
 def test_a_discovery_script_that_fails_at_first_is_an_error(tmp_path: Path) -> None:

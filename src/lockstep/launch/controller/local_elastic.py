@@ -49,7 +49,8 @@ class SlotProcess:
         code = self._node.exit_codes.get(self._number)
         if not code:
             return None if code is None else ""
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        return f"was ended by {name}" if code < 0 else f"failed with exit code {code}"
 
     def end(self, number: signal.Signals) -> None:
         self._node.send(SignalSlotWorker(self._number, number))

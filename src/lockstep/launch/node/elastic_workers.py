@@ -123,6 +123,7 @@ class ElasticWorkers:
         identity = {name: variables[name] for name in (*SLOT, LIFE)}
         self._workers[number] = ElasticWorker(child, identity, carriers)
         self._none_left.clear()
+        self._child_ended.set()  # it may have exited before it was known here
 
     async def _watch(self) -> None:
         await self._send(Met())
