@@ -27,7 +27,7 @@ from lockstep.world.world import World
 
 @dataclass(frozen=True)
 class Job:
-    """All parts of one worker's training run; `notes` are lines for people."""
+    """All parts of one worker's training run; `notes` and `warnings` are lines for people."""
 
     config: TrainConfig
     world: World
@@ -44,6 +44,7 @@ class Job:
     replicas: ReplicaCheck
     guard: Guard
     notes: list[str]
+    warnings: list[str]
     epochs: EpochRecords
     hooks: Hooks
     clock: StepClock = field(default_factory=StepClock)

@@ -82,7 +82,7 @@ def _run(
         try:
             with io.recording(job.saving.folder.path), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
-                job.say(crowded, ALWAYS)
+                job.say([*crowded, *job.warnings], ALWAYS)
                 result = train(job)
                 written = finish_saving(job.saving, job.tracker, job.world, export=True)
                 job.say(_conclude(job, result, written), ALWAYS)

@@ -74,7 +74,7 @@ def report_overflow(job: Job, step: int) -> None:
         job.guard.refuse_weights(job, step - 1, f"the weights are NaN or infinite before step {step}")
     progress.leave_out(step)
     now = "now" if job.optim.precision.adapts_loss_scale else "stays"
-    job.tracker.say(f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}")
+    job.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
             f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
