@@ -173,6 +173,7 @@ def test_a_forked_worker_sees_what_one_that_starts_by_itself_sees(tmp_path: Path
             each["names"] = [name for name, _ in pairs]
             assert all(each["environ"].pop(name) for name in OF_A_JOB if name in each["environ"])
             each["environ"].pop("LOCKSTEP_PRELOAD", None)
+            assert each["environ"].pop("LOCKSTEP_COMMAND").startswith("python -m lockstep run -np 2 --bind cores ")
             each["names"] = [name for name in each["names"] if name != "LOCKSTEP_PRELOAD"]
             each["random"] = each["seen"].pop("random")
         assert worker["names"] == other["names"]
