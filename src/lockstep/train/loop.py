@@ -138,7 +138,7 @@ def train_epoch(job: Job) -> None:
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
     job.hooks.begin_epoch()
-    if progress.step == job.last_step:
+    if progress.step >= job.last_step:
         return
     job.tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
     job.network.train()
@@ -155,7 +155,7 @@ def train_epoch(job: Job) -> None:
         job.tracker.advance()
         job.replicas.check_due(progress.step)
         job.hooks.end_step()
-        finished = position == steps - 1 or progress.step == job.last_step
+        finished = position == steps - 1 or progress.step >= job.last_step
         stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
@@ -167,7 +167,7 @@ def train_epoch(job: Job) -> None:
                 save(job, durably=due)
         if stop:
             raise _stopped(job)
-        if finished:
+        if finished or progress.step >= job.last_step:  # a callback may have ended the run at the checkpoint
             return
 
 
@@ -280,7 +280,7 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
         progress.end_epoch()
     due = _divides(run.checkpoint_epochs, epoch) or _divides(run.checkpoint_steps, progress.step)
     reached = figures["top1"] >= (run.desired_acc or math.inf)
-    if due or reached or progress.step == job.last_step:
+    if due or reached or progress.step >= job.last_step:
         is_best = figures["top1"] > progress.best_top1
         if is_best:
             progress.best_top1, progress.best_step = figures["top1"], progress.step

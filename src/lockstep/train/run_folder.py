@@ -36,6 +36,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def earlier(self) -> Path:
+        """Records of the epochs in another folder that this run goes on from."""
+        return self.path / "earlier.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -147,7 +147,9 @@ def build_job(
     identity = identify(config, data, batching, type(optimizer).__qualname__ if custom.optimizer else None)
     beginning = begin(point, config, world, held, identity, weights, optim, steps_per_epoch)
     progress = beginning.progress
-    epochs.extend(read_epochs(held.folder.metrics, progress.step, world))
+    epochs.extend(read_epochs(held.folder, progress.step, world, beginning.before))
+    if isinstance(schedule, CustomSchedule):
+        notes += schedule.describe_missing(progress.step)
     data_wait = DataWait(describe_loading(config, world, data, processes))
     snapshots = open_snapshots(config, world, strategy, progress.step)
     hooks = build_hooks(custom.callbacks, world)

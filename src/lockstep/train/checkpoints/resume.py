@@ -79,11 +79,13 @@ class Beginning:
         progress: How far it has come already.
         checkpoints: Its own; they write on rank 0 alone.
         notes: What to say of it.
+        before: Another run folder that it goes on from.
     """
 
     progress: Progress
     checkpoints: Checkpoints
     notes: list[str]
+    before: RunFolder | None
 
 
 def begin(
@@ -115,10 +117,12 @@ def begin(
     if begun is not progress:
         progress, point = begun, ResumePoint()
     checkpoints = _begin_folder(config, world, held, is_new=point.state is None)
+    before = None
     if point.run is not None and point.run != held.folder.path.resolve():
+        before = RunFolder(point.run)
         progress.forget_best()  # the best of the other folder stays there
     go_back(checkpoints, progress, world)
-    return Beginning(progress, checkpoints, notes)
+    return Beginning(progress, checkpoints, notes, before)
 
 
 def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:

@@ -75,6 +75,16 @@ class CustomSchedule:
             changes = f"{type(self._scheduler).__name__}, each {'step' if self._by_step else 'epoch'}"
         return f"{self.peak:g}, as the optimizer has it; {changes}"
 
+    def describe_missing(self, steps: int) -> list[str]:
+        """What to say where the records lack epochs whose losses a scheduler goes by; none of it where they do not."""
+        epochs = steps // self._steps_per_epoch
+        known = set(self._epochs.history().val["epoch"])
+        missing = [epoch for epoch in range(1, epochs + 1) if epoch not in known]
+        if not missing or not isinstance(self._scheduler, ReduceLROnPlateau):
+            return []
+        which = f"epoch {missing[0]}" if len(missing) == 1 else f"{len(missing)} epochs, the first {missing[0]}"
+        return [f"ReduceLROnPlateau goes on without the validation loss of {which}: no record has it"]
+
     def _advance(self) -> None:
         self._done += 1
         if not isinstance(self._scheduler, ReduceLROnPlateau):

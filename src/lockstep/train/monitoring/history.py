@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.files.jsonl import read_records
+from lockstep.files.atomic import replacing
+from lockstep.files.jsonl import format_record, read_records
+from lockstep.train.run_folder import RunFolder
 from lockstep.world.world import World
 
 if TYPE_CHECKING:
@@ -93,13 +94,28 @@ class EpochRecords:
         return History(*(_arrays([r for r in self._records if r["split"] == split]) for split in ("train", "val")))
 
 
-def read_epochs(path: Path, step: int, world: World) -> list[Mapping[str, Any]]:
-    """The records of the epochs up to a step, which rank 0 reads from a run's metrics.jsonl; all workers call this."""
-    found = []
+def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | None = None) -> list[Mapping[str, Any]]:
+    """The records of a run's epochs up to a step, which rank 0 reads from its folder; all workers call this.
+
+    Args:
+        before: Another folder that the run goes on from, whose records `folder` gets, so that it has all of them.
+    """
+    found = list[Mapping[str, Any]]()
     if world.is_main and step:
-        with suppress(OSError):  # a run that goes on in another folder has none
-            found = [r for r in read_records(path) if r.get("kind") == "epoch" and r["step"] <= step]
+        if before is not None:
+            found = _read(before, step)
+            with suppress(OSError), replacing(folder.earlier) as partial:  # on a full disk, this session has them still
+                partial.write_text("".join(f"{format_record(record)}\n" for record in found), encoding="utf-8")
+        found += _read(folder, step)
     return list(world.from_main(found))
+
+
+def _read(folder: RunFolder, step: int) -> list[Mapping[str, Any]]:
+    records = list[Mapping[str, Any]]()
+    for path in (folder.earlier, folder.metrics):
+        with suppress(OSError):  # a new folder has none
+            records += [r for r in read_records(path) if r.get("kind") == "epoch" and r["step"] <= step]
+    return records
 
 
 def _arrays(records: Sequence[Mapping[str, Any]]) -> Figures:

@@ -87,6 +87,18 @@ def test_a_stop_ends_after_that_step_with_an_evaluation_and_a_checkpoint(
     assert f"stopping after step {step}: enough" in capsys.readouterr().out
 
 
+class StopAtCheckpoint(Callback):
+    def on_checkpoint(self, run: TrainingState, path: Path) -> None:
+        if run.step == 2:
+            run.stop()
+
+
+def test_a_stop_at_a_checkpoint_within_an_epoch_ends_the_run_there(tmp_path: Path) -> None:
+    result = _fit(tmp_path, StopAtCheckpoint(), checkpoint_steps=2)
+    assert (result.steps, result.samples) == (2, 32)
+    assert max((tmp_path / "checkpoints").glob("step-*")).name == "step-00000002"
+
+
 def test_a_run_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: Path) -> None:
     _fit(tmp_path / "stopped", StopAt(6))
     again = _fit(tmp_path / "stopped", resume="auto")

@@ -150,8 +150,26 @@ def test_plateaus_go_by_the_validation_loss_also_after_a_resume(tmp_path: Path) 
             "scheduler": partial(ReduceLROnPlateau, patience=0, factor=0.5, threshold=0.1, eps=0),
         }
 
-    assert _rates(tmp_path, max_steps=9, **settings()) == [1e-9] * 8 + [5e-10]
-    assert _rates(tmp_path, resume="auto", **settings()) == [5e-10] * 3
+    assert _rates(tmp_path / "run", max_steps=9, **settings()) == [1e-9] * 8 + [5e-10]
+    elsewhere = Rates()
+    result = _fit(tmp_path / "other", resume=tmp_path / "run", callbacks=[elsewhere], **settings())
+    assert elsewhere.seen == [5e-10] * 3
+    assert result.history.val["epoch"].tolist() == [1, 2, 3]
+    again = _fit(tmp_path / "other", resume="auto", **settings())
+    assert again.history.val["epoch"].tolist() == [1, 2, 3]
+    assert _rates(tmp_path / "run", resume="auto", **settings()) == [5e-10] * 3
+
+
+def test_a_plateau_schedule_that_lacks_losses_from_before_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"optimizer": partial(SGD, lr=0.1), "scheduler": ReduceLROnPlateau}
+    _fit(tmp_path, max_steps=4, **settings)
+    (tmp_path / "metrics.jsonl").unlink()
+    _fit(tmp_path, resume="auto", **settings)
+    assert (
+        "ReduceLROnPlateau goes on without the validation loss of epoch 1: no record has it" in capsys.readouterr().out
+    )
 
 
 def test_a_scheduler_goes_back_with_a_run_that_goes_back(tmp_path: Path) -> None:
