@@ -15,6 +15,9 @@ from lockstep.train.strategies import Strategy
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """From the parameters to train to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
 
+COMPUTED_BY = ("fused", "foreach", "capturable", "differentiable")
+"""What says in an optimizer's groups how it computes, which may differ from session to session."""
+
 
 def take_optimizer(
     given: Optimizer | OptimizerFactory,

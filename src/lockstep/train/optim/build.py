@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -56,9 +56,16 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay."""
-    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Collection[str] | None = None) -> None:
+    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay.
+
+    Args:
+        kept: Of the groups' values, those of this session; None: all.
+    """
+    configured = [
+        {key: value for key, value in group.items() if key != "params" and (kept is None or key in kept)}
+        for group in optimizer.param_groups
+    ]
     # First in what is loaded: whether the optimizer is fused decides where Adam's count of steps is put.
     groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})

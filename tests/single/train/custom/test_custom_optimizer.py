@@ -172,6 +172,40 @@ def test_a_plateau_schedule_that_lacks_losses_from_before_says_so(
     )
 
 
+class Growing(SGD):
+    """Keeps what it learns in its groups, as Prodigy keeps `d` and schedule-free optimizers `k`."""
+
+    def __init__(self, parameters: Any, lr: float):
+        super().__init__(parameters, lr=lr)
+        for group in self.param_groups:
+            group["d"] = 0.01
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["d"] *= 1.5
+            for parameter in group["params"]:
+                parameter.data.sub_(group["d"] * group["lr"] * parameter.grad)
+
+
+@pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=1, gamma=0.5)])
+def test_what_an_optimizer_keeps_in_its_groups_goes_on_after_a_resume(tmp_path: Path, scheduler: Any) -> None:
+    settings: dict[str, Any] = {"optimizer": partial(Growing, lr=0.1), "scheduler": scheduler}
+    whole = _rates(tmp_path / "whole", **settings)
+    parts = _rates(tmp_path / "parts", max_steps=6, **settings)
+    assert parts + _rates(tmp_path / "parts", resume="auto", **settings) == whole
+    assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
+
+
+def test_a_rate_that_a_callback_sets_goes_on_after_a_resume(tmp_path: Path) -> None:
+    class Lower(Callback):
+        def on_step_end(self, run: TrainingState) -> None:
+            if run.step == 3:
+                run.optimizer.param_groups[0]["lr"] = 0.01
+
+    _fit(tmp_path, optimizer=partial(SGD, lr=0.1), callbacks=[Lower()], max_steps=4)
+    assert _rates(tmp_path, optimizer=partial(SGD, lr=0.1), resume="auto") == [0.01] * 8
+
+
 def test_a_scheduler_goes_back_with_a_run_that_goes_back(tmp_path: Path) -> None:
     class Spoil(Callback):
         def __init__(self) -> None:
