@@ -75,13 +75,13 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Col
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
     """Whether `step_unless` can have the optimizer skip a step without the host."""
-    steps = _stepping(optimizer)
+    steps = stepping(optimizer)
     return isinstance(steps, LayerwiseOptimizer) or bool(getattr(steps, "_step_supports_amp_scaling", False))
 
 
 def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
     """Take the optimizer's step, which changes nothing if `found_inf` is 1: float32, a scalar on the device."""
-    steps: Any = _stepping(optimizer)
+    steps: Any = stepping(optimizer)
     if isinstance(steps, optim.SGD):
         _start_momentum(steps)
     steps.grad_scale, steps.found_inf = None, found_inf  # as torch's GradScaler hands them over
@@ -93,12 +93,12 @@ def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
 
 def take_back(optimizer: Optimizer) -> None:
     """The last `step_unless` changed nothing: correct what the host has counted."""
-    steps = _stepping(optimizer)
+    steps = stepping(optimizer)
     if isinstance(steps, LayerwiseOptimizer):
         steps.take_back()
 
 
-def _stepping(optimizer: Optimizer) -> Optimizer:
+def stepping(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, or the one that a ZeroRedundancyOptimizer steps with."""
     inner: Optimizer = getattr(optimizer, "optim", optimizer)
     return inner

@@ -299,6 +299,45 @@ def test_what_cannot_be_is_named(tmp_path: Path, settings: dict[str, Any], messa
         _fit(tmp_path, **settings)
 
 
+class Nested(SGD):
+    """Keeps lists of tensors, as Shampoo and SOAP do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                before, (count,) = state.get("GG", [torch.zeros_like(parameter), (0,)])
+                state["GG"] = [before + parameter.grad, (count + 1,)]
+                parameter.data.sub_(group["lr"] * state["GG"][0] / state["GG"][1][0])
+
+
+def test_lists_of_tensors_in_the_state_go_on_after_a_resume(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"optimizer": partial(Nested, lr=0.1)}
+    _fit(tmp_path / "whole", **settings)
+    _fit(tmp_path / "parts", max_steps=6, **settings)
+    _fit(tmp_path / "parts", resume="auto", **settings)
+    assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
+
+
+class TensorInGroup(SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["d"] = torch.zeros(())
+
+
+class TensorInMapping(SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.state[self.param_groups[0]["params"][0]]["means"] = {"a": torch.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(TensorInGroup, "optimizer=: its d is a Tensor"), (TensorInMapping, "optimizer=: its means is a dict")],
+)
+def test_what_no_checkpoint_can_hold_is_named_at_the_first_one(tmp_path: Path, kind: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _fit(tmp_path, optimizer=partial(kind, lr=0.1))
+
+
 def test_an_object_cannot_be_sharded(tmp_path: Path) -> None:
     model = linear_net()
     with pytest.raises(ConfigError, match="shard_optimizer=True needs optimizer= as a function"):
