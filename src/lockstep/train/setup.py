@@ -45,7 +45,7 @@ from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
 from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.optim.batch_plan import Batching, plan_batches
-from lockstep.train.optim.build import build_optimizer, set_rate
+from lockstep.train.optim.build import build_optimizer, set_rate, stepping
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.freezing import describe_frozen, freeze
 from lockstep.train.optim.schedule import Rates, build_schedule, peak_rate
@@ -144,7 +144,7 @@ def build_job(
     criterion, evaluating = _build_losses(config, custom, world, data)
     kept = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept)
-    identity = identify(config, data, batching, type(optimizer).__qualname__ if custom.optimizer else None)
+    identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
     beginning = begin(point, config, world, held, identity, weights, optim, steps_per_epoch)
     progress = beginning.progress
     epochs.extend(read_epochs(held.folder, progress.step, world, beginning.before))

@@ -239,9 +239,10 @@ def test_a_scheduler_beside_a_named_optimizer_starts_at_lr(tmp_path: Path) -> No
     assert rates == pytest.approx([0.02] * 2 * STEPS + [0.002] * STEPS)
 
 
-def _sharded(world: World, path: Path) -> None:
+def _sharded(world: World, path: Path, **more: Any) -> None:
     train = separable(64, 1)
     settings: dict[str, Any] = {"global_batch_size": 16, "epochs": 2, "track": (), "loader_workers": 0}
+    settings |= {"strategy": "ddp", "shard_optimizer": world.size > 1}
     model = linear_net().double()
     optimizer = partial(AdamW, lr=0.01)
     scheduler = partial(StepLR, step_size=1)
@@ -252,11 +253,19 @@ def _sharded(world: World, path: Path) -> None:
         optimizer=optimizer,
         scheduler=scheduler,
         precision="fp64",
-        shard_optimizer=world.size > 1,
-        strategy="ddp",
         run_dir=path / str(world.size),
-        **settings,
+        **{**settings, **more},
     )
+
+
+def _switch(world: World, path: Path) -> None:
+    _sharded(world, path, max_steps=4)
+    _sharded(world, path, shard_optimizer=False, resume="auto")
+
+
+def test_a_run_goes_on_with_the_optimizer_no_longer_sharded(tmp_path: Path) -> None:
+    run_in_workers(2, _switch, tmp_path)
+    assert max((tmp_path / "2" / "checkpoints").glob("step-*")).name == "step-00000008"
 
 
 def test_a_function_builds_each_workers_share_of_a_sharded_optimizer(tmp_path: Path) -> None:
