@@ -53,11 +53,11 @@ class Result:
         samples: Validation samples, over all workers.
         best_top1: Of all evaluations of the run.
         steps: Optimizer steps, over all sessions.
-        seconds: Of training, over all sessions.
+        seconds: Of training, over all sessions; by this worker's own clock.
         run_dir: The run's folder, with records and checkpoints.
         classes: The classes' names.
         metrics: Those that `fit` was given, in the last evaluation.
-        history: The figures of each epoch, over all sessions.
+        history: The figures of each epoch, over all sessions; times by this worker's own clock.
         confusion_matrix: Validation samples by true class (row) and predicted class (column), int64 [K, K], of `fit`
             with up to 2,000 classes.
     """
