@@ -34,6 +34,6 @@ def evaluate(
             with precision.autocast():
                 logits = model(batch.images)
             outputs = logits.to(precision.loss_dtype)
-            meter.add(criterion(outputs, batch.labels), logits, batch.labels, batch.weights)
+            meter.add(criterion(outputs, batch.labels), outputs, batch.labels, batch.weights)
             measures.add(outputs, batch.labels)
     return meter.reduce_passes()

@@ -162,7 +162,8 @@ def fit(
         resume: Go on from a run folder or checkpoint, or from `run_dir` if there is something ("auto").
 
     Returns:
-        The last evaluation's figures and the history, the same on every worker. The best weights, by top-1, are in the
+        The last evaluation's figures and the history, the same on every worker but for times, which each measures
+        itself. The best weights, by top-1, are in the
         run folder's model.safetensors; `model` has the last ones.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,7 @@ class Optimization:
     Args:
         criterion: One loss a sample: (logits [N, K], labels [N]) to [N].
         average: The moving average of the weights.
+        kept: Of the values in the optimizer's groups, those that no checkpoint replaces; None: all.
     """
 
     criterion: Criterion
@@ -74,6 +76,7 @@ class Optimization:
     schedule: Rates
     batching: Batching
     average: NoAverage
+    kept: Collection[str] | None
 
 
 @dataclass(frozen=True)

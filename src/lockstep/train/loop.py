@@ -53,11 +53,11 @@ class Result:
         samples: Validation samples, over all workers.
         best_top1: Of all evaluations of the run.
         steps: Optimizer steps, over all sessions.
-        seconds: Of training, over all sessions.
+        seconds: Of training, over all sessions; by this worker's own clock.
         run_dir: The run's folder, with records and checkpoints.
         classes: The classes' names.
         metrics: Those that `fit` was given, in the last evaluation.
-        history: The figures of each epoch, over all sessions.
+        history: The figures of each epoch, over all sessions; times by this worker's own clock.
         confusion_matrix: Validation samples by true class (row) and predicted class (column), int64 [K, K], of `fit`
             with up to 2,000 classes.
     """
@@ -109,11 +109,16 @@ def train(job: Job) -> Result:
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
         figures, measured = _end_epoch(job)
     while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
+        before = progress.step
         try:
             train_epoch(job)
-            figures, measured = _end_epoch(job)
+            if figures is None or progress.step > before:
+                figures, measured = _end_epoch(job)
+            elif not _is_due(job, figures):  # a callback ended the run before the epoch's first step
+                _save_evaluated(job, figures)
         except RewindError as trouble:
             rewind(job, trouble)
+            figures = None
     if figures is None:  # the resumed run was already complete, or as accurate as desired
         figures, measured = _end_epoch(job)
     return Result(
@@ -263,7 +268,7 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
 
 def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     """Record the epoch, evaluate, and write the checkpoint that is due; returns what the evaluation gave."""
-    run, progress = job.config.run, job.progress
+    progress = job.progress
     report_training(job)
     start = time.perf_counter()
     totals = _evaluate(job)
@@ -275,19 +280,33 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     figures, measured = totals.figures(), job.evaluating.measures.reduce()
     report_evaluation(job, totals, seconds, measured.metrics)
     job.hooks.end_epoch({**figures, **measured.metrics})
-    epoch, rest = divmod(progress.step, job.steps_per_epoch)
-    if rest == 0:
+    if progress.step % job.steps_per_epoch == 0:
         progress.end_epoch()
-    due = _divides(run.checkpoint_epochs, epoch) or _divides(run.checkpoint_steps, progress.step)
-    reached = figures["top1"] >= (run.desired_acc or math.inf)
-    if due or reached or progress.step >= job.last_step:
-        is_best = figures["top1"] > progress.best_top1
-        if is_best:
-            progress.best_top1, progress.best_step = figures["top1"], progress.step
-        save(job, is_best)
-        if reached and is_best:  # and not in an evaluation before
-            target_accuracy.report_reached(job)
+    if _is_due(job, figures) or progress.step >= job.last_step:
+        _save_evaluated(job, figures)
     return figures, measured
+
+
+def _reaches_target(job: Job, figures: Mapping[str, Any]) -> bool:
+    return bool(figures["top1"] >= (job.config.run.desired_acc or math.inf))
+
+
+def _is_due(job: Job, figures: Mapping[str, Any]) -> bool:
+    """Whether an evaluation is followed by a checkpoint also where the run goes on."""
+    run, step = job.config.run, job.progress.step
+    by_epoch = _divides(run.checkpoint_epochs, step // job.steps_per_epoch)
+    return by_epoch or _divides(run.checkpoint_steps, step) or _reaches_target(job, figures)
+
+
+def _save_evaluated(job: Job, figures: Mapping[str, Any]) -> None:
+    """Write the checkpoint of what was evaluated."""
+    progress = job.progress
+    is_best = figures["top1"] > progress.best_top1
+    if is_best:
+        progress.best_top1, progress.best_step = figures["top1"], progress.step
+    save(job, is_best)
+    if is_best and _reaches_target(job, figures):  # and not in an evaluation before
+        target_accuracy.report_reached(job)
 
 
 def _evaluate(job: Job) -> Totals:

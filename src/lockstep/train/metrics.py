@@ -138,12 +138,17 @@ class Meter:
         return Totals(*self._world.sum_(row.to(self._world.device)).tolist())
 
 
+def best_guesses(outputs: torch.Tensor) -> torch.Tensor:
+    """Up to five classes of each row [N, K], the likeliest first; all that counts right answers goes by these."""
+    return outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+
+
 def _count(passes: Sequence[_Pass]) -> torch.Tensor:
     """The sums of each pass, [passes, 4]: loss, top-1, top-5 and samples. Several have one shape, and no weights."""
     first = passes[0]
     logits = first.logits if len(passes) == 1 else torch.cat([taken.logits for taken in passes])
     labels = torch.cat([taken.labels for taken in passes]).unsqueeze(1)
-    hits = (logits.topk(min(5, logits.shape[1]), dim=1).indices == labels).view(len(passes), len(first.labels), -1)
+    hits = (best_guesses(logits) == labels).view(len(passes), len(first.labels), -1)
     losses = torch.stack([taken.losses for taken in passes]).double()
     rows = torch.stack([losses, hits[:, :, 0].double(), hits.any(2).double()], dim=1)
     if first.weights is None:

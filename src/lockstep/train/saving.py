@@ -10,9 +10,11 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.snapshot import Snapshot
+from lockstep.train.custom.custom_optimizer import check_savable
 from lockstep.train.guards.finite_weights import are_finite
 from lockstep.train.job import Job
 from lockstep.train.job_parts import Saving
+from lockstep.train.optim.build import stepping
 from lockstep.train.trackers import DETAIL, Tracker
 from lockstep.world.world import World
 
@@ -45,6 +47,7 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
         ReplicasDifferError: The workers' weights are not equal; raised on all workers.
         NonFiniteLossError: A worker's weights are not numbers any more; likewise.
         RewindError: Instead, where training may go back.
+        ConfigError: The optimizer keeps what no checkpoint can hold.
     """
     job.replicas.check(job.progress.step)  # first: a NaN on one worker alone is its fault, and not the training's
     if not are_finite(job.world, job.network.weights):
@@ -52,6 +55,8 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
         job.guard.refuse_weights(
             job, step, f"the weights are NaN or infinite after step {step}; no checkpoint of them is written"
         )
+    if job.optim.kept is not None:  # an optimizer of the caller's
+        check_savable(stepping(job.optim.optimizer))
     job.optim.strategy.gather_state(job.optim.optimizer)
     return partial(take_snapshot, job)
 

@@ -29,8 +29,8 @@ from lockstep.train.checkpoints.run_lock import HeldRun, unknown_to_others
 from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.custom.callbacks import TrainingState, build_hooks
 from lockstep.train.custom.custom_loss import CustomLoss
-from lockstep.train.custom.custom_optimizer import take_optimizer
-from lockstep.train.custom.custom_schedule import CustomSchedule
+from lockstep.train.custom.custom_optimizer import COMPUTED_BY, take_optimizer
+from lockstep.train.custom.custom_schedule import SCHEDULED, CustomSchedule
 from lockstep.train.custom.measures import CustomMeasures, Measures
 from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
@@ -45,7 +45,7 @@ from lockstep.train.monitoring.history import EpochRecords, read_epochs
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, choose_processes, usual_processes
 from lockstep.train.monitoring.report_interval import ReportInterval
 from lockstep.train.optim.batch_plan import Batching, plan_batches
-from lockstep.train.optim.build import build_optimizer, set_rate
+from lockstep.train.optim.build import build_optimizer, set_rate, stepping
 from lockstep.train.optim.ema import build_average
 from lockstep.train.optim.freezing import describe_frozen, freeze
 from lockstep.train.optim.schedule import Rates, build_schedule, peak_rate
@@ -143,8 +143,9 @@ def build_job(
     epochs = EpochRecords()
     schedule = _build_rates(config, custom, optimizer, batching, epochs, steps_per_epoch)
     criterion, evaluating = _build_losses(config, custom, world, data)
-    optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average)
-    identity = identify(config, data, batching, type(optimizer).__qualname__ if custom.optimizer else None)
+    kept = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
+    optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept)
+    identity = identify(config, data, batching, type(stepping(optimizer)).__qualname__ if custom.optimizer else None)
     beginning = begin(point, config, world, held, identity, weights, optim, steps_per_epoch)
     progress = beginning.progress
     epochs.extend(read_epochs(held.folder, progress.step, world, beginning.before))

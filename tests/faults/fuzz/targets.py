@@ -197,7 +197,11 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
         net = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(net.parameters())
         optim: Any = SimpleNamespace(
-            precision=Precision(), strategy=Strategy.__new__(Strategy), optimizer=optimizer, average=NoAverage(net)
+            precision=Precision(),
+            strategy=Strategy.__new__(Strategy),
+            optimizer=optimizer,
+            average=NoAverage(net),
+            kept=None,
         )
         return restore(ResumePoint(path), {}, net, optim)
 

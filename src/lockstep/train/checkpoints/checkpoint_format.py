@@ -5,7 +5,7 @@ The folder `step-00000120/` holds
 - `model.safetensors`: the weights, with architecture, class names and input in its metadata;
 - `average.safetensors`: the moving average of the weights, where one is kept;
 - `strategy.safetensors`: what gradient compression keeps from step to step, of all workers, where it keeps anything;
-- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME;
+- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME, those in lists PARAMETER.NAME.INDEX;
 - `state.json`: everything that is no tensor (progress, loss scale, the optimizer's other values, what the job was);
 - `manifest.json`: size and SHA-256 of each of these.
 """
@@ -33,6 +33,7 @@ from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 
 FORMAT = 1
 METADATA_KEY = "lockstep"
+TENSOR = "tensor of this name"
 MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -184,14 +185,34 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]
             if isinstance(value, torch.Tensor):
                 tensors[f"{parameter}.{name}"] = value.detach().cpu().contiguous()
             else:
-                values.setdefault(str(parameter), {})[name] = value
+                values.setdefault(str(parameter), {})[name] = _split_list(value, f"{parameter}.{name}", tensors)
     return {"groups": state["param_groups"], "values": values}, tensors
+
+
+def _split_list(value: Any, key: str, tensors: Tensors) -> Any:
+    """A value as JSON: a tensor in a list, which goes to the tensors, as the name that it has there."""
+    if isinstance(value, torch.Tensor):
+        tensors[key] = value.detach().cpu().contiguous()
+        return {TENSOR: key}
+    if isinstance(value, list | tuple):
+        return [_split_list(each, f"{key}.{index}", tensors) for index, each in enumerate(value)]
+    return value
+
+
+def _join_list(value: Any, tensors: Tensors) -> Any:
+    """What `_split_list` was given; takes its tensors away from `tensors`."""
+    if isinstance(value, list):
+        return [_join_list(each, tensors) for each in value]
+    if isinstance(value, Mapping) and value.keys() == {TENSOR}:
+        return tensors.pop(value[TENSOR])
+    return value
 
 
 def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {}
     for parameter, entries in scalars["values"].items():
-        state.setdefault(int(parameter), {}).update(_mapping(entries))
+        joined = {name: _join_list(value, tensors) for name, value in _mapping(entries).items()}
+        state.setdefault(int(parameter), {}).update(joined)
     for key, tensor in tensors.items():
         parameter, _, name = key.partition(".")
         state.setdefault(int(parameter), {})[name] = tensor

@@ -230,7 +230,7 @@ def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, op
         weights.load_state_dict(snapshot.model)
         precision.refresh()
         optim.average.load_state_dict(snapshot.average)
-        load_keeping_flags(optim.optimizer, snapshot.optimizer)
+        load_keeping_flags(optim.optimizer, snapshot.optimizer, optim.kept)
         strategy.load_state_dict(snapshot.strategy)
         if snapshot.precision.get("name") == precision.name:
             precision.load_state_dict(snapshot.precision)

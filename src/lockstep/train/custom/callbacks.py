@@ -21,7 +21,7 @@ from lockstep.world.world import World
 
 
 class TrainingState:
-    """The run as callbacks see it, on every worker; all but `rank` is the same on each."""
+    """The run as callbacks see it, on every worker; all but `rank` and times in the history is the same on each."""
 
     def __init__(
         self,

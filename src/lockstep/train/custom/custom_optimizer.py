@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
@@ -14,6 +15,9 @@ from lockstep.train.strategies import Strategy
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """From the parameters to train to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
+
+COMPUTED_BY = ("fused", "foreach", "capturable", "differentiable")
+"""What says in an optimizer's groups how it computes, which may differ from session to session."""
 
 
 def take_optimizer(
@@ -73,12 +77,39 @@ def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
 def _check(optimizer: Optimizer) -> None:
     if isinstance(optimizer, LBFGS):
         raise ConfigError("optimizer=LBFGS computes the loss several times in a step, which fit() cannot; use another")
+    check_savable(optimizer)
+
+
+def check_savable(optimizer: Optimizer) -> None:
+    """Refuse what no checkpoint can hold.
+
+    Raises:
+        ConfigError: There is such a value in the groups or the state.
+    """
     for group in optimizer.param_groups:
-        values: dict[str, Any] = {name: value for name, value in group.items() if name != "params"}
-        for name, value in values.items():
-            try:
-                json.dumps(value)
-            except TypeError:
+        for name, value in group.items():
+            if name != "params" and not _is_json(value):
                 raise ConfigError(
                     f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; give a number"
-                ) from None
+                )
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if not _is_savable(value):
+                raise ConfigError(
+                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; use an "
+                    f"optimizer that keeps tensors, numbers and lists of them"
+                )
+
+
+def _is_savable(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_savable, value))
+    return isinstance(value, torch.Tensor) or _is_json(value)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -19,6 +19,9 @@ from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.train.monitoring.history import EpochRecords
 
+SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum")
+"""What torch's schedulers change or keep in an optimizer's groups."""
+
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
@@ -47,7 +50,7 @@ class CustomSchedule:
             raise ConfigError('scheduler_interval="step": ReduceLROnPlateau goes by the validation loss of epochs')
         self._by_step, self._epochs, self._steps_per_epoch = interval == "step", epochs, steps_per_epoch
         self._first_groups = [
-            {name: deepcopy(value) for name, value in group.items() if name != "params"}
+            {name: deepcopy(value) for name, value in group.items() if name in SCHEDULED}
             for group in optimizer.param_groups
         ]
         self._first_state = deepcopy(self._scheduler.state_dict()) if self._scheduler else {}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.errors import ConfigError
+from lockstep.train.metrics import best_guesses
 from lockstep.world.world import World
 
 Metric = Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]
@@ -76,7 +77,7 @@ class CustomMeasures(Measures):
             self._sums[name] = row if before is None else before + row
         if self._classes:
             self._classes = max(self._classes, outputs.shape[1])  # a model may know more classes than the data has
-            self._answers.append(torch.stack([targets, outputs.argmax(1)]))
+            self._answers.append(torch.stack([targets, best_guesses(outputs)[:, 0]]))
 
     def reduce(self) -> Measured:
         shapes: dict[str, list[int]] = {}

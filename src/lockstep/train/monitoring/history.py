@@ -74,7 +74,7 @@ class History:
 
 
 class EpochRecords:
-    """The records of epochs so far, the same on every worker."""
+    """The records of epochs so far, the same on every worker but for times, which each measures itself."""
 
     def __init__(self) -> None:
         self._records: list[Mapping[str, Any]] = []

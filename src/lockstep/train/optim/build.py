@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -56,9 +56,16 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay."""
-    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Collection[str] | None = None) -> None:
+    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay.
+
+    Args:
+        kept: Of the groups' values, those of this session; None: all.
+    """
+    configured = [
+        {key: value for key, value in group.items() if key != "params" and (kept is None or key in kept)}
+        for group in optimizer.param_groups
+    ]
     # First in what is loaded: whether the optimizer is fused decides where Adam's count of steps is put.
     groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})
@@ -68,13 +75,13 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
     """Whether `step_unless` can have the optimizer skip a step without the host."""
-    steps = _stepping(optimizer)
+    steps = stepping(optimizer)
     return isinstance(steps, LayerwiseOptimizer) or bool(getattr(steps, "_step_supports_amp_scaling", False))
 
 
 def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
     """Take the optimizer's step, which changes nothing if `found_inf` is 1: float32, a scalar on the device."""
-    steps: Any = _stepping(optimizer)
+    steps: Any = stepping(optimizer)
     if isinstance(steps, optim.SGD):
         _start_momentum(steps)
     steps.grad_scale, steps.found_inf = None, found_inf  # as torch's GradScaler hands them over
@@ -86,12 +93,12 @@ def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
 
 def take_back(optimizer: Optimizer) -> None:
     """The last `step_unless` changed nothing: correct what the host has counted."""
-    steps = _stepping(optimizer)
+    steps = stepping(optimizer)
     if isinstance(steps, LayerwiseOptimizer):
         steps.take_back()
 
 
-def _stepping(optimizer: Optimizer) -> Optimizer:
+def stepping(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, or the one that a ZeroRedundancyOptimizer steps with."""
     inner: Optimizer = getattr(optimizer, "optim", optimizer)
     return inner

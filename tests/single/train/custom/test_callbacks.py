@@ -13,6 +13,7 @@ from separable import linear_net, separable
 from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
+from lockstep.files.jsonl import read_records
 from lockstep.train import Callback, EarlyStopping, Result, TrainingState, fit
 from lockstep.train.checkpoints.checkpoint_format import verify
 from lockstep.world.world import World
@@ -97,6 +98,25 @@ def test_a_stop_at_a_checkpoint_within_an_epoch_ends_the_run_there(tmp_path: Pat
     result = _fit(tmp_path, StopAtCheckpoint(), checkpoint_steps=2)
     assert (result.steps, result.samples) == (2, 32)
     assert max((tmp_path / "checkpoints").glob("step-*")).name == "step-00000002"
+
+
+class StopAtEpochBegin(Diary):
+    def on_epoch_begin(self, run: TrainingState) -> None:
+        if run.epoch == 2:
+            run.stop()
+
+
+@pytest.mark.parametrize("checkpoint_epochs", [1, 3])
+def test_a_stop_before_an_epoch_evaluates_nothing_twice(tmp_path: Path, checkpoint_epochs: int) -> None:
+    diary = StopAtEpochBegin()
+    result = _fit(tmp_path, diary, checkpoint_epochs=checkpoint_epochs)
+    assert (result.steps, result.samples, result.best_top1) == (4, 32, result.top1)
+    assert [entry for entry in diary.entries if not entry[0].startswith("step")] == [
+        ("epoch end", 4, ["loss", "samples", "top1", "top5"]),
+        ("checkpoint", "step-00000004"),
+    ]
+    records = [r for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "epoch"]
+    assert [r["split"] for r in records] == ["train", "val"]
 
 
 def test_a_run_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: Path) -> None:

@@ -172,6 +172,40 @@ def test_a_plateau_schedule_that_lacks_losses_from_before_says_so(
     )
 
 
+class Growing(SGD):
+    """Keeps what it learns in its groups, as Prodigy keeps `d` and schedule-free optimizers `k`."""
+
+    def __init__(self, parameters: Any, lr: float):
+        super().__init__(parameters, lr=lr)
+        for group in self.param_groups:
+            group["d"] = 0.01
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["d"] *= 1.5
+            for parameter in group["params"]:
+                parameter.data.sub_(group["d"] * group["lr"] * parameter.grad)
+
+
+@pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=1, gamma=0.5)])
+def test_what_an_optimizer_keeps_in_its_groups_goes_on_after_a_resume(tmp_path: Path, scheduler: Any) -> None:
+    settings: dict[str, Any] = {"optimizer": partial(Growing, lr=0.1), "scheduler": scheduler}
+    whole = _rates(tmp_path / "whole", **settings)
+    parts = _rates(tmp_path / "parts", max_steps=6, **settings)
+    assert parts + _rates(tmp_path / "parts", resume="auto", **settings) == whole
+    assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
+
+
+def test_a_rate_that_a_callback_sets_goes_on_after_a_resume(tmp_path: Path) -> None:
+    class Lower(Callback):
+        def on_step_end(self, run: TrainingState) -> None:
+            if run.step == 3:
+                run.optimizer.param_groups[0]["lr"] = 0.01
+
+    _fit(tmp_path, optimizer=partial(SGD, lr=0.1), callbacks=[Lower()], max_steps=4)
+    assert _rates(tmp_path, optimizer=partial(SGD, lr=0.1), resume="auto") == [0.01] * 8
+
+
 def test_a_scheduler_goes_back_with_a_run_that_goes_back(tmp_path: Path) -> None:
     class Spoil(Callback):
         def __init__(self) -> None:
@@ -205,9 +239,10 @@ def test_a_scheduler_beside_a_named_optimizer_starts_at_lr(tmp_path: Path) -> No
     assert rates == pytest.approx([0.02] * 2 * STEPS + [0.002] * STEPS)
 
 
-def _sharded(world: World, path: Path) -> None:
+def _sharded(world: World, path: Path, **more: Any) -> None:
     train = separable(64, 1)
     settings: dict[str, Any] = {"global_batch_size": 16, "epochs": 2, "track": (), "loader_workers": 0}
+    settings |= {"strategy": "ddp", "shard_optimizer": world.size > 1}
     model = linear_net().double()
     optimizer = partial(AdamW, lr=0.01)
     scheduler = partial(StepLR, step_size=1)
@@ -218,11 +253,19 @@ def _sharded(world: World, path: Path) -> None:
         optimizer=optimizer,
         scheduler=scheduler,
         precision="fp64",
-        shard_optimizer=world.size > 1,
-        strategy="ddp",
         run_dir=path / str(world.size),
-        **settings,
+        **{**settings, **more},
     )
+
+
+def _switch(world: World, path: Path) -> None:
+    _sharded(world, path, max_steps=4)
+    _sharded(world, path, shard_optimizer=False, resume="auto")
+
+
+def test_a_run_goes_on_with_the_optimizer_no_longer_sharded(tmp_path: Path) -> None:
+    run_in_workers(2, _switch, tmp_path)
+    assert max((tmp_path / "2" / "checkpoints").glob("step-*")).name == "step-00000008"
 
 
 def test_a_function_builds_each_workers_share_of_a_sharded_optimizer(tmp_path: Path) -> None:
@@ -263,6 +306,45 @@ def _foreign() -> Any:
 def test_what_cannot_be_is_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _fit(tmp_path, **settings)
+
+
+class Nested(SGD):
+    """Keeps lists of tensors, as Shampoo and SOAP do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                before, (count,) = state.get("GG", [torch.zeros_like(parameter), (0,)])
+                state["GG"] = [before + parameter.grad, (count + 1,)]
+                parameter.data.sub_(group["lr"] * state["GG"][0] / state["GG"][1][0])
+
+
+def test_lists_of_tensors_in_the_state_go_on_after_a_resume(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"optimizer": partial(Nested, lr=0.1)}
+    _fit(tmp_path / "whole", **settings)
+    _fit(tmp_path / "parts", max_steps=6, **settings)
+    _fit(tmp_path / "parts", resume="auto", **settings)
+    assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
+
+
+class TensorInGroup(SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["d"] = torch.zeros(())
+
+
+class TensorInMapping(SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.state[self.param_groups[0]["params"][0]]["means"] = {"a": torch.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(TensorInGroup, "optimizer=: its d is a Tensor"), (TensorInMapping, "optimizer=: its means is a dict")],
+)
+def test_what_no_checkpoint_can_hold_is_named_at_the_first_one(tmp_path: Path, kind: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _fit(tmp_path, optimizer=partial(kind, lr=0.1))
 
 
 def test_an_object_cannot_be_sharded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from separable import linear_net, separable
+from torch import nn
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
@@ -79,6 +82,16 @@ def test_a_fit_reports_them_by_epoch_and_in_its_result(tmp_path: Path) -> None:
     assert result.history.val["confidence"].shape == (2,)
     records = [r for r in read_records(tmp_path / "metrics.jsonl") if r.get("split") == "val"]
     assert [r["metrics"]["confidence"] for r in records] == list(result.history.val["confidence"])
+
+
+def test_ties_count_alike_in_top1_and_by_class(tmp_path: Path) -> None:
+    images, labels = torch.zeros(64, 1, 8, 8), torch.arange(64).clamp(max=15)  # of the last class most
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+    nn.init.zeros_(model[1].bias)
+    data = TensorDataset(images, labels)
+    result = fit(model, data, data, optimizer=partial(SGD, lr=0.0), epochs=1, track=(), run_dir=tmp_path)
+    assert result.confusion_matrix is not None
+    assert result.confusion_matrix.trace() / 64 == result.top1
 
 
 def test_a_class_without_samples_has_no_accuracy_and_the_records_stay_json(tmp_path: Path) -> None:
