@@ -80,7 +80,14 @@ def run_workers(job: WorkerCommand) -> int:
         if elastic:
             _check_elastic(place)
             workers = None  # there may be more or fewer now
-        return _work(job, place, workers, place.local_size if where.is_by_hand else place.size)
+        started = place.local_size if where.is_by_hand else place.size
+        if not where.dry_run:
+            return _work(job, place, workers, started)
+        if place.rank == 0:
+            _check_number(workers, place, started)
+            said = f"# {place.launcher} has started {started} worker{'s' if started > 1 else ''} for this command"
+            print(f"{_found(job, place.size)}{said}")
+        return 0
     if elastic:
         where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
@@ -100,7 +107,7 @@ def run_workers(job: WorkerCommand) -> int:
         from lockstep.launch.plan.dry_run import describe
 
         nodes = plan.by_hand.nodes if plan.by_hand else 1  # of which each has as many workers, as far as is known
-        print("".join(f"# {line}\n" for line in job.check_start(plan.workers * nodes)) + describe(plan))
+        print(_found(job, plan.workers * nodes) + describe(plan))
         return 0
     return _launch(plan, where, gpus, elastic, job.quiet)
 
@@ -108,6 +115,11 @@ def run_workers(job: WorkerCommand) -> int:
 def without_dry_run(words: Sequence[str]) -> list[str]:
     """A command's arguments without the flag that only prints them."""
     return [word for word in words if word.replace("_", "-") != "--dry-run"]
+
+
+def _found(job: WorkerCommand, workers: int) -> str:
+    """What a dry run finds out about the start of so many workers, as comments of a shell."""
+    return "".join(f"# {line}\n" for line in job.check_start(workers))
 
 
 def _one_a_gpu(device: str) -> int:
@@ -139,9 +151,10 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
 
 def _work(job: WorkerCommand, place: Place, expected: int | Literal["auto"] | None, started: int) -> int:
     """Be one of the workers, of whom so many have been started."""
-
-    def check() -> None:
-        if expected not in (None, "auto", started):
-            raise ConfigError(f"-np {expected}, but {place.launcher} has started {started} workers; leave -np out")
-
+    check = partial(_check_number, expected, place, started)
     return exit_code_of(job.work, place, job.device, job.backend, check)
+
+
+def _check_number(expected: int | Literal["auto"] | None, place: Place, started: int) -> None:
+    if expected not in (None, "auto", started):
+        raise ConfigError(f"-np {expected}, but {place.launcher} has started {started} workers; leave -np out")

@@ -76,3 +76,19 @@ def test_a_set_that_a_start_fetches_is_named(here: Path, capsys: pytest.CaptureF
     assert main(["train", "cifar10", "-a", "resnet19", "--dry-run"]) == 2
     assert "did you mean resnet18?" in capsys.readouterr().err
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
+def test_a_launchers_first_worker_alone_checks_and_none_trains(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rank: int, size: int
+) -> None:
+    for field, value in {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{field}", str(value))
+    assert main(["train", "--dry-run", "--max-steps", "1"]) == 0
+    workers = "1 worker" if size == 1 else "2 workers"
+    said = [*DIGITS, f"# Open MPI has started {workers} for this command"]
+    assert capsys.readouterr().out.splitlines() == ([] if rank else said)
+    if rank == 0:
+        assert main(["train", "--dry-run", "-np", "3"]) == 2
+        assert f"-np 3, but Open MPI has started {size} workers" in capsys.readouterr().err
+    assert not list(here.iterdir())
