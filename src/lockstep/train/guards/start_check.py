@@ -10,17 +10,20 @@ from pathlib import Path
 
 import torch
 
-from lockstep.config.schema import ParallelConfig, TrainConfig
+from lockstep.config.schema import ParallelConfig, TrainConfig, check_workers
 from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError
 from lockstep.files.folder_lock import check_free
 from lockstep.models import registry
 from lockstep.train.checkpoints.legacy_format import is_old
+from lockstep.train.checkpoints.legacy_resume import begin_at
 from lockstep.train.checkpoints.resume import check_unused, find_resume_point
 from lockstep.train.checkpoints.run_lock import WAY_OUT, resumed_run_path
 from lockstep.train.inference import load_network
+from lockstep.train.optim.freezing import freeze
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.setup import build_job, build_model, load_data
+from lockstep.train.strategies.batch_norm import check_batch_norm
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
@@ -39,6 +42,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
     Raises:
         LockstepError: As a start of the job would.
     """
+    check_workers(config, workers)
     world, source = alone(), config.data.source
     missing = next((name for name in config.run.track if name != "tensorboard" and find_spec(name) is None), None)
     if missing:
@@ -48,18 +52,26 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
     except DataError:
         if not (config.data.download and source in catalog.NAMED and catalog.NAMED[source].fetched):
             raise
-        _check_network(config, catalog.NAMED[source].images)
+        model = _build_network(config, catalog.NAMED[source].images)
+        _check_norms(model, config, workers)
+        freeze(model, config.model.freeze)
         return [f"{source} is not in {config.data.data_dir}; the first worker of each node fetches it"]
+    model = build_model(config, data)
+    _check_norms(model, config, workers)
     point = find_resume_point(config, world)
-    if path := config.run.run_dir or resumed_run_path(config):
+    path = config.run.run_dir or resumed_run_path(config)
+    if path:
         check_free(path, WAY_OUT)
-        check_unused(config, RunFolder(path), is_new=point.state is None)
     with tempfile.TemporaryDirectory() as folder:
-        job = build_job(_for_one(config, workers, point.state, Path(folder)), world, data, build_model(config, data))
+        job = build_job(_for_one(config, workers, point.state, Path(folder)), world, data, model)
         with closing(job):
+            begun = begin_at(job.progress, config, job.steps_per_epoch)
+            is_new = point.state is None or is_old(point.state) or begun is not job.progress
+            if path:
+                check_unused(config, RunFolder(path), is_new)
             facts = f"{len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes"
             lines = [f"{data.name}: {facts}", f"{config.model.arch}: {_size(job.network.model):,} parameters"]
-            resumed = [f"goes on from {point.state}, after step {job.progress.step:,}"] if point.state else []
+            resumed = [f"goes on from {point.state}, after step {begun.step:,}"] if point.state else []
             return [*lines, *point.notes, *resumed]
 
 
@@ -81,7 +93,10 @@ def alone() -> World:
 
 
 def _for_one(config: TrainConfig, workers: int, state: Path | None, folder: Path) -> TrainConfig:
-    """The same job for one worker on a CPU, with the global batch of all workers, that measures and reports nothing."""
+    """The same job for one worker on a CPU, from the checkpoint's own step, that measures and reports nothing.
+
+    It has the global batch of all workers.
+    """
     of_all = config.global_batch_size is None and config.batch_workers is None
     pretrained = None if config.model.pretrained == "default" else config.model.pretrained
     return replace(
@@ -90,13 +105,21 @@ def _for_one(config: TrainConfig, workers: int, state: Path | None, folder: Path
         data=replace(config.data, loader_workers=0, decode="cpu"),
         model=replace(config.model, compile=False, pretrained=None if state else pretrained),
         parallel=ParallelConfig(),
-        run=replace(config.run, run_dir=folder / "run", resume=str(state) if state else None, track=()),
+        run=replace(
+            config.run, run_dir=folder / "run", resume=str(state) if state else None, start_epoch=None, track=()
+        ),
     )
 
 
-def _check_network(config: TrainConfig, images: str) -> None:
-    """Build the network for images such as "28 x 28 grey"."""
-    registry.build(config.model.arch, 10, 1 if "grey" in images else 3, int(images.split()[0]))
+def _check_norms(model: torch.nn.Module, config: TrainConfig, workers: int) -> None:
+    strategy = config.parallel.strategy
+    if config.parallel.sync_bn and (strategy in ("ddp", "horovod") or (strategy == "auto" and workers > 1)):
+        check_batch_norm(model)
+
+
+def _build_network(config: TrainConfig, images: str) -> torch.nn.Module:
+    """The network for images such as "28 x 28 grey"."""
+    return registry.build(config.model.arch, 10, 1 if "grey" in images else 3, int(images.split()[0]))
 
 
 def _size(model: torch.nn.Module) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.cli import main
+from lockstep.models import registry
 
 DIGITS = ["# digits: 1,437 + 360 images, 10 classes", "# digits-net: 113,386 parameters"]
 
@@ -92,3 +94,65 @@ def test_a_launchers_first_worker_alone_checks_and_none_trains(
         assert main(["train", "--dry-run", "-np", "3"]) == 2
         assert f"-np 3, but Open MPI has started {size} workers" in capsys.readouterr().err
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--resume", "run", "--start-epoch", "1", "--run-dir", "run"], "--start-epoch begins a run of its own"),
+        (["--resume", "old.pth", "--run-dir", "run"], "holds the checkpoints of an earlier run"),
+    ],
+)
+def test_a_dry_run_refuses_a_used_folder_for_what_begins_a_run_of_its_own(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
+    weights = registry.build("digits-net", 10, 1, 8).state_dict()
+    torch.save({"epoch": 1, "arch": "digits-net", "state_dict": weights}, here / "old.pth")
+    assert main(["train", "--max-steps", "2", "--run-dir", "run", "--quiet"]) == 0
+    capsys.readouterr()
+    for flags in ([], ["--dry-run"]):
+        assert main(["train", *words, *flags]) == 2
+        assert hint in capsys.readouterr().err
+
+
+def test_a_dry_run_takes_a_used_folder_where_the_first_epoch_changes_nothing(here: Path) -> None:
+    assert main(["train", "--epochs", "1", "--run-dir", "run", "--quiet"]) == 0
+    assert (
+        main(["train", "--epochs", "2", "--resume", "run", "--start-epoch", "1", "--run-dir", "run", "--dry-run"]) == 0
+    )
+
+
+NORM = """import torch
+
+class Activated(torch.nn.BatchNorm2d):
+    pass
+
+def net(num_classes):
+    return torch.nn.Sequential(Activated(3), torch.nn.Flatten(), torch.nn.Linear(3072, num_classes))
+
+def grey(num_classes):
+    return torch.nn.Sequential(Activated(1), torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+"""
+
+
+@pytest.mark.parametrize("words", [["digits", "--model", "activated:grey"], ["cifar10", "--model", "activated:net"]])
+def test_a_dry_run_refuses_norms_that_workers_cannot_synchronize(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (here / "activated.py").write_text(NORM)
+    assert main(["train", *words, "-np", "2", "--sync-bn", "--dry-run"]) == 2
+    assert "--sync-bn cannot stand in for Activated" in capsys.readouterr().err
+    assert main(["train", *words, "-np", "1", "--sync-bn", "--dry-run"]) == 0
+
+
+def test_a_dry_run_checks_the_workers_of_nodes_started_by_hand(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ["--dist-url", "tcp://127.0.0.1:29400", "--world-size", "2", "--rank", "0"]
+    assert main(["train", *nodes, "--global-batch-size", "1", "--dry-run"]) == 2
+    assert "less than one sample for each of 2 workers" in capsys.readouterr().err
+
+
+def test_a_dry_run_checks_what_is_frozen_of_a_set_still_to_be_fetched(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "cifar10", "--freeze", "nolayer", "--dry-run"]) == 2
+    assert "--freeze nolayer: no parameter of the model has such a name" in capsys.readouterr().err
