@@ -163,8 +163,7 @@ def fit(
 
     Returns:
         The last evaluation's figures and the history, the same on every worker but for times, which each measures
-        itself. The best weights, by top-1, are in the
-        run folder's model.safetensors; `model` has the last ones.
+        itself. The best weights, by top-1, are in the run folder's model.safetensors; `model` has the last ones.
 
     Raises:
         ConfigError: An argument is wrong or contradicts another; the message names it.

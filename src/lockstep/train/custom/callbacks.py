@@ -77,6 +77,9 @@ class TrainingState:
 class Callback(Protocol):
     """What the training loop calls, on every worker. A subclass overrides what it needs; here nothing is done.
 
+    With several workers, `on_step_begin` and `on_step_end` have all agree on the host after every step whether one
+    asked to stop; the other events are rare enough for that to cost nothing.
+
     Each method returns explicitly, or type checkers would take it for abstract.
     """
 
