@@ -9,6 +9,7 @@ from typing import Any
 
 import documents
 
+from lockstep.files.fields import one_line
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import page
 
@@ -64,7 +65,7 @@ def test_text_of_records_is_never_markup() -> None:
     hostile, harmless = (Tags(page.render(document)) for document in (documents.hostile(), documents.hostile("word")))
 
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in harmless.tags]
-    assert hostile.title == documents.HOSTILE
+    assert hostile.title == one_line(documents.HOSTILE)
 
 
 def test_the_page_has_language_title_and_headings_in_order() -> None:

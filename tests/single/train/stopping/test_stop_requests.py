@@ -89,7 +89,7 @@ def _data() -> TensorDataset:
 
 
 def test_fit_raises_what_to_do_next(tmp_path: Path, earlier: dict[int, object]) -> None:
-    with pytest.raises(StoppedError, match=r"after step 3 of 10, .*--resume auto") as caught:
+    with pytest.raises(StoppedError, match=r"after step 3 of 10, .*call fit\(\) with .*resume='auto'") as caught:
         fit(Signalling(4, 2), _data(), _data(), epochs=1, batch_size=4, run_dir=tmp_path, track=())
     assert caught.value.exit_code == 75
     again = {"epochs": 1, "batch_size": 4, "run_dir": tmp_path, "track": (), "resume": "auto"}

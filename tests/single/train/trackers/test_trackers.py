@@ -176,7 +176,8 @@ def test_a_group_tells_everyone(tmp_path: Path) -> None:
 def test_metrics_that_are_one_number_are_shown() -> None:
     record = {**VAL, "metrics": {"f1": 0.75, "recall": [0.5, 1.0], "none": None}}
     assert scalars(record) == {**scalars(VAL), "f1/val": 0.75}
-    assert describe(record) == f"{describe(VAL)}, f1 0.75"
+    assert "  f1 0.75  " in describe(record, top5=True)
+    assert "recall" not in describe(record, top5=True)
 
 
 def test_lines_for_people_have_shares_in_percent() -> None:
