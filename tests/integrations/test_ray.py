@@ -25,7 +25,8 @@ def where(*numbers, offset=0):
     total = hvd.allreduce(torch.ones(2) * (hvd.rank() + sum(numbers) + offset), op=hvd.Sum, name="total").tolist()
     return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total
 
-settings = RayExecutor.create_settings(timeout_s=120, placement_group_timeout_s=1)
+settings = RayExecutor.create_settings(timeout_s=120)
+hasty = RayExecutor.create_settings(timeout_s=120, placement_group_timeout_s=1)
 """
 INIT = "ray.init('local', num_cpus=2, include_dashboard=False, configure_logging=False)\n"
 
@@ -103,7 +104,7 @@ here = ray.get_runtime_context().get_node_id()
 queues = [Reports([print]).queue for _ in range(4)]
 nodes = [queue.actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for queue in queues]
 tell(queues=[node == here for node in ray.get(nodes)])
-executor = RayExecutor(settings, num_hosts=2, num_workers_per_host=2)
+executor = RayExecutor(hasty, num_hosts=2, num_workers_per_host=2)
 try:
     executor.start()
 except TimeoutError as error:
@@ -133,7 +134,7 @@ ray.init("local", num_cpus=2, num_gpus=4, include_dashboard=False, configure_log
 def within():
     no_room = ""
     try:
-        RayExecutor(settings, num_workers=3, use_gpu=True, gpus_per_worker=2).start()
+        RayExecutor(hasty, num_workers=3, use_gpu=True, gpus_per_worker=2).start()
     except TimeoutError as error:
         no_room = str(error)
     patient = RayExecutor.create_settings(timeout_s=120)

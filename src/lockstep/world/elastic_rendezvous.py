@@ -27,7 +27,7 @@ REMOVED, ADDED = 1, 2  # what has happened to the hosts; both are 3
 ADDRESS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 SLOT = ("HOROVOD_HOSTNAME", "HOROVOD_LOCAL_RANK")
 LIFE = "TORCHELASTIC_RESTART_COUNT"  # how many workers the slot had before
-CONNECTING = timedelta(seconds=5)  # to a store on this machine
+CONNECTING = timedelta(seconds=20)  # to a store on this machine, which a busy one may not answer for 5 s
 CHANGES = "changes"  # the key of all changes of the host set so far, as "1 2 1"
 
 
