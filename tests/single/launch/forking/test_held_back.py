@@ -11,7 +11,6 @@ import pytest
 from forked import Preloaded, comparable, preloaded, write_files
 
 from lockstep.launch.forking.forked_worker import CONSTANT_SEED
-from lockstep.launch.forking.late_environment import without_effect
 
 pytestmark = pytest.mark.cold
 
@@ -117,32 +116,6 @@ def test_another_numpy_is_refused(environment: dict[str, str], tmp_path: Path) -
     assert done.code == 1
     assert f"numpy is to be loaded from {tmp_path / 'numpy.py'}, but the launcher has preloaded" in done.errors
     assert done.errors.endswith("use --no-preload\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reported"),
-    [
-        ("TORCHINDUCTOR_FREEZING", "1", True),
-        ("TORCH_COMPILE_DISABLE", "1", True),
-        ("KMP_AFFINITY", "compact", True),
-        ("OMP_PROC_BIND", "true", True),
-        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", True),
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", False),
-        ("CUDA_VISIBLE_DEVICES", "0", False),
-        ("CUDA_LAUNCH_BLOCKING", "1", False),
-        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", False),
-        ("NCCL_DEBUG", "INFO", False),
-        ("TORCH_NCCL_BLOCKING_WAIT", "1", False),
-        ("MASTER_ADDR", "a", False),
-        ("RANK", "1", False),
-        ("TORCH_HOME", "/tmp", False),
-        ("TORCHINDUCTOR_CACHE_DIR", "/tmp", False),
-        ("TOKENIZERS_PARALLELISM", "false", False),
-    ],
-)
-def test_variables_that_only_an_import_reads_are_reported(name: str, value: str, reported: bool) -> None:
-    assert without_effect({}, {name: value}) == ([name] if reported else [])
-    assert without_effect({name: value}, {name: value}) == []
 
 
 @pytest.fixture(scope="module")
