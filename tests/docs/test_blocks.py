@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from difflib import unified_diff
 from pathlib import Path
 from textwrap import dedent
 
@@ -76,6 +77,8 @@ def test_blocks_are_what_they_say(page: Path) -> None:
             assert _is_in(block.text, (ROOT / block.title).read_text()), (
                 f"{block}: these lines are not in {block.title}"
             )
+        elif "between" in block.marks:
+            assert block.text == _changes(*block.marks["between"].split()), f"{block}: these are not the changes"
         elif block.language == "yaml":
             list(yaml.safe_load_all(block.text))
         elif block.language == "json":
@@ -85,6 +88,12 @@ def test_blocks_are_what_they_say(page: Path) -> None:
         if "output" in block.marks:
             assert getattr(previous, "language", None) in RUNNING, f"{block}: there is no command before it"
         previous = block
+
+
+def _changes(before: str, after: str) -> str:
+    """The lines that differ between two scripts, without those of their docstrings."""
+    old, new = ((ROOT / name).read_text().splitlines()[1:] for name in (before, after))
+    return "\n".join(line for line in list(unified_diff(old, new, n=0, lineterm=""))[2:] if not line.startswith("@"))
 
 
 def _is_in(excerpt: str, whole: str) -> bool:

@@ -19,6 +19,7 @@ MARKS = {  # name: whether a text follows it
     "setup": True,
     "exit": True,
     "file": True,
+    "between": True,
     "output": False,
 }
 
