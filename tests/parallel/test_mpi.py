@@ -82,7 +82,7 @@ def test_a_rank_that_an_earlier_job_left_is_an_error_on_every_worker(tmp_path: P
     script.write_text("from lockstep.world.launcher_environment import Place; Place.from_environment()")
     done = _run(OPEN_MPI, script, RANK="3", WORLD_SIZE="4")
     assert done.returncode != 0
-    assert "RANK=3, WORLD_SIZE=4 cannot be: Open MPI has started this as worker" in done.stderr
+    assert "RANK=3, WORLD_SIZE=4 contradicts Open MPI, which started this worker as" in done.stderr
 
 
 LEFT_BY_MPI = {
@@ -98,7 +98,7 @@ def test_two_workers_are_never_two_jobs_without_a_word(tmp_path: Path) -> None:
     script.write_text("from lockstep.world.launcher_environment import Place; print(Place.from_environment().size)")
     done = _run(MPICH, script, **LEFT_BY_MPI)
     assert done.returncode != 0
-    assert "Open MPI's variables say worker 0 of 1, MPICH's say PMI_RANK=" in done.stderr
+    assert "Open MPI's variables set worker 0 of 1, but MPICH's set PMI_RANK=" in done.stderr
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}
     done = _run(OPEN_MPI_5, script, **LEFT_BY_TORCHRUN, **address, TORCHELASTIC_RUN_ID="outer")
     assert done.stdout.split() == ["1", "1"]

@@ -36,7 +36,7 @@ def exit_code_of(
     """
     try:
         check()
-        with connect(place, device, backend, tell=lambda error: _fail(place, error)) as world:
+        with connect(place, device, backend, report=lambda error: _fail(place, error)) as world:
             work(world)
     except KeyboardInterrupt:
         if place.launcher == "none":

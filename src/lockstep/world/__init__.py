@@ -1,10 +1,9 @@
-"""Who this worker is, and how it meets its peers.
+"""This worker's rank, device and process group, and the rendezvous with its peers.
 
-Start with `world`: a worker's rank, size, device and process group. `launcher_environment` reads the place that a
-launcher has given it, `rank0_address`, `interfaces`, `rendezvous` and `store` bring it to the others
-(`elastic_rendezvous` where their number changes), `slurm_hostlist` reads Slurm's lists of hosts, `batch_time_left`
-how long the batch job may still run, and `job_series` which jobs follow which. `devices` chooses among what
-`accelerator` finds, the only module that knows kinds of devices. `lifeline` notices within milliseconds that a worker
-has ended, and `peer_loss` what follows for one whose GPU waits for it. Imports config, files and errors, and torch only
-when a function needs it.
+Start with `world`. `launcher_environment` reads the rank info that a launcher set; `rank0_address`, `interfaces`,
+`rendezvous` and `store` connect the workers (`elastic_rendezvous` if their number changes). `slurm_hostlist` parses
+Slurm's host lists, `batch_time_left` finds how long the batch job may still run, and `job_series` which job continues
+which. `devices` chooses among the devices that `accelerator` finds, the only module that knows kinds of devices.
+`lifeline` detects within milliseconds that a worker died, and `peer_loss` ends a worker whose GPU waits for it. Imports
+config, files and errors, and torch only when a function needs it.
 """

@@ -1,8 +1,7 @@
-"""The accelerator of this process: the only module that knows kinds of devices.
+"""The accelerator of this process. Only this module knows kinds of devices; others only ask if a device is the CPU.
 
-"cuda" are NVIDIA's GPUs and, under ROCm, AMD's; "xpu" Intel's; "mps" Apple's, for a single worker. torch is imported
-when a function is called, so that a launcher can use its names at once. Elsewhere the question is only
-whether a device is the CPU.
+"cuda" means NVIDIA GPUs and, under ROCm, AMD GPUs; "xpu" Intel GPUs; "mps" Apple GPUs, for a single worker. torch is
+imported when a function is called, so that a launcher can use the constants without it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 
 KINDS = ("cuda", "xpu", "mps")
 WITH_STREAMS = ("cuda", "xpu")
-ALONE = ("mps",)  # for a single worker: without collectives
+ALONE = ("mps",)  # without collectives, so for a single worker
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """The variables that hide devices from a process."""
-TELLS_MORE = {"nccl": "NCCL_DEBUG=INFO has NCCL say", "xccl": "CCL_LOG_LEVEL=info has oneCCL say"}
+DEBUG_VARIABLES = {"nccl": "NCCL_DEBUG=INFO", "xccl": "CCL_LOG_LEVEL=info"}
 
 
 def kind() -> str | None:
-    """What kind of accelerator torch finds here: one of `KINDS`, or None."""
+    """Return the kind of accelerator that torch finds, one of `KINDS`, or None."""
     import torch
 
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -36,26 +35,26 @@ def kind() -> str | None:
 
 
 def outlives_fork() -> bool:
-    """Whether a process that has imported torch, as it is built here, may fork others before it asks for a device."""
+    """Whether a process that has imported this build of torch may fork before it uses a device."""
     import torch
 
     return not getattr(torch.version, "xpu", None)
 
 
 def count() -> int:
-    """How many devices of that kind this process sees."""
+    """Return the number of devices of that kind that are visible to this process."""
     import torch
 
     return torch.accelerator.device_count() if kind() else 0
 
 
 def overlaps(device: torch.device) -> bool:
-    """Whether the device has streams, so that copies from pinned memory can overlap with its work."""
+    """Whether the device has streams, so that copies from pinned memory can overlap with computation."""
     return device.type in WITH_STREAMS
 
 
 def use(device: torch.device) -> None:
-    """Make a device this thread's current one. A new thread's is the first, whichever the others use."""
+    """Make a device this thread's current one. A new thread starts with device 0."""
     import torch
 
     if overlaps(device):
@@ -63,7 +62,7 @@ def use(device: torch.device) -> None:
 
 
 def current() -> torch.device:
-    """This thread's current device; the CPU where there is no accelerator."""
+    """Return this thread's current device; the CPU if there is no accelerator."""
     import torch
 
     found = kind()
@@ -71,14 +70,14 @@ def current() -> torch.device:
 
 
 def current_stream(device: torch.device) -> torch.Stream:
-    """The stream on which this thread's operations of the device are."""
+    """Return this thread's current stream on the device."""
     import torch
 
     return torch.accelerator.current_stream(device)
 
 
 def new_stream(device: torch.device, urgent: bool = False) -> torch.Stream:
-    """A stream of its own; an urgent one's kernels go before those of others."""
+    """Return a new stream; with `urgent`, one of high priority."""
     import torch
 
     return torch.Stream(device, priority=-1 if urgent else 0)
@@ -86,12 +85,12 @@ def new_stream(device: torch.device, urgent: bool = False) -> torch.Stream:
 
 @contextmanager
 def on(stream: torch.Stream) -> Iterator[None]:
-    """Put this thread's operations on a stream."""
-    # Not `with stream`, which keeps what was before on the stream, where another thread's would overwrite it.
+    """Enqueue this thread's operations on a stream."""
+    # Not `with stream`: it stores the previous stream in the stream object, which another thread would overwrite.
     import torch
 
     before, index = current_stream(stream.device), torch.accelerator.current_device_index()
-    torch.accelerator.set_stream(stream)  # and so the current device
+    torch.accelerator.set_stream(stream)  # also sets the current device
     try:
         yield
     finally:
@@ -100,16 +99,16 @@ def on(stream: torch.Stream) -> Iterator[None]:
 
 
 def new_event(device: torch.device, timing: bool = False) -> torch.Event:
-    """A mark for a stream's `record_event`; with `timing`, one whose time can be read."""
+    """Return a new event; with `timing`, one whose time can be read."""
     import torch
 
     return torch.Event(device, enable_timing=timing)
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Empty, contiguous host memory for a tensor's values, to which a device with streams copies while it works.
+    """Return an empty, contiguous host tensor of the same shape and dtype, pinned so that copies are asynchronous.
 
-    Where there is no more memory that can be pinned, plain memory, to which it copies while the host waits.
+    If no more memory can be pinned, the tensor is not pinned, and the host waits for copies to it.
     """
     import torch
 
@@ -120,13 +119,13 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream's operations are being captured into a graph instead of run."""
+    """Whether the current stream is capturing a graph."""
     capturing = getattr(_module(device.type), "is_current_stream_capturing", None)
     return bool(capturing()) if capturing else False
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait until a device, or the current one, has done all that was asked of it; nothing for the CPU."""
+    """Wait until a device, or the current one, has finished all enqueued work. Do nothing for the CPU."""
     import torch
 
     if device.type != "cpu" if device is not None else kind():
@@ -134,9 +133,9 @@ def synchronize(device: torch.device | None = None) -> None:
 
 
 def tune(device: torch.device) -> None:
-    """Have cuDNN time its kernels for each new shape and keep the fastest, unless torch is to be deterministic.
+    """Let cuDNN benchmark its kernels for each new shape, unless torch is set to be deterministic.
 
-    NVIDIA's alone: MIOpen's search takes minutes. The kernel may be another one in the next process.
+    For NVIDIA only: MIOpen's search takes minutes. Another process may choose another kernel.
     """
     import torch
 
@@ -146,7 +145,7 @@ def tune(device: torch.device) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers of the current device, if this process has used it."""
+    """Seed the current device's random number generator, if this process has used the device."""
     import torch
 
     built_for = torch.accelerator.current_accelerator()
@@ -158,14 +157,14 @@ def seed(number: int) -> None:
 
 
 def name(device: torch.device | None = None) -> str:
-    """What the maker calls a device, or the current one."""
+    """Return the product name of a device, or of the current one."""
     module = _module(device.type if device is not None else kind() or "")
     get_name = getattr(module, "get_device_name", None)
     return str(get_name(device)) if get_name else "Apple GPU"
 
 
 def names() -> list[str]:
-    """The names of all devices that this process sees."""
+    """Return the product names of all visible devices."""
     import torch
 
     found = kind()
@@ -173,13 +172,13 @@ def names() -> list[str]:
 
 
 def identity(device: torch.device, environment: Mapping[str, str] = os.environ) -> str:
-    """What tells a device from all others of its host: its UUID and PCI address, as far as torch knows them."""
+    """Return what identifies a device on its host: UUID and PCI address, as far as torch has them."""
     import torch
 
     properties = _module(device.type).get_device_properties(device)
     parts = [str(getattr(properties, field, "")) for field in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")]
     visible = [environment[name] for name in VISIBLE if name in environment]
-    # Parts of one GPU have names of their own there alone (MIG), or numbers (AMD's MI300).
+    # Partitions of a GPU differ only in the visible name (MIG) or the index (AMD MI300).
     parts += [*visible, str(device.index)] if torch.version.hip else [n for n in visible if n.startswith("MIG-")]
     if not any(parts):
         parts = [environment.get("ZE_AFFINITY_MASK", ""), str(device.index)]
@@ -187,45 +186,45 @@ def identity(device: torch.device, environment: Mapping[str, str] = os.environ) 
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of memory that a device has."""
+    """Return the size of a device's memory in bytes."""
     if device.type == "mps":
         return int(_module("mps").recommended_max_memory())
     return int(_module(device.type).get_device_properties(device).total_memory)
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that tensors of this process have taken of a device at one time; on "mps", what they take now."""
+    """Return the peak memory of this process's tensors on a device in bytes; on "mps", the current memory."""
     module = _module(device.type)
     return int(module.current_allocated_memory() if device.type == "mps" else module.max_memory_allocated(device))
 
 
 def limit_memory(device: torch.device, size_bytes: int) -> None:
-    """Let this process take no more of a device's memory."""
+    """Limit this process's share of a device's memory."""
     fraction = min(1.0, size_bytes / total_memory(device))
     _module(device.type).set_per_process_memory_fraction(fraction)
 
 
 def build() -> str:
-    """What this torch is built for."""
+    """Describe the platform that torch is built for."""
     import torch
 
     known = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "oneAPI": torch.version.xpu}
     built = [f"{name} {number}" for name, number in known.items() if number]
-    return ", ".join(built) or ("Apple's GPUs" if torch.backends.mps.is_built() else "the CPU alone")
+    return ", ".join(built) or ("Apple GPUs" if torch.backends.mps.is_built() else "CPU only")
 
 
 def drivers(modules: Path = Path("/sys/module")) -> list[str]:
-    """The GPU drivers that this machine's Linux has loaded, with their versions where they have one of their own."""
+    """Return the loaded GPU drivers of this Linux machine, with their versions where they have one."""
     found = []
     for module, maker in {"nvidia": "NVIDIA", "amdgpu": "AMD", "xe": "Intel", "i915": "Intel"}.items():
         if (modules / module).is_dir():
             number = modules / module / "version"
-            found.append(f"{maker}'s {module} {number.read_text().strip() if number.exists() else ''}".strip())
+            found.append(f"{maker} {module} {number.read_text().strip() if number.exists() else ''}".strip())
     return found
 
 
 def why_none() -> str:
-    """What keeps torch from finding a device, in its own words; "" where it says nothing."""
+    """Return torch's error message about why it finds no device; "" if it gives none."""
     import torch
 
     built_for = torch.accelerator.current_accelerator()
@@ -239,7 +238,7 @@ def why_none() -> str:
 
 
 def libraries() -> list[str]:
-    """The libraries for collectives that this torch has, with the version of NCCL, which ROCm's RCCL stands in for."""
+    """Return this torch's libraries for collectives, with the version of NCCL (under ROCm: RCCL)."""
     import torch
     import torch.distributed as dist
 
@@ -250,7 +249,7 @@ def libraries() -> list[str]:
 
 
 def backend(kind_of_device: str) -> str:
-    """What torch.distributed calls the library for collectives of a kind of device: nccl, xccl, or gloo."""
+    """Return torch.distributed's default backend for a kind of device: nccl, xccl or gloo."""
     import torch.distributed as dist
 
     known: str = dist.get_default_backend_for_device(kind_of_device)
@@ -258,29 +257,29 @@ def backend(kind_of_device: str) -> str:
 
 
 def has_collectives(kind_of_device: str) -> bool:
-    """Whether this torch has that library."""
+    """Whether this torch includes that backend."""
     import torch.distributed as dist
 
     return kind_of_device in WITH_STREAMS and bool(dist.is_backend_available(backend(kind_of_device)))
 
 
 def may_be_shared() -> bool:
-    """Whether the library lets workers share a device, which newer NCCLs do where they are told."""
+    """Whether workers may share a device: newer versions of NCCL allow it with a variable."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def group(store: Any, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:
     """Connect `size` workers for collectives on their devices, outside torch.distributed's registry.
 
-    Nothing but the caller ends it: `shutdown()` after a good end, `abort()` where a peer is gone.
+    The caller ends it: with `shutdown()` normally, with `abort()` if a peer died.
 
     Args:
-        timeout: How long an operation may take, from its start on the device, before the group fails.
+        timeout: Limit for an operation, from its start on the device, before the group fails.
     """
     import torch.distributed as dist
 
     if device.type == "xpu":
-        if not hasattr(dist.ProcessGroupXCCL, "Options"):  # torch 2.8, where an operation may take as long as it likes
+        if not hasattr(dist.ProcessGroupXCCL, "Options"):  # torch 2.8, without a timeout
             return dist.ProcessGroupXCCL(store, rank, size)  # type: ignore[call-arg]
         xccl_options = dist.ProcessGroupXCCL.Options()
         xccl_options._timeout = timeout
@@ -288,16 +287,16 @@ def group(store: Any, rank: int, size: int, device: torch.device, timeout: timed
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.is_high_priority_stream = True
-    # An error is its owner's business: torch would abort the group, or end the process, before that knows of it.
+    # The owner handles errors; torch would abort the group, or end the process, before the owner notices.
     with _variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0"):
-        if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # torch's choice, too
+        if hasattr(dist, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":  # as torch chooses
             return dist.ProcessGroupNCCL2(store, rank, size, options, device)
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 @contextmanager
 def _variables(**values: str) -> Iterator[None]:
-    """Set variables that torch reads within; those that the user has set remain as they are."""
+    """Set environment variables during the block, except those that the user has set."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

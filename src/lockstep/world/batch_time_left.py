@@ -1,13 +1,13 @@
-"""How long the batch job that this process stands in may still run, as far as its environment tells.
+"""How long the batch job of this process may still run, as far as its environment shows.
 
-| system | what is read |
+| system | source |
 |---|---|
-| Slurm | SLURM_JOB_END_TIME, seconds since 1970; where the job has none, as in 22.05, `squeue` is asked once |
-| Torque | PBS_WALLTIME, the seconds that the job was given; they count from the start of the job's first process |
+| Slurm | SLURM_JOB_END_TIME, seconds since 1970; if not set, as in 22.05, one call of `squeue` |
+| Torque | PBS_WALLTIME, the job's limit in seconds, counted from the start of the job's first process |
 
-PBS Professional, LSF, Cobalt and Grid Engine tell their jobs of no limit. The facts are those of sbatch(1), squeue(1)
-and of Torque's table of exported batch variables. What cannot be read, or has passed already (a terminal that has
-outlived its job), is no limit: training must not fail for it.
+PBS Professional, LSF, Cobalt and Grid Engine pass no limit to their jobs. The facts are from sbatch(1), squeue(1)
+and Torque's table of exported batch variables. A limit that cannot be read or has already passed (in a terminal that
+outlived its job) is ignored, so that training does not fail because of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE = "lockstep.launch.node"
 
 
 def ask_squeue(job: str) -> str:
-    """What Slurm says is left of a job; "" where it does not answer in time."""
+    """Return what squeue prints as the job's remaining time; "" if it does not answer in time."""
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
         done = subprocess.run(
@@ -39,9 +39,9 @@ def ask_squeue(job: str) -> str:
 
 
 def job_age(variable: str) -> float:
-    """The seconds since the start of the oldest process above this one, itself included, with our value of `variable`.
+    """Return the age in seconds of the oldest ancestor, or this process, with this process's value of `variable`.
 
-    Measured since the machine's start, so that nobody who sets the clock changes it.
+    Measured on the clock since boot, which setting the wall clock does not change.
     """
     oldest = age_of(os.getpid())
     for parent in psutil.Process().parents():
@@ -55,7 +55,7 @@ def job_age(variable: str) -> float:
 
 
 def launch_age() -> float:
-    """The seconds since this job was begun on this host: the age of the launcher's node process, or else our own."""
+    """Return the seconds since this job started on this host: the age of its node process, or else of this process."""
     for parent in psutil.Process().parents():
         try:
             if NODE in parent.cmdline():
@@ -66,7 +66,7 @@ def launch_age() -> float:
 
 
 def age_of(pid: int) -> float:
-    """The seconds since a process of this machine was started."""
+    """Return the seconds since a process of this machine started."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
@@ -77,12 +77,12 @@ def time_left(
     ask: Callable[[str], str] = ask_squeue,
     age: Callable[[str], float] = job_age,
 ) -> TimeLeft | None:
-    """What is left of the batch job that `environment` tells of; None outside of one, or where nothing tells.
+    """Return the remaining time of the batch job that `environment` describes; None outside of a job or if unknown.
 
     Args:
-        now: The seconds since 1970.
-        ask: Takes a job of Slurm, and returns what `squeue --format=%L` says of it.
-        age: Takes a variable of this process, and returns for how many seconds processes have had it.
+        now: Return the seconds since 1970.
+        ask: Return what `squeue --format=%L` prints for a Slurm job.
+        age: Return the age in seconds of the oldest process with this process's value of a variable.
     """
     left: float | None = None
     source = ""

@@ -1,4 +1,4 @@
-"""Which device a worker computes on, and whether those of all workers go together."""
+"""Choose a worker's device, and check the devices of all workers against each other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ GLOO = "gloo"
 
 
 def choose_device(place: Place, device: str, may_share: bool = False) -> torch.device:
-    """The device that a worker computes on: its own number's on its host, or the only one that it is shown.
+    """Return the device of a worker: the one of its local rank, or the only one that is visible to it.
 
     Raises:
-        WorldError: There is none of that kind, or fewer than workers, where these may not share.
+        WorldError: There is no device of that kind, or fewer than workers and they may not share.
     """
     import torch
 
@@ -31,38 +31,38 @@ def choose_device(place: Place, device: str, may_share: bool = False) -> torch.d
         return torch.device("cpu")
     if found is None or device not in ("auto", "gpu", found):
         wanted = "accelerator" if device == "gpu" else f"{device.upper()} device"
-        raise WorldError(f"--device {device}, but torch finds no {wanted} here; `lockstep doctor` says why")
+        raise WorldError(f"--device {device}: torch finds no {wanted} here; `lockstep doctor` shows why")
     if found in accelerator.ALONE and place.size > 1:
-        raise WorldError(f"--device {found} is for a single worker; use -np 1, or --device cpu")
+        raise WorldError(f"--device {found} supports only a single worker; use -np 1, or --device cpu")
     count = accelerator.count()
     if count == 1 and _sees_one_device():
-        return torch.device(found, 0)  # a launcher or a script has given each worker its own
+        return torch.device(found, 0)  # a launcher or a script chose one for each worker
     if place.local_size > count and not may_share:
         raise WorldError(
             f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
-            f"{_slurm_hint(place)}; start at most one worker a GPU, or add --device cpu, or --dist-backend gloo, by "
-            f"which workers may share a GPU"
+            f"{_slurm_hint(place)}; start at most one worker per GPU, or add --device cpu, or --dist-backend gloo, "
+            f"with which workers may share a GPU"
         )
     return torch.device(found, place.local_rank % count)
 
 
 def choose_library(device: torch.device, backend: str) -> str:
-    """What carries the device's tensors: the backend, or for "auto" the device's own library.
+    """Return the library for collectives on the device: the backend, or for "auto" the device's default.
 
     Raises:
-        WorldError: The backend does not carry them.
+        WorldError: The backend does not support the device's tensors.
     """
     own = GLOO if device.type in ("cpu", *accelerator.ALONE) else accelerator.backend(device.type)
     if backend not in ("auto", GLOO, own):
         raise WorldError(
-            f"--dist-backend {backend} does not carry tensors on {device.type}, where this worker's are; use "
+            f"--dist-backend {backend} does not support tensors on {device.type}, this worker's device; use "
             f"{own}, or leave it out"
         )
     return own if backend == "auto" else backend
 
 
 def _sees_one_device() -> bool:
-    """Whether somebody has chosen a single GPU for this process."""
+    """Whether a variable makes a single GPU visible to this process."""
     chosen = [os.environ[name] for name in accelerator.VISIBLE if os.environ.get(name)]
     return any(len(text.split(",")) == 1 for text in chosen)
 
@@ -74,34 +74,34 @@ def _slurm_hint(place: Place) -> str:
     return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
 
 
-def tell_all(store: Store, rank: int, size: int, said: Any) -> list[Any]:
-    """What every worker says of its device, any JSON, by rank; all of them call this."""
-    store.set(f"device/{rank}", json.dumps(said))
-    return [json.loads(told) for told in store.multi_get([f"device/{other}" for other in range(size)])]
+def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
+    """Exchange a JSON value about each worker's device; return all, by rank. Every worker calls this."""
+    store.set(f"device/{rank}", json.dumps(own))
+    return [json.loads(value) for value in store.multi_get([f"device/{other}" for other in range(size)])]
 
 
 def check_devices(place: Place, device: torch.device, library: str, store: Store) -> None:
-    """Check that all workers have a device of one kind, and none that another has, which only Gloo allows.
+    """Check that all workers have the same kind of device and, except with Gloo, that no two share one.
 
     Raises:
         WorldError: They do not; the same error on every worker.
     """
     own = accelerator.identity(device) if device.type != "cpu" else ""
-    told = tell_all(store, place.rank, place.size, [socket.gethostname(), device.type, own])
+    described = exchange(store, place.rank, place.size, [socket.gethostname(), device.type, own])
     ranks_of: dict[str, list[int]] = {}
     workers: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, kind, identity) in enumerate(told):
+    for rank, (host, kind, identity) in enumerate(described):
         ranks_of.setdefault(kind, []).append(rank)
         workers.setdefault((host, identity), []).append(rank)
     if len(ranks_of) > 1:
-        kinds = ", ".join(f"{kind} for workers {ranks} ({told[ranks[0]][0]})" for kind, ranks in ranks_of.items())
+        kinds = ", ".join(f"{kind} for workers {ranks} ({described[ranks[0]][0]})" for kind, ranks in ranks_of.items())
         raise WorldError(
-            f"the workers' devices differ: {kinds}; `lockstep doctor` there says why, and --device cpu is for all"
+            f"the workers' devices differ: {kinds}; `lockstep doctor` there shows why; --device cpu works everywhere"
         )
     for (host, identity), ranks in workers.items():
         if len(ranks) > 1 and library != GLOO and not accelerator.may_be_shared():
             raise WorldError(
-                f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or its like is the same for "
-                f"all; give each worker its own, unset it (Slurm: --gpus-per-node=N --gpu-bind=none), or add --device "
-                f"cpu, or --dist-backend gloo, by which they may share it"
+                f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or a similar variable is "
+                f"the same for all; set a different GPU for each worker, unset it (Slurm: --gpus-per-node=N "
+                f"--gpu-bind=none), or add --device cpu, or --dist-backend gloo, with which they may share it"
             )

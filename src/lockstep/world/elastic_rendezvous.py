@@ -1,8 +1,9 @@
-"""The rendezvous of an elastic job: its workers ask the launcher for a place, and ask again after every change.
+"""The rendezvous of an elastic job: workers request rank info from the launcher, and again after every change.
 
-`horovodrun --min-np` serves one store for asking, and for each generation, which is a set of workers with its ranks,
-one more that is closed when a worker of it dies: whoever waits there for the dead one gets an error at once. A worker's
-name is its slot and how often the slot's worker has been replaced. torch is imported when a worker asks.
+`horovodrun --min-np` serves one store for requests. Each generation, a set of workers with ranks, has its own store,
+which is closed when one of its workers dies, so that any worker that waits there for the dead one gets an error
+immediately. A worker's name consists of its slot and how often the slot's worker was replaced. torch is imported when a
+worker sends a request.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from lockstep.world.launcher_environment import Place
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-REMOVED, ADDED = 1, 2  # what has happened to the hosts; both are 3
+REMOVED, ADDED = 1, 2  # changes of the host set; 3 is both
 ADDRESS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 SLOT = ("HOROVOD_HOSTNAME", "HOROVOD_LOCAL_RANK")
-LIFE = "TORCHELASTIC_RESTART_COUNT"  # how many workers the slot had before
-CONNECTING = timedelta(seconds=20)  # to a store on this machine, which a busy one may not answer for 5 s
-CHANGES = "changes"  # the key of all changes of the host set so far, as "1 2 1"
+LIFE = "TORCHELASTIC_RESTART_COUNT"  # number of earlier workers in the slot
+CONNECTING = timedelta(seconds=20)  # to a store on this machine, which may not answer for 5 s under load
+CHANGES = "changes"  # key of all changes of the host set so far, such as "1 2 1"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A worker's place in a generation (they count from 1), and the store that this generation's workers share."""
+    """A worker's rank info in a generation (numbered from 1), and the store that its workers share."""
 
     place: Place
     store: Store
@@ -42,7 +43,7 @@ class Generation:
 
 @dataclass
 class _Latest:
-    """The meeting in which this process was last: what it must not be given again, and need not be told of."""
+    """The last generation of this process, and the host changes known at that time."""
 
     generation: int = 0
     rank: int = 0
@@ -54,34 +55,34 @@ _latest = _Latest()
 
 
 def worker_name(host: str, slot: int | str, life: int | str) -> str:
-    """A worker's name in the store."""
+    """Return a worker's name in the store."""
     return f"{host}/{slot}/{life}"
 
 
 def ask_key(worker: str) -> str:
-    """Where a worker asks for a place; the value is the generation it was in before, or 0."""
+    """Return the key of a worker's request; its value is the worker's previous generation, or 0."""
     return f"ask/{worker}"
 
 
 def answer_key(worker: str, after: int) -> str:
-    """Where the launcher answers the worker that was in generation `after`."""
+    """Return the key of the launcher's answer to a worker that was in generation `after`."""
     return f"answer/{worker}/{after}"
 
 
 def meet(environment: Mapping[str, str] = os.environ) -> Generation:
-    """Wait until the launcher has assigned this worker a place in a generation newer than the last it was in.
+    """Wait until the launcher assigns this worker a rank in a newer generation than its last.
 
-    An error of the meeting's store, or of a connection made through it, means that a worker of this generation has
-    ended: meet again.
+    An error of the generation's store, or of a connection made through it, means that a worker of this generation has
+    exited: call this again.
 
     Raises:
-        WorldError: There was no place within HOROVOD_ELASTIC_TIMEOUT (600 s), or there is no launcher to ask.
-        SystemExit: With code 0: the job has no more use for this worker.
+        WorldError: No rank was assigned within HOROVOD_ELASTIC_TIMEOUT (600 s), or there is no launcher.
+        SystemExit: With code 0: the job does not need this worker any more.
     """
     missing = [name for name in (*ADDRESS, *SLOT) if name not in environment]
     if missing:
         raise WorldError(
-            f"HOROVOD_ELASTIC is set, but not {', '.join(missing)}; start the job with horovodrun --min-np N"
+            f"HOROVOD_ELASTIC is set, but {', '.join(missing)} is not; start the job with horovodrun --min-np N"
         )
     worker = worker_name(environment[SLOT[0]], environment[SLOT[1]], environment.get(LIFE, "0"))
     timeout = timedelta(seconds=float(environment.get("HOROVOD_ELASTIC_TIMEOUT") or 600))
@@ -92,11 +93,11 @@ def meet(environment: Mapping[str, str] = os.environ) -> Generation:
         store = None
         while store is None:
             answer = _ask(launcher, worker, timedelta(seconds=max(0.01, deadline - time.monotonic())))
-            with suppress(RuntimeError):  # closed already, since a worker of this generation has died: ask again
+            with suppress(RuntimeError):  # already closed because a worker of this generation died: ask again
                 store = _client(host, answer["port"], CONNECTING)
     except RuntimeError as error:
         raise WorldError(
-            f"the worker of slot {environment[SLOT[1]]} on {environment[SLOT[0]]} got no place in the job within "
+            f"the worker of slot {environment[SLOT[1]]} on {environment[SLOT[0]]} was not assigned a rank within "
             f"{timeout.total_seconds():g} s (HOROVOD_ELASTIC_TIMEOUT): {first_line(error)}"
         ) from error
     place = Place(
@@ -111,7 +112,7 @@ def meet(environment: Mapping[str, str] = os.environ) -> Generation:
 
 
 def _ask(launcher: Store, worker: str, timeout: timedelta) -> dict[str, int]:
-    """The launcher's answer to a worker that asks for a place."""
+    """Request rank info, and return the launcher's answer."""
     launcher.set(ask_key(worker), str(_latest.generation))
     key = answer_key(worker, _latest.generation)
     launcher.wait([key], timeout)
@@ -124,10 +125,10 @@ def _ask(launcher: Store, worker: str, timeout: timedelta) -> dict[str, int]:
 
 
 def host_changes(since: int) -> tuple[int, int]:
-    """The number of the latest change of the host set, and what has changed after number `since`: ADDED | REMOVED.
+    """Return the number of host changes so far, and those after number `since` combined: ADDED | REMOVED.
 
-    What this process's present generation was formed with is no news to it, whatever `since` says. Outside an elastic
-    job (0, 0). Costs one read of the launcher's store.
+    Changes that this process's current generation already includes are left out, even if they are after `since`.
+    Outside an elastic job, return (0, 0). Costs one read of the launcher's store.
     """
     if os.environ.get("HOROVOD_ELASTIC") != "1" or any(name not in os.environ for name in ADDRESS):
         return 0, 0
@@ -140,11 +141,11 @@ def host_changes(since: int) -> tuple[int, int]:
 
 
 def latest_place() -> tuple[int, int]:
-    """This process's rank in the latest generation that it was in, and its size; zeros before the first."""
+    """Return this process's rank in its latest generation, and the generation's size; zeros before the first."""
     return _latest.rank, _latest.size
 
 
-@cache  # a connection of its own: one that waits elsewhere would hold this up
+@cache  # a separate connection, because another one may be blocked by a wait
 def _changes_store(host: str, port: int) -> Store:
     return _client(host, port, timedelta(seconds=60))
 

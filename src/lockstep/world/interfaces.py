@@ -1,7 +1,7 @@
-"""The network interface through which a worker's connections to its peers go; each host has its own.
+"""Choose the network interface for a worker's connections to its peers, per host.
 
-Left to themselves Gloo takes the address of the host's name, which may be another network's or loopback's, and on one
-host opens ports to the network that nobody needs.
+By default, Gloo uses the address of the host's name, which may belong to another network or to loopback, and on a
+single host it would open ports to the network without need.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 
 
 def choose_interface(place: Place, store: Store, host: str) -> None:
-    """Tell Gloo its interface, unless somebody has: loopback if all workers are here, else the one towards rank 0.
+    """Set Gloo's interface, unless it is set: loopback if all workers are on this machine, else the one towards rank 0.
 
-    They are where they meet at a loopback address, too, as when several nodes are tried on one machine.
+    They are also on this machine if rank 0's address is loopback, as when several nodes are tried on one machine.
 
-    NCCL is told where all workers are here; else it knows better, as it may use several.
+    NCCL's interface is set only if all workers are on this machine; otherwise NCCL chooses, as it may use several.
 
     Args:
-        host: Rank 0's.
+        host: Rank 0's host.
 
     Raises:
-        OSError: There is no way to rank 0.
+        OSError: There is no route to rank 0.
     """
     if GLOO in os.environ:
         return
@@ -46,7 +46,7 @@ def choose_interface(place: Place, store: Store, host: str) -> None:
         os.environ.setdefault(NCCL, os.environ[GLOO])
         return
     own = address_towards(host)
-    if own.startswith("127."):  # rank 0's own host, whose name means loopback there: take the way to the other hosts
+    if own.startswith("127."):  # on rank 0's host, whose name resolves to loopback: take the interface to the others
         own = address_towards(store.get(AWAY).decode())
     else:
         store.set(AWAY, own)
@@ -54,17 +54,17 @@ def choose_interface(place: Place, store: Store, host: str) -> None:
 
 
 def own_address(one_host: bool) -> str:
-    """The address of this host under which the other workers reach it.
+    """Return the address at which the other workers reach this host.
 
-    That of the interface that GLOO_SOCKET_IFNAME names; else loopback where all workers are on one host; else that of
-    the way to MASTER_ADDR or, on that host itself, its name's.
+    This is the address of the interface in GLOO_SOCKET_IFNAME; else loopback if all workers are on one host; else the
+    local address on the route to MASTER_ADDR or, on that host, the address of its name.
     """
     interface = os.environ.get(GLOO, "").split(",")[0]
     if interface:
         addresses = psutil.net_if_addrs().get(interface, [])
         found = [address.address for address in addresses if address.family == socket.AF_INET]
         if not found:
-            raise OSError(f"there is no network interface {interface!r} with an IPv4 address")
+            raise OSError(f"no network interface {interface!r} with an IPv4 address; fix GLOO_SOCKET_IFNAME")
         return found[0]
     if one_host:
         return LOOPBACK
@@ -80,12 +80,12 @@ def own_address(one_host: bool) -> str:
 
 
 def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
-    """This host's (interface, address) pairs by which others may reach it: the likeliest first.
+    """Return the (interface, address) pairs at which others may reach this host, the most likely first.
 
-    Loopback, link-local addresses and interfaces that are down are left out; IPv6 and containers' bridges come last.
+    Loopback, link-local addresses and interfaces that are down are left out; IPv6 and container bridges come last.
 
     Args:
-        only: The names of the interfaces to look at; empty: all.
+        only: Names of the interfaces to consider; all if empty.
     """
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = []
@@ -101,15 +101,15 @@ def addresses(only: Collection[str] = ()) -> list[tuple[str, str]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is given by a name or address that only workers of the same machine can use."""
+    """Whether a host name or address is loopback, which only workers on the same machine can use."""
     return host == "localhost" or host.startswith("127.")
 
 
 def listening_address(host: str) -> str:
-    """Where rank 0 listens, and its host's other workers find it, if this machine is `host`; EVERYWHERE if unknown.
+    """Return the address on which rank 0 listens if this machine is `host`; EVERYWHERE if it is unknown.
 
-    The address that the name means, unless that is loopback, as Debian has it in /etc/hosts: the others know the name
-    by another address then, which is that of GLOO_SOCKET_IFNAME's interface, or of the only one that there is.
+    This is the address that the name resolves to. If that is loopback, as in Debian's /etc/hosts, other hosts resolve
+    the name to another address: that of the interface in GLOO_SOCKET_IFNAME, or of the only interface.
     """
     if is_loopback(host):
         return LOOPBACK
@@ -123,19 +123,19 @@ def listening_address(host: str) -> str:
 
 
 def only_address(own: Sequence[tuple[str, str]]) -> str:
-    """The address of the only interface, containers' bridges aside; EVERYWHERE where there are several or none."""
+    """Return the address of the only interface, ignoring container bridges; EVERYWHERE for several or none."""
     only = only_interface(own)
     return next(address for name, address in own if name == only) if only else EVERYWHERE
 
 
 def only_interface(own: Sequence[tuple[str, str]]) -> str:
-    """The only interface among (interface, address) pairs, containers' bridges aside; "" for several or none."""
+    """Return the only interface of (interface, address) pairs, ignoring container bridges; "" for several or none."""
     interfaces = {name for name, _ in own if not name.startswith(VIRTUAL)}
     return interfaces.pop() if len(interfaces) == 1 else ""
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to a host; nothing is sent."""
+    """Return this machine's address on the route to a host. Nothing is sent."""
     family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)
@@ -144,7 +144,7 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an address of this machine; "" where none has."""
+    """Return the interface with this address; "" if there is none."""
     for name, infos in psutil.net_if_addrs().items():
         if any(info.address.partition("%")[0] == address for info in infos):
             return name

@@ -1,9 +1,9 @@
-"""Which jobs follow which: the batch job and the restarts that a process belongs to.
+"""Which job continues which: the batch job and the restarts that a process belongs to.
 
-| series | facts from |
+| series | source |
 |---|---|
-| starts of the workers of one job (`--max-restarts`) | LOCKSTEP_SNAPSHOTS, TORCHELASTIC_RESTART_COUNT |
-| runs of a Slurm job that is requeued | SLURM_JOB_ID, SLURM_CLUSTER_NAME, SLURM_RESTART_COUNT (sbatch(1)) |
+| starts of one job's workers (`--max-restarts`) | LOCKSTEP_SNAPSHOTS, TORCHELASTIC_RESTART_COUNT |
+| runs of a requeued Slurm job | SLURM_JOB_ID, SLURM_CLUSTER_NAME, SLURM_RESTART_COUNT (sbatch(1)) |
 
 Members are numbered from 0. Other batch systems do not number the runs of a job.
 """
@@ -18,13 +18,13 @@ BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBI
 
 
 def describe_batch_job(environment: Mapping[str, str]) -> str:
-    """The batch job that the environment belongs to, such as "Slurm job 17"; "" outside of one."""
+    """Return the environment's batch job, such as "Slurm job 17"; "" outside of one."""
     jobs = (f"{system} job {environment[name]}" for system, name in BATCH_JOBS if environment.get(name))
     return next(jobs, "")
 
 
 def series_of(place: Place, environment: Mapping[str, str]) -> dict[str, int]:
-    """The series that this process's job is a member of, and its number in each; see `files.folder_lock.Owner`."""
+    """Return the series that this process's job belongs to, with its number in each; see `files.folder_lock.Owner`."""
     series = {}
     if place.snapshots is not None:
         series[f"starts of {place.snapshots.name}"] = place.restart

@@ -1,8 +1,8 @@
-"""A worker's place among its peers, as its launcher says: only here it is concluded from RANK and its like.
+"""A worker's rank info, read from its launcher's environment variables. Only this module reads RANK and similar.
 
-One row a launcher. Launchers nest (torchrun in a Slurm step, mpirun in a batch job), so the rows stand innermost first:
-torchrun, then `OTHERS`; the first one that is there decides. docs/reference/launchers.md says how each is recognised,
-and where the names come from.
+There is one row per launcher. Launchers nest (torchrun in a Slurm step, mpirun in a batch job), so the rows are ordered
+from the innermost: torchrun, then `OTHERS`. The first one found decides. docs/reference/launchers.md lists how each is
+recognized and the sources of the names.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from pathlib import Path
 from lockstep.errors import WorldError
 from lockstep.world.slurm_hostlist import counts
 
-# Where rank 0 is, and what marks torchrun's own workers.
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from our own launcher, where the workers may be restarted
-# Slurm numbers the steps of users from 0; the batch script, interactive shells and the like have numbers from here on.
+SNAPSHOTS = "LOCKSTEP_SNAPSHOTS"  # from Lockstep's launcher, if workers may be restarted
+# Slurm numbers users' steps from 0; batch scripts, interactive shells and similar are numbered from here.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables that a launcher gives its workers; of several names for one thing the first that is set counts.
+    """The variables that a launcher sets for its workers. Of several names for one field, the first that is set counts.
 
     Args:
         local_size: A number or, from Slurm, the numbers of all nodes, such as "4(x2),3".
-        node: Empty where the launcher does not number the nodes: they are then taken to be filled in turn.
-        marks: By which its workers are known: all of them are set.
+        node: Empty if the launcher does not number the nodes; they are then assumed to be filled in turn.
+        marks: Variables that identify its workers: all of them are set.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Launcher:
         return (self.rank, self.size, self.local_rank, self.local_size, *([self.node] if self.node else []))
 
     def has_started(self, environment: Mapping[str, str]) -> bool:
-        """Whether its variables are there."""
+        """Whether this launcher's variables are set."""
         return all(name in environment for name in self.marks or self.rank[:1])
 
 
@@ -79,25 +78,25 @@ OTHERS = (
     _row("Horovod", *(f"HOROVOD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"))),
     *MPI,
     SLURM,
-    _row("MPICH", *_HYDRA),  # incomplete: only to say so
+    _row("MPICH", *_HYDRA),  # incomplete: only for the error
 )
-# A Kubernetes training operator starts one worker a pod, so the ranks count the nodes as well.
+# A Kubernetes training operator starts one worker per pod, so the rank is also the node's index.
 KUBEFLOW = "Kubeflow"
 KUBEFLOW_VARIABLES = ("RANK", "WORLD_SIZE", *ADDRESS)
 WORKERS_A_POD = "PET_NPROC_PER_NODE"  # for torchrun; a number or auto, cpu, gpu
 KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every container of a cluster
-PMIX_RANK = "PMIX_RANK"  # set by prterun and `srun --mpi=pmix`, beside which others say how many workers there are
-_warnings = set[str]()  # given already
+PMIX_RANK = "PMIX_RANK"  # set by prterun and `srun --mpi=pmix`, which set the number of workers in other variables
+_warnings = set[str]()  # already printed
 
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place among its peers.
+    """A worker's rank info.
 
-    `rank` of `size` workers in all; `local_rank` of `local_size` on this node; `node` counts the nodes from 0. In
-    an elastic job `local_rank` is the worker's slot on its host, which may be `local_size` or more.
-    `restart` counts the times that torchrun, or Lockstep's launcher, has started the job's workers anew; `snapshots` is
-    the folder in this host's memory that outlives them, if there is one.
+    `rank` of `size` workers in total; `local_rank` of `local_size` on this node; `node` is the node's index from 0. In
+    an elastic job, `local_rank` is the worker's slot on its host, which may be `local_size` or more.
+    `restart` is how often torchrun or Lockstep's launcher restarted the job's workers. `snapshots` is the folder in
+    this host's memory that outlives them, if any.
     """
 
     rank: int = 0
@@ -111,14 +110,14 @@ class Place:
 
     @property
     def is_of_mpi(self) -> bool:
-        """Whether MPI's own launcher has started this worker, so that a library of MPI finds its peers."""
+        """Whether an MPI launcher started this worker, so that an MPI library finds its peers."""
         return self.launcher in {row.name for row in MPI}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """Read this worker's place from the variables of the launcher that started it.
+        """Read this worker's rank info from the variables of the launcher that started it.
 
-        Warn, once a process, where another launcher's variables show that this worker may belong to a larger job.
+        Warn, once per process, if another launcher's variables show that this worker may belong to a larger job.
 
         Raises:
             WorldError: The variables are incomplete or contradict each other.
@@ -144,26 +143,26 @@ def _has_started(launcher: Launcher, environment: Mapping[str, str]) -> bool:
 
 
 def _is_slurm_task(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several tasks of a step: a single one stands alone, and may start workers itself."""
+    """Whether this is one of several tasks of a step. A single task is not a worker: it may start workers itself."""
     step = environment["SLURM_STEP_ID"]
     if (step.isdecimal() and int(step) >= SLURM_SPECIAL_STEPS) or environment.get("SLURM_STEP_NUM_TASKS") == "1":
         return False
-    # Tasks within such a shell's step inherit SLURM_PTY_PORT, but a terminal has the shell alone.
+    # Tasks of such a shell's step inherit SLURM_PTY_PORT, but only the shell has a terminal.
     is_typed = environment.get("SLURM_TASK_PID") != str(os.getpid()) and os.isatty(0)
     if "SLURM_PTY_PORT" in environment and is_typed:
         raise WorldError(
-            f"the shell of this terminal is one task of {environment.get('SLURM_STEP_NUM_TASKS')} of a Slurm step "
-            f"(srun --pty -n); start the job from it with `srun --overlap python ...`, or this process alone with "
+            f"this shell is one of {environment.get('SLURM_STEP_NUM_TASKS')} tasks of a Slurm step (srun --pty -n); "
+            f"start the job with `srun --overlap python ...`, or only this process with "
             f"`env -u SLURM_STEP_ID python ...`"
         )
     return True
 
 
 def _check_others(place: Place, environment: Mapping[str, str]) -> None:
-    """See that a worker of a job is not taken for a job of its own.
+    """Check that one worker of a larger job is not mistaken for a whole job.
 
     Raises:
-        WorldError: Two launchers of MPI disagree, so one has left its variables behind, or only a rank is known.
+        WorldError: Two MPI launchers disagree, so one's variables are stale, or only a rank is known.
     """
     for launcher in OTHERS:
         names = _names(launcher, environment)
@@ -174,22 +173,21 @@ def _check_others(place: Place, environment: Mapping[str, str]) -> None:
         if place.is_of_mpi and launcher in MPI and values != [str(place.rank), str(place.size)]:
             own = next(row for row in MPI if row.name == place.launcher)
             raise WorldError(
-                f"{place.launcher}'s variables say worker {place.rank} of {place.size}, {launcher.name}'s say {shown}; "
-                f"unset those that an outer job left behind: unset {' '.join(_names(own, environment))}, or "
+                f"{place.launcher}'s variables set worker {place.rank} of {place.size}, but {launcher.name}'s set "
+                f"{shown}; unset those of the outer job: unset {' '.join(_names(own, environment))}, or "
                 f"unset {' '.join(name for name in names if name in environment)}"
             )
         if int(values[1]) > place.size:
-            own_job = f"a job of {place.size} by {place.launcher}'s variables"
             _warn(
-                f"this worker is rank {place.rank} of {own_job}, but {launcher.name} has set {shown}; if they are one "
-                f"job, unset {place.launcher}'s variables, which an outer job left behind"
+                f"{place.launcher}'s variables make this worker rank {place.rank} of {place.size}, but {launcher.name} "
+                f"set {shown}; if that is the job, unset {place.launcher}'s variables, which an outer job left behind"
             )
     if place.launcher == "none" and PMIX_RANK in environment and "SLURM_STEP_ID" not in environment:
-        said = f"{PMIX_RANK}={environment[PMIX_RANK]}, and no launcher's number of workers is set"
+        found = f"{PMIX_RANK}={environment[PMIX_RANK]} is set, but not the number of workers"
         fix = "start the workers with mpirun, srun, torchrun or `lockstep run`"
         if environment[PMIX_RANK] != "0":
-            raise WorldError(f"{said}: this worker would be a job of its own; {fix}")
-        _warn(f"{said}: this worker is a job of its own; if it should be one of several, {fix}")
+            raise WorldError(f"{found}: this worker would run alone; {fix}")
+        _warn(f"{found}: this worker runs alone; if it should be one of several, {fix}")
 
 
 def _warn(text: str) -> None:
@@ -199,7 +197,7 @@ def _warn(text: str) -> None:
 
 
 def _is_kubeflow(environment: Mapping[str, str]) -> bool:
-    """Whether a Kubernetes training operator has set RANK: in a pod, with an address and with nothing of torchrun's."""
+    """Whether a Kubernetes training operator set RANK: in a pod, with an address and without torchrun's variables."""
     has_all = all(name in environment for name in (KUBERNETES, *KUBEFLOW_VARIABLES))
     return has_all and not any(name in environment for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
 
@@ -207,8 +205,9 @@ def _is_kubeflow(environment: Mapping[str, str]) -> bool:
 def _read_kubeflow(environment: Mapping[str, str]) -> Place:
     if environment.get(WORKERS_A_POD, "").isdecimal() and environment[WORKERS_A_POD] != "1":
         raise WorldError(
-            f"{WORKERS_A_POD}={environment[WORKERS_A_POD]}: the operator counts several workers a pod (nprocPerNode), "
-            f"but this is one; have torchrun start them: command: [torchrun, -m, lockstep, train, ...]"
+            f"{WORKERS_A_POD}={environment[WORKERS_A_POD]}: the operator expects several workers per pod "
+            f"(nprocPerNode), but this process is one; start them with torchrun: "
+            f"command: [torchrun, -m, lockstep, train, ...]"
         )
     rank, size = _numbers(KUBEFLOW, {name: environment[name] for name in ("RANK", "WORLD_SIZE")})
     _check(KUBEFLOW, {name: environment[name] for name in KUBEFLOW_VARIABLES}, 0 <= rank < size)
@@ -221,7 +220,7 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
     if missing := [name for name in variables if name not in environment]:
         raise WorldError(
             f"torchrun's variables are incomplete: {', '.join(present)} set, {', '.join(missing)} not set; start "
-            f"the job with torchrun or `lockstep train -np N`, or unset what an earlier job left behind: "
+            f"the job with torchrun or `lockstep train -np N`, or, if they are left from an earlier job, "
             f"unset {' '.join(present)}"
         )
     place, restart = _read(TORCHRUN, environment), environment.get(RESTART_COUNT, "0")
@@ -230,29 +229,29 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
 
 
 def _agreed(place: Place, launcher: Launcher, environment: Mapping[str, str]) -> Place:
-    """A launcher's word, beside a RANK that is not torchrun's: a script's copy of it, or an earlier job's left-over."""
-    said = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
+    """Check a RANK that torchrun did not set, such as a script's copy or a stale one, against the launcher's info."""
+    right = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
     wrong = [
-        f"{name}={environment[name]}" for name in said if environment.get(name, str(said[name])) != str(said[name])
+        f"{name}={environment[name]}" for name in right if environment.get(name, str(right[name])) != str(right[name])
     ]
     if wrong:
         left = [name for name in _first_names(TORCHRUN) if name in environment]
         raise WorldError(
-            f"{', '.join(wrong)} cannot be: {launcher.name} has started this as worker {place.rank} of {place.size} "
-            f"({', '.join(f'{name}={environment[name]}' for name in _names(launcher, environment)[:3])}), and no "
-            f"torchrun is there ({TORCHRUN_ID} not set); unset what an earlier job left behind: unset {' '.join(left)}"
+            f"{', '.join(wrong)} contradicts {launcher.name}, which started this worker as {place.rank} of "
+            f"{place.size} ({', '.join(f'{name}={environment[name]}' for name in _names(launcher, environment)[:3])}); "
+            f"{TORCHRUN_ID} is not set, so it is left from an earlier job: unset {' '.join(left)}"
         )
     return place
 
 
 def _read(launcher: Launcher, environment: Mapping[str, str]) -> Place:
-    """The place that a launcher's variables say."""
+    """Read the rank info from a launcher's variables."""
     names = _names(launcher, environment)
     if missing := [name for name in names if name not in environment]:
         present = [name for name in names if name in environment]
         raise WorldError(
             f"{launcher.name}'s variables are incomplete: {', '.join(present)} set, {', '.join(missing)} not set; "
-            f"start the job anew, or set all of torchrun's: {' '.join((*_first_names(TORCHRUN), *ADDRESS))}"
+            f"restart the job, or set all of torchrun's: {' '.join((*_first_names(TORCHRUN), *ADDRESS))}"
         )
     shown = {name: environment[name] for name in names}
     place = replace(_place(launcher, shown), launcher=launcher.name)
@@ -271,7 +270,7 @@ def _place(launcher: Launcher, shown: Mapping[str, str]) -> Place:
     try:
         local_sizes = counts(shown[tasks])
     except ValueError as error:
-        raise WorldError(f"Slurm's variable {tasks} cannot be read: {error}") from None
+        raise WorldError(f"invalid Slurm variable {tasks}: {error}") from None
     _check(launcher.name, shown, 0 <= node_index < len(local_sizes) and sum(local_sizes) == size)
     return Place(rank, size, local_rank, local_sizes[node_index], node_index)
 
@@ -281,7 +280,7 @@ def _numbers(launcher: str, shown: Mapping[str, str]) -> list[int]:
         return [int(value) for value in shown.values()]
     except ValueError:
         text = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        raise WorldError(f"{launcher}'s variables must be whole numbers: {text}") from None
+        raise WorldError(f"{launcher}'s variables must be integers: {text}") from None
 
 
 def _check(launcher: str, shown: Mapping[str, str], consistent: bool) -> None:
@@ -291,7 +290,7 @@ def _check(launcher: str, shown: Mapping[str, str], consistent: bool) -> None:
 
 
 def _names(launcher: Launcher, environment: Mapping[str, str]) -> list[str]:
-    """The names that count, in the order of `Place`'s fields."""
+    """The names in effect, in the order of `Place`'s fields."""
     return [next((name for name in names if name in environment), names[0]) for names in launcher.fields]
 
 

@@ -1,11 +1,11 @@
-"""The lifeline: tells every worker within milliseconds that another has ended, also while nobody communicates.
+"""The lifeline: notify every worker within milliseconds when another exits, even while no collective runs.
 
-Each worker holds a connection to the worker on its right and waits, in a thread of its own, for a word from the left. A
-worker that shuts down sends one; the operating system closes the connection of one that dies, and keep-alive probes
-notice within seconds that a host is gone. Either way the news is passed on to the right, once around.
+The workers form a ring. Each has a connection to its right neighbor and reads from its left neighbor in a thread. A
+worker that shuts down sends a message; if it dies, the operating system closes its connection, and keep-alive probes
+detect a dead host within seconds. Each worker forwards the message to the right, once around the ring.
 
-The connections are plain sockets, since a thread that waits in Gloo cannot be woken by its own process: it would have
-to stay behind at a good end, and woken while the interpreter ends, it aborts the process.
+The connections are plain sockets because a thread that waits in Gloo cannot be woken by its own process: it would still
+run at exit, and if it wakes while the interpreter shuts down, it aborts the process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lockstep.world.interfaces import own_address
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-NEWS = struct.Struct("<II")  # what, and which rank
+MESSAGE = struct.Struct("<II")  # FINISHED or LOST, rank
 FINISHED, LOST = 1, 2
-STRANGER_SECONDS = 2.0  # for somebody who connects to give the password
+PASSWORD_SECONDS = 2.0  # timeout for the password of an incoming connection
 KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: 11 s in all
 
 
@@ -34,11 +34,11 @@ class Lifeline:
     """Watches the other workers.
 
     Args:
-        store: Where the workers find each other.
-        ended: Called with the rank that has ended and whether it was lost, once or more for each.
+        store: The store for the rendezvous.
+        ended: Called with the rank that exited and whether it died, at least once for each.
 
     Raises:
-        WorldError: A neighbour cannot be reached within the time.
+        WorldError: A neighbor cannot be reached within the time.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Lifeline:
         self._closed = False
         self._lock = threading.Lock()
         try:
-            self._left, self._right = _neighbours(store, rank, size, timeout_seconds, one_host)
+            self._left, self._right = _neighbors(store, rank, size, timeout_seconds, one_host)
         except (OSError, RuntimeError) as error:
             raise WorldError(
-                f"worker {rank} on {socket.gethostname()} cannot connect to its neighbours: {first_line(error)}; "
-                f"GLOO_SOCKET_IFNAME names the network interface to use"
+                f"worker {rank} on {socket.gethostname()} cannot connect to its neighbors: {first_line(error)}; "
+                f"GLOO_SOCKET_IFNAME sets the network interface"
             ) from error
         self._thread = threading.Thread(target=self._watch, name="lockstep-lifeline", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Tell the others that this worker has finished, and end the thread."""
+        """Report to the others that this worker has finished, and end the thread."""
         self._closed = True
         self._send(FINISHED, self._rank)
         _shut(self._left)
@@ -76,7 +76,7 @@ class Lifeline:
         self._right.close()
 
     def report_failure(self) -> None:
-        """Tell the others that this worker is lost to them, although its process lives."""
+        """Report to the others that this worker has failed, although its process still runs."""
         self._send(LOST, self._rank)
 
     def abandon(self) -> None:
@@ -87,33 +87,33 @@ class Lifeline:
     def _watch(self) -> None:
         left, right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
         while True:
-            what, who = self._receive() or (LOST, left)
+            event, rank = self._receive() or (LOST, left)
             if self._closed:
                 return
-            if who != right:
-                self._send(what, who)  # before all else, which may take its time
-            self._ended(who, what == LOST)
-            if who == left:
+            if rank != right:
+                self._send(event, rank)  # first, because `ended` may take long
+            self._ended(rank, event == LOST)
+            if rank == left:
                 return
 
     def _receive(self) -> tuple[int, int] | None:
-        """The next news from the left; None when the connection has ended."""
+        """Return the next message from the left; None if the connection is closed."""
         try:
-            message = self._left.recv(NEWS.size, socket.MSG_WAITALL)
+            message = self._left.recv(MESSAGE.size, socket.MSG_WAITALL)
         except OSError:
             return None
-        what, who = NEWS.unpack(message) if len(message) == NEWS.size else (0, 0)
-        return (what, who) if what in (FINISHED, LOST) and who < self._size else None
+        event, rank = MESSAGE.unpack(message) if len(message) == MESSAGE.size else (0, 0)
+        return (event, rank) if event in (FINISHED, LOST) and rank < self._size else None
 
-    def _send(self, what: int, who: int) -> None:
-        with suppress(OSError), self._lock:  # the worker on the right may have ended too
-            self._right.sendall(NEWS.pack(what, who))
+    def _send(self, event: int, rank: int) -> None:
+        with suppress(OSError), self._lock:  # the right neighbor may have exited too
+            self._right.sendall(MESSAGE.pack(event, rank))
 
 
-def _neighbours(
+def _neighbors(
     store: Store, rank: int, size: int, timeout_seconds: float, one_host: bool
 ) -> tuple[socket.socket, socket.socket]:
-    """Connect to the right, and be connected to from the left, by whoever knows the password in the store."""
+    """Connect to the right neighbor, and accept the left one, which sends the password from the store."""
     with socket.create_server((own_address(one_host), 0)) as listener:
         password = secrets.token_bytes(16)
         host, port = listener.getsockname()[:2]
@@ -124,7 +124,7 @@ def _neighbours(
         listener.settimeout(timeout_seconds)
         while True:
             left, _ = listener.accept()
-            left.settimeout(STRANGER_SECONDS)
+            left.settimeout(PASSWORD_SECONDS)
             with suppress(OSError):
                 if secrets.compare_digest(left.recv(len(password), socket.MSG_WAITALL), password):
                     break
@@ -133,11 +133,11 @@ def _neighbours(
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEP_ALIVE.items():
-            if hasattr(socket, option):  # Linux has them all
+            if hasattr(socket, option):  # Linux has all
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return left, right
 
 
 def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it may be closed from the other side
+    with suppress(OSError):  # the other side may have closed it
         connection.shutdown(socket.SHUT_RDWR)

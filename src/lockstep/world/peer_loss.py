@@ -1,8 +1,8 @@
-"""The end of a worker whose accelerator waits for another worker that is lost.
+"""End a worker whose accelerator waits for a worker that died.
 
-On the CPU a collective fails when a peer is gone. On a GPU it is a kernel that waits, and the main thread waits for the
-device: neither error nor signal reaches it, and not every launcher ends the other workers. Aborting the collective
-would let the device go on with part of a sum, which the script could save; so the process ends instead.
+On the CPU, a collective fails when a peer dies. On a GPU, a kernel waits for the peer and the main thread waits for the
+device: neither an error nor a signal reaches it, and not every launcher ends the other workers. If the collective were
+aborted, the device would continue with a partial sum, which the script could save. So the process exits instead.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from lockstep.world.lifeline import Lifeline
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-PATIENCE_SECONDS = 5.0  # for the main thread to find the error itself
-WRITE_SECONDS = 120.0  # for what is being written, of a state from before
+PATIENCE_SECONDS = 5.0  # for the main thread to raise the error itself
+WRITE_SECONDS = 120.0  # for a write in progress, of an earlier state
 POLL_SECONDS = 0.05
 
-_writes: list[object] = []  # one for each that is under way
+_writes: list[object] = []  # one for each write in progress
 
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Around a write of a whole state, which an end of this process need not cut off."""
+    """Delay the end of this process by `end_process` until the block, which writes a whole state, is done."""
     token = object()
     _writes.append(token)
     try:
@@ -41,60 +41,60 @@ def unbroken() -> Iterator[None]:
 
 
 def print_error(error: LostPeerError) -> int:
-    """Tell the terminal; the error's exit code."""
+    """Print the error to stderr and return its exit code."""
     print(f"lockstep: error: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
-_tell: list[Callable[[LostPeerError], int]] = [print_error]  # the last one counts
+_reports: list[Callable[[LostPeerError], int]] = [print_error]  # the last one is in effect
 
 
 def end_process(error: LostPeerError) -> None:
-    """End this process when what is being written is whole, and say why, as whoever has connected the worker does."""
+    """Report the error and exit, once writes in progress are done."""
     deadline = time.monotonic() + WRITE_SECONDS
     while _writes and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    code = _tell[-1](error)
+    code = _reports[-1](error)
     sys.stdout.flush()
     os._exit(code)
 
 
 class LossWatch:
-    """Watches the other workers, and ends this one when one is lost.
+    """Watches the other workers, and ends this one when one dies.
 
     Args:
-        store: Where the workers find each other; all of them begin to watch.
-        tell: Called before the end, also by hvd's; returns the exit code.
+        store: The store for the rendezvous. Every worker creates a watch.
+        report: Called before this process ends, also by hvd's watch; returns the exit code.
 
     Raises:
-        WorldError: A neighbour cannot be reached within the time.
+        WorldError: A neighbor cannot be reached within the time.
     """
 
     def __init__(
-        self, place: Place, store: Store, timeout_seconds: float, tell: Callable[[LostPeerError], int] = print_error
+        self, place: Place, store: Store, timeout_seconds: float, report: Callable[[LostPeerError], int] = print_error
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._standing_down = threading.Event()
-        _tell.append(tell)
+        _reports.append(report)
         one_host = place.local_size == place.size
         self._lifeline = Lifeline(store, place.rank, place.size, timeout_seconds, one_host, self._ended)
 
     def stand_down(self) -> None:
-        """This worker ends for a reason of its own, or goes on alone, whatever becomes of the others."""
+        """Ignore the other workers' ends from now on: this worker is exiting, or continues alone."""
         self._standing_down.set()
 
     def close(self) -> None:
-        """Tell the others that this worker has come to a good end."""
+        """Report to the others that this worker has finished."""
         self.stand_down()
-        _tell.remove(self._tell)
+        _reports.remove(self._report)
         self._lifeline.close()
 
     def _ended(self, rank: int, lost: bool) -> None:
-        """Another worker has ended; called in the lifeline's thread."""
+        """Handle the end of another worker, in the lifeline's thread."""
         if lost and not self._standing_down.wait(PATIENCE_SECONDS):
             end_process(
                 LostPeerError(
-                    f"worker {rank} was lost: its process has ended or its host cannot be reached; this one ends too, "
-                    f"as its GPU waits for it"
+                    f"worker {rank} disconnected: its process exited or its host is unreachable; this worker exits "
+                    f"too, because its GPU waits for that worker"
                 )
             )

@@ -1,7 +1,7 @@
-"""Where rank 0 of a job on several hosts is, from what its launcher and its batch system tell every worker.
+"""Find rank 0 of a job on several hosts, from the variables of its launcher and batch system.
 
-All workers must come to the same answer without asking each other, so it follows from variables that are the same for
-all. Rank 0 checks that it is there. docs/reference/launchers.md has the table.
+All workers must find the same address without communicating, so it follows from variables that are the same for all.
+Rank 0 checks that it runs there. docs/reference/launchers.md has the table.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from lockstep.world.slurm_hostlist import expand
 from lockstep.world.store import LOOPBACK
 
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
-OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's own; Open MPI up to 4
-OPEN_MPI_JOB = "PMIX_NAMESPACE"  # from Open MPI 5 on prterun-HOST-PID@N, with mpirun's host
-# What tells one launch from another, in all its workers alike. (Open MPI's remote workers need not know the batch job.)
+OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's address, up to Open MPI 4
+OPEN_MPI_JOB = "PMIX_NAMESPACE"  # since Open MPI 5: prterun-HOST-PID@N, with mpirun's host
+# What identifies a launch, the same in all its workers. (Open MPI's remote workers may lack the batch job's variables.)
 LAUNCHES = {
     SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     "Open MPI": ("OMPI_MCA_ess_base_jobid", OPEN_MPI_JOB),
 }
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_APID", "JSM_NAMESPACE_ID")
-PORTS = range(20_000, 30_000)  # below those that Linux gives to outgoing connections
+PORTS = range(20_000, 30_000)  # below Linux's ephemeral ports
 
 
 def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The host and the port at which rank 0 serves the job's store.
+    """Return the host and port at which rank 0 serves the job's store.
 
-    MASTER_ADDR and MASTER_PORT count first, each for itself; a job on one host stays on loopback all the same.
+    MASTER_ADDR and MASTER_PORT have precedence, independently; but a job on one host always uses loopback.
 
     Raises:
-        WorldError: Nothing says where rank 0 is, or MASTER_PORT is no port.
+        WorldError: Rank 0's host is unknown, or MASTER_PORT is not a port.
     """
     if place.local_size == place.size:
         host: str | None = LOOPBACK
@@ -48,7 +48,7 @@ def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> t
         host = environment.get("MASTER_ADDR") or _first_host(place, environment) or _ask_mpi(place)
     if host is None:
         raise WorldError(
-            f"{place.launcher} does not say where rank 0 is; set MASTER_ADDR (the host of rank 0) and MASTER_PORT (a "
+            f"{place.launcher} does not set rank 0's address; set MASTER_ADDR (the host of rank 0) and MASTER_PORT (a "
             f"free port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
     said = environment.get("MASTER_PORT")
@@ -58,18 +58,18 @@ def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> t
 
 
 def launch_name(place: Place, environment: Mapping[str, str] = os.environ) -> str:
-    """A name that the workers of one launch have in common, and no other launch on these hosts, if that can be told."""
+    """Return a name that only this launch's workers share, as far as the variables identify the launch."""
     names = LAUNCHES.get(place.launcher, BATCH_JOBS)
     return " ".join([place.launcher, *(f"{name}={environment[name]}" for name in names if name in environment)])
 
 
 def derived_port(launch: str) -> int:
-    """The port that a launch takes by its name: 20000 + CRC-32 of the name modulo 10000."""
+    """Return the port of a launch: 20000 + CRC-32 of its name modulo 10000."""
     return PORTS[zlib.crc32(launch.encode(errors="backslashreplace")) % len(PORTS)]
 
 
 def is_here(host: str) -> bool:
-    """Whether a host name or address means this machine."""
+    """Whether a host name or address resolves to this machine."""
     for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
         with socket.socket(family, kind) as probe:
             try:
@@ -86,7 +86,7 @@ def _first_host(place: Place, environment: Mapping[str, str]) -> str | None:
         try:
             return expand(text)[0]
         except ValueError as error:
-            raise WorldError(f"{nodes} cannot be read: {error}; set MASTER_ADDR to the host of rank 0") from None
+            raise WorldError(f"invalid {nodes}: {error}; set MASTER_ADDR to the host of rank 0") from None
     if addresses := re.findall(r"tcp://([\d.,]+):", environment.get(OPEN_MPI_ADDRESS, "")):
         return _nearest(addresses[0].split(","))
     if job := re.fullmatch(r"prterun-(.+)-\d+@\d+", environment.get(OPEN_MPI_JOB, "")):
@@ -98,7 +98,7 @@ def _first_host(place: Place, environment: Mapping[str, str]) -> str | None:
 
 
 def _nearest(addresses: list[str]) -> str:
-    """The address that is in a network of this machine, if any is."""
+    """Return the first address in a network of this machine; the first address if there is none."""
     infos = [info for infos in psutil.net_if_addrs().values() for info in infos if info.family == socket.AF_INET]
     networks = [ipaddress.ip_network(f"{info.address}/{info.netmask}", strict=False) for info in infos if info.netmask]
     near = (address for address in addresses if any(_is_in(address, network) for network in networks))
@@ -108,12 +108,12 @@ def _nearest(addresses: list[str]) -> str:
 def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
     try:
         return ipaddress.ip_address(address) in network
-    except ValueError:  # "1.2.3", as damaged variables have it
+    except ValueError:  # such as "1.2.3" in a damaged variable
         return False
 
 
 def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
-    """The first host of a host file; jsrun starts nothing on the batch host, which LSF lists first."""
+    """Return the first host of a host file, without LSF's batch host, on which jsrun starts no worker."""
     try:
         hosts = [line.split()[0] for line in read_text(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
@@ -124,15 +124,15 @@ def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
         ) from None
     others = [host for host in hosts if not (without_batch_host and host.startswith("batch"))]
     if not others:
-        raise WorldError(f"{name}={path} names no host; set MASTER_ADDR to the host of rank 0")
+        raise WorldError(f"{name}={path} contains no host; set MASTER_ADDR to the host of rank 0")
     return others[0]
 
 
 def _ask_mpi(place: Place) -> str | None:
-    """The host name of rank 0, told by mpi4py where that is installed and belongs to the MPI that started this."""
+    """Ask mpi4py for rank 0's host, if it is installed and belongs to the MPI that started this worker."""
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError):  # RuntimeError: it finds no MPI library
+    except (ImportError, RuntimeError):  # RuntimeError: no MPI library
         return None
     world = MPI.COMM_WORLD
     if world.Get_size() != place.size or world.Get_rank() != place.rank:

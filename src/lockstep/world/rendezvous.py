@@ -1,8 +1,8 @@
-"""The rendezvous: where the workers of a job find each other, whoever launched them.
+"""The rendezvous of a job's workers, under any launcher.
 
-torchrun and Lockstep's launcher serve a store and say where. Other launchers do not: on one host the workers then meet
-through a small file of the user's, in which rank 0 writes the port that it has bound on loopback; on several, at an
-address that follows from the launcher's variables (`lockstep.world.rank0_address`).
+torchrun and Lockstep's launcher serve a store and set its address. Under other launchers, rank 0 serves it: on one
+host, it writes its loopback port to a small file that the other workers read; on several hosts, the address follows
+from the launcher's variables (`lockstep.world.rank0_address`).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from lockstep.world.store import LOOPBACK, serve_store
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# The processes of a launcher that are the ancestors of all its workers on a host.
+# Launcher processes that are ancestors of all workers on a host.
 PARENTS = (
     *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy", "mpiexec.hydra"),
     *("mpirun.openmpi", "mpirun.mpich", "mpispawn", "palsd", "jsmd", "slurmstepd"),
 )
 POLL_SECONDS = 0.02
-SET_ADDRESS = "set MASTER_ADDR for all workers to an address of rank 0's host that all hosts reach"
+SET_ADDRESS = "set MASTER_ADDR for all workers to an address of rank 0's host that all hosts can reach"
 
-_stores: dict[Place, Store] = {}  # rank 0's process serves its store, which must live as long as the process
+_stores: dict[Place, Store] = {}  # kept, because rank 0's process serves its store until it exits
 
 
 def open_store(place: Place, timeout_seconds: float) -> Store:
-    """Connect to the job's key-value store; at each call of a process the same one.
+    """Connect to the job's key-value store; return the same one at each call in a process.
 
     Raises:
-        WorldError: It cannot be reached within the time, or nothing says where it is.
+        WorldError: It cannot be reached within the time, or its address is unknown.
     """
     if place not in _stores:
         _stores[place] = _open(place, timeout_seconds)
@@ -73,37 +73,37 @@ def _open(place: Place, timeout_seconds: float) -> Store:
         return store
     except (RuntimeError, ValueError, OSError) as error:
         is_late = time.monotonic() - begun >= timeout_seconds
-        fix = f"; are they still starting ({load_here()})? {START_TIMEOUT} sets the limit" if is_late else ""
+        fix = f"; if they are still starting ({load_here()}), raise {START_TIMEOUT}" if is_late else ""
         raise WorldError(
-            f"worker {place.rank} on {socket.gethostname()} cannot meet the others{address and f' at {address}'} "
-            f"within {timeout_seconds:g} s: {first_line(error)}{fix}"
+            f"worker {place.rank} on {socket.gethostname()} cannot reach the other workers"
+            f"{address and f' at {address}'} within {timeout_seconds:g} s: {first_line(error)}{fix}"
         ) from error
 
 
 def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Store:
-    """Meet at rank 0's address."""
+    """Connect at rank 0's address."""
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=timeout_seconds)
-    launch = f"lockstep/{launch_name(place)} of {place.size}"  # known to the right store alone
+    launch = f"lockstep/{launch_name(place)} of {place.size}"  # a key that only this job's store has
     if place.rank != 0:
-        door = (listening_address(host) or host) if is_here(host) else host
+        target = (listening_address(host) or host) if is_here(host) else host
         try:
-            store = TCPStore(door, port, is_master=False, timeout=timeout)
+            store = TCPStore(target, port, is_master=False, timeout=timeout)
         except RuntimeError as error:
             raise TimeoutError(
-                f"{first_line(error)}; {door} means {_meaning(door)} on this host; {SET_ADDRESS}"
+                f"{first_line(error)}; {target} resolves to {_resolved(target)} on this host; {SET_ADDRESS}"
             ) from None
         try:
             store.wait([launch], timeout)
         except RuntimeError:
-            raise TimeoutError("another job answers there; set MASTER_PORT to a free port of that host") from None
+            raise TimeoutError("another job listens there; set MASTER_PORT to a free port of that host") from None
         store.set(f"here/{place.rank}", "")
         return store
     here = socket.gethostname()
     if not is_here(host):
         raise WorldError(
-            f"rank 0 runs on {here}, not on {host}, where {place.launcher}'s variables have the others look for it; "
+            f"rank 0 runs on {here}, but {place.launcher}'s variables direct the other workers to {host}; "
             f"set MASTER_ADDR={here} for all workers"
         )
     address = listening_address(host)
@@ -112,22 +112,22 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise WorldError(
-                f"{host} means {address} on {here}, which is no address of that host; {SET_ADDRESS}"
+                f"{host} resolves to {address} on {here}, which is not an address of that host; {SET_ADDRESS}"
             ) from error
         if error.errno != errno.EADDRINUSE:
             raise
-        source = "MASTER_PORT names" if "MASTER_PORT" in os.environ else "the job's number gives"
+        source = "MASTER_PORT" if "MASTER_PORT" in os.environ else "derived from the job's number"
         raise WorldError(
-            f"port {port} of {here}, which {source}, is in use; set MASTER_PORT to a free one for all workers"
+            f"port {port} of {here} ({source}) is in use; set MASTER_PORT to a free one for all workers"
         ) from error
     store.set(launch, "")
-    door = f"; rank 0 listens on {address or 'all addresses'} of {here}, port {port}: {SET_ADDRESS}"
-    _wait_for_others(store, place, timeout, door if address != LOOPBACK else "")
+    hint = f"; rank 0 listens on {address or 'all addresses'} of {here}, port {port}: {SET_ADDRESS}"
+    _wait_for_others(store, place, timeout, hint if address != LOOPBACK else "")
     return store
 
 
-def _meaning(host: str) -> str:
-    """The addresses that a name has on this host, for messages."""
+def _resolved(host: str) -> str:
+    """Return the addresses of a name on this host, for messages."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -135,14 +135,14 @@ def _meaning(host: str) -> str:
     return ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
-def _wait_for_others(store: Store, place: Place, timeout: timedelta, door: str = "") -> None:
-    """Wait until all have come; `door` is what the error says of where they were waited for."""
+def _wait_for_others(store: Store, place: Place, timeout: timedelta, hint: str = "") -> None:
+    """Wait until all workers have connected; `hint` ends the error message."""
     others = [f"here/{rank}" for rank in range(1, place.size)]
     try:
         store.wait(others, timeout)
     except RuntimeError:
         missing = [key.rpartition("/")[2] for key in others if not store.check([key])]
-        raise TimeoutError(f"no word from rank {', '.join(missing)}{door}") from None
+        raise TimeoutError(f"rank {', '.join(missing)} did not connect{hint}") from None
 
 
 def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
@@ -160,7 +160,7 @@ def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
     deadline = time.monotonic() + timeout_seconds
     while not file.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{file} did not appear")
+            raise TimeoutError(f"rank 0 did not write {file}")
         time.sleep(POLL_SECONDS)
     from torch.distributed import TCPStore
 
@@ -170,14 +170,14 @@ def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
 
 
 def _meeting_file() -> Path:
-    """A file name that the workers of one launch, and no others, have in common."""
+    """Return a file name that only the workers of this launch share."""
     folder = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise WorldError(
-            f"{folder} is not a folder that you alone can write to: remove it, or set TMPDIR to a folder of your own"
+            f"{folder} is not a folder that only you can write to; remove it, or set TMPDIR to a folder of yours"
         )
     parents = psutil.Process().parents()
     launcher = next((parent for parent in parents if parent.name() in PARENTS), parents[0])

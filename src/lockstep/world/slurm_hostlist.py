@@ -1,4 +1,4 @@
-"""Slurm's short forms of host names and of counts, written out.
+"""Expand Slurm's compact lists of host names and counts.
 
 The grammar is that of Slurm's `scontrol show hostnames` and of SLURM_TASKS_PER_NODE (sbatch(1), "OUTPUT ENVIRONMENT
 VARIABLES").
@@ -10,7 +10,7 @@ import re
 from itertools import product
 from math import prod
 
-MOST = 65_536  # Slurm's own limit on the names of one list (MAX_RANGE); a typing error shall not fill the memory
+MOST = 65_536  # Slurm's limit for the names of one list (MAX_RANGE), so that a typo does not fill the memory
 LONGEST = 255
 RANGE = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
 BRACKET = re.compile(rf"\[({RANGE}(?:,{RANGE})*)\]")
@@ -19,10 +19,10 @@ COUNT = re.compile(r"([0-9]+)(?:\(x([1-9][0-9]*)\))?")
 
 
 def expand(text: str) -> list[str]:
-    """The names of a host list such as "hal[01-04,07],x" or "r[1-2]n[01-03]-ib", in the list's own order.
+    """Return the names of a host list such as "hal[01-04,07],x" or "r[1-2]n[01-03]-ib", in the list's order.
 
     Raises:
-        ValueError: The text is no host list, a range runs backwards, or the names are more than Slurm itself takes.
+        ValueError: The text is not a host list, a range is descending, or there are more names than Slurm allows.
     """
     if not re.fullmatch(rf"{NAMES}(?:,{NAMES})*", text):
         raise ValueError(f"{text!r} is not a Slurm host list such as hal[01-04,07],x")
@@ -33,16 +33,16 @@ def expand(text: str) -> list[str]:
         if len(names) + prod(map(len, parts)) > MOST:
             raise ValueError(f"{text!r} names more than {MOST:,} hosts")
         if sum(max(map(len, part)) for part in parts) > LONGEST:
-            raise ValueError(f"{text[:80]!r}... has a name of more than {LONGEST} letters, which no host has")
+            raise ValueError(f"{text[:80]!r}... has a name of more than {LONGEST} characters, too long for a host")
         names += ("".join(combination) for combination in product(*parts))
     return names
 
 
 def counts(text: str) -> list[int]:
-    """The counts of "4(x2),3", one a node: 4, 4, 3.
+    """Return the counts of "4(x2),3", one per node: 4, 4, 3.
 
     Raises:
-        ValueError: The text is no list of counts, or it is of more nodes than Slurm itself takes.
+        ValueError: The text is not a list of counts, or counts for more nodes than Slurm allows.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -51,19 +51,19 @@ def counts(text: str) -> list[int]:
             raise ValueError(f"{text!r} is not a list of counts such as 4(x2),3")
         repeat = int(match[2] or 1)
         if len(found) + repeat > MOST:
-            raise ValueError(f"{text!r} counts for more than {MOST:,} nodes")
+            raise ValueError(f"{text!r} has counts for more than {MOST:,} nodes")
         found += [int(match[1])] * repeat
     return found
 
 
 def _numbers(inside: str) -> list[str]:
-    """The numbers of a bracket's inside, each as wide as its range's first number is written."""
+    """Return the numbers inside a bracket, each padded to the width of its range's first number."""
     numbers: list[str] = []
     for part in inside.split(","):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
         if high < low:
-            raise ValueError(f"the range {part} of a host list runs backwards")
+            raise ValueError(f"the range {part} of a host list is descending")
         if high - low >= MOST:
             raise ValueError(f"the range {part} of a host list has more than {MOST:,} numbers")
         numbers += (str(number).zfill(len(first)) for number in range(low, high + 1))

@@ -1,8 +1,8 @@
-"""How long the parts of a job wait for each other when it starts: one rule for launchers, hvd.init() and the trainer.
+"""Time limits for the start of a job: one rule for launchers, hvd.init() and the trainer.
 
-Hosts must answer their launcher within 120 s. What follows may read gigabytes from a busy file system: each host's
-import of torch, and the workers' wait for each other, are limited to 600 s. HOROVOD_START_TIMEOUT sets the first and
-the last of these; `--start-timeout` sets the first and raises the others where it is longer.
+Hosts must answer their launcher within 120 s. The next steps may read gigabytes from a busy file system: importing
+torch on each host, and the rendezvous of the workers, are limited to 600 s each. HOROVOD_START_TIMEOUT sets the limits
+for the answer and the rendezvous; `--start-timeout` sets the first and raises the others if it is longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORKERS_SECONDS = 600.0
 
 
 def start_limit(environment: Mapping[str, str] = os.environ) -> float | None:
-    """The limit that the environment sets, in seconds; None where it sets none.
+    """Return the limit that the environment sets, in seconds, or None.
 
     Raises:
         ConfigError: The variable does not hold a positive number.
@@ -29,10 +29,10 @@ def start_limit(environment: Mapping[str, str] = os.environ) -> float | None:
     except ValueError:
         seconds = 0.0
     if seconds is not None and not 0 < seconds < float("inf"):
-        raise ConfigError(f"{START_TIMEOUT}={text}: must be a number of seconds above 0")
+        raise ConfigError(f"{START_TIMEOUT}={text}: must be a positive number of seconds")
     return seconds
 
 
 def load_here() -> str:
-    """This machine's load, for messages about what was late."""
+    """Describe this machine's load, for messages about timeouts."""
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

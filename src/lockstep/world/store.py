@@ -1,4 +1,4 @@
-"""A key-value store on one address of this machine, or everywhere, served by this process for the workers of a job."""
+"""Serve a job's key-value store, on one address of this machine or on all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EVERYWHERE = ""
 
 
 def serve_store(address: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, int]:
-    """A store and its port (a free one for 0); it is served as long as something refers to it.
+    """Return a new store and its port (a free one for 0). It is served while it is referenced.
 
-    torch would listen on every address, so the store is handed a socket that listens on one alone: loopback, unless a
+    torch would listen on all addresses, so the store gets a socket that listens on a single one: loopback, unless a
     job on several hosts needs another.
     """
     from torch.distributed import TCPStore
@@ -31,6 +31,6 @@ def serve_store(address: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, int]:
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(minutes=5),
-        master_listen_fd=listener.detach(),  # the store owns the socket from here on
+        master_listen_fd=listener.detach(),  # the store owns the socket now
     )
     return store, port

@@ -1,7 +1,7 @@
-"""The world: who this worker is, on which device, and the connection to its peers.
+"""The world: this worker's rank and device, and the connection to its peers.
 
-The only module that creates and destroys the process group; `lockstep.world.launcher_environment` reads RANK and its
-like. torch is imported when a worker connects, not before, so that the command line can ask for its place at once.
+This is the only module that creates and destroys the process group; `lockstep.world.launcher_environment` reads RANK
+and similar. torch is imported only when a worker connects, so that the command line can read its rank quickly.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-PEERS_SECONDS = 1800.0  # for a collective, as docs/howto/when-a-job-hangs.md says
+PEERS_SECONDS = 1800.0  # timeout of a collective; see docs/howto/when-a-job-hangs.md
 ABORT_SECONDS = 3.0
 _connections = itertools.count()
-_watches: list[LossWatch] = []  # that of the connection, if it has one
+_watches: list[LossWatch] = []  # at most one, of the current connection
 
 
 @dataclass(frozen=True)
 class World:
-    """A connected worker: its place, its device, and the few collectives that a job needs beside gradients.
+    """A connected worker: its rank info, its device, and the few collectives that a job needs besides gradients.
 
-    With size 1 nothing is communicated and no port is open.
+    With size 1, it does not communicate and opens no port.
     """
 
     place: Place
     device: torch.device
     host_group: Any = None
-    """What carries tensors on the CPU: torch's process group for them, or None for the default one."""
+    """torch's process group for tensors on the CPU, or None for the default one."""
 
     @property
     def rank(self) -> int:
@@ -60,11 +60,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the worker that writes what is written once."""
+        """Whether this is rank 0, which writes files and output that are written once."""
         return self.rank == 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up a tensor over all workers, in place; every worker gets the same bits."""
+        """Sum a tensor over all workers, in place. Every worker gets the same bits."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -72,7 +72,7 @@ class World:
         return tensor
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The largest value of each element over all workers, in place."""
+        """Take the elementwise maximum over all workers, in place."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -80,11 +80,11 @@ class World:
         return tensor
 
     def barrier(self) -> None:
-        """Wait until every worker is here."""
+        """Wait until every worker calls this."""
         self.gather(None)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every worker's value, by rank, on every worker. Values travel as JSON; no pickle is read."""
+        """Return every worker's value, by rank, on every worker. Values are sent as JSON; nothing is unpickled."""
         if self.size == 1:
             return [value]
         import torch
@@ -102,7 +102,7 @@ class World:
         return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]
 
     def broadcast_(self, values: np.ndarray[Any, Any], source: int) -> None:
-        """Give every worker the numbers of rank `source`, in place; all have an array of the same shape and type."""
+        """Copy rank `source`'s array to every worker, in place. All arrays have the same shape and dtype."""
         if self.size > 1:
             import torch
             import torch.distributed as dist
@@ -110,11 +110,11 @@ class World:
             dist.broadcast(torch.from_numpy(values), source, self.host_group)
 
     def union(self, values: Iterable[str]) -> list[str]:
-        """What any worker has, sorted, on every worker."""
+        """Return the union of all workers' values, sorted, on every worker."""
         return sorted({value for part in self.gather(sorted(values)) for value in part})
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's value (any JSON), on every worker."""
+        """Return rank 0's value (any JSON) on every worker."""
         return self.gather(value if self.is_main else None)[0]
 
     def _group_for(self, tensor: torch.Tensor) -> Any:
@@ -122,8 +122,8 @@ class World:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    """Return the number of cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
@@ -132,18 +132,18 @@ def connect(
     place: Place,
     device: DeviceChoice = "auto",
     backend: BackendChoice = "auto",
-    tell: Callable[[LostPeerError], int] = print_error,
+    report: Callable[[LostPeerError], int] = print_error,
 ) -> Iterator[World]:
-    """Connect this worker to its peers, and disconnect it after a good end.
+    """Connect this worker to its peers, and disconnect it at the end of the block, unless that raises.
 
-    Collectives of CPU tensors go through Gloo, those of the accelerator's through its own library (NCCL, XCCL), or with
-    backend "gloo" through Gloo too, where workers may share a device: they take the devices in turn. A process group
-    that the script has made is used as it is.
+    Collectives of CPU tensors use Gloo; those of accelerator tensors use the accelerator's library (NCCL, XCCL). With
+    backend "gloo" both use Gloo, and workers may share devices, which are assigned in turn. A process group that the
+    script has created is used as it is.
 
-    A worker whose accelerator waits for one that is lost ends within seconds, with the exit code that `tell` returns.
+    A worker whose accelerator waits for a dead peer exits within seconds, with the exit code that `report` returns.
 
     Raises:
-        WorldError: The device is not there, the backend does not carry its tensors, workers share a device or have
+        WorldError: The device is missing, the backend does not support its tensors, workers share a device or have
             none, or the peers cannot be reached.
     """
     with collector_paused():
@@ -156,13 +156,13 @@ def connect(
         yield World(place, chosen, _host_group() if place.size > 1 else None)
         return
     with collector_paused():
-        # Imported later, as making an optimizer does, it would keep the process group alive for good.
+        # Creating an optimizer imports this; imported after the process group, it would keep the group alive.
         import torch._dynamo  # noqa: F401
 
-    # Under a name of its own: a later connection must not find the addresses of an earlier one.
+    # Each connection has its own prefix, so that it does not find the addresses of an earlier one.
     seconds = start_limit() or WORKERS_SECONDS
     store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, seconds))
-    # Before the group is made, which would choose a device itself and fail in words of its own.
+    # Before the group is created, which would choose a device itself and fail with an unclear message.
     if device != "cpu":
         check_devices(place, chosen, library, store)
     own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
@@ -175,13 +175,14 @@ def connect(
             timeout=timedelta(seconds=PEERS_SECONDS),
         )
     except (RuntimeError, ValueError) as error:
-        more = f", {tells_more} more" if (tells_more := accelerator.TELLS_MORE.get(library)) else ""
+        debug = accelerator.DEBUG_VARIABLES.get(library)
+        more = f"; {debug} prints more" if debug else ""
         raise WorldError(
             f"worker {place.rank} on {socket.gethostname()} cannot connect to its {place.size - 1} peers: "
-            f"{first_line(error)}; GLOO_SOCKET_IFNAME names the network interface to use{more}"
+            f"{first_line(error)}; GLOO_SOCKET_IFNAME sets the network interface{more}"
         ) from error
     if library != GLOO:
-        _watches.append(LossWatch(place, store, seconds, tell))
+        _watches.append(LossWatch(place, store, seconds, report))
     try:
         yield World(place, chosen)
     except BaseException as error:
@@ -190,14 +191,14 @@ def connect(
         if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # which all raise
             abort()
         raise
-    disconnect()  # not after an error: the process then ends, which is what its peers must see
+    disconnect()  # not after an error: the process then exits, and its peers must notice that
 
 
 def disconnect() -> None:
-    """Take leave of the peers, who do the same now; without them this could block.
+    """Destroy the process group (collective: without the peers this could block).
 
-    Models that nothing refers to any more are collected first, for they hold the process group: Gloo's threads must be
-    gone before Python ends, or they may abort it.
+    Unreferenced models are collected first, because they hold the process group: Gloo's threads must end before Python
+    does, or they may abort it.
     """
     import torch.distributed as dist
 
@@ -209,7 +210,7 @@ def disconnect() -> None:
 
 
 def abort() -> None:
-    """Let go of the accelerator's collectives, which would hold up this process's end: it has failed."""
+    """Abort the accelerator's collectives, which would delay the exit of this failed process."""
     import torch.distributed as dist
 
     work = threading.Thread(target=dist.distributed_c10d._abort_process_group, daemon=True)
@@ -218,7 +219,7 @@ def abort() -> None:
 
 
 def _host_group() -> Any:
-    """What carries CPU tensors where the script has made the process group: all workers call this."""
+    """Return the group for CPU tensors if the script has created the process group (collective)."""
     import torch
     import torch.distributed as dist
 

@@ -79,7 +79,7 @@ def test_a_worker_that_is_not_needed_ends_well(launcher: Any) -> None:
 
 
 def test_no_place_in_time_is_an_error(launcher: Any) -> None:
-    with pytest.raises(WorldError, match=r"slot 2 on localhost got no place in the job within 0\.2 s"):
+    with pytest.raises(WorldError, match=r"slot 2 on localhost was not assigned a rank within 0\.2 s"):
         meet({**os.environ, "HOROVOD_ELASTIC_TIMEOUT": "0.2"})
 
 

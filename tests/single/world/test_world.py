@@ -95,14 +95,14 @@ def test_by_gloo_workers_share_gpus_in_turn(
         ("cuda", 4, "cpu", "cpu"),
         ("xpu", 4, "auto", "xpu:3"),
         ("xpu", 4, "gpu", "xpu:3"),
-        ("xpu", 4, "cuda", "--device cuda, but torch finds no CUDA device"),
+        ("xpu", 4, "cuda", "--device cuda: torch finds no CUDA device"),
         ("mps", 1, "auto", "mps:0"),
         ("mps", 1, "gpu", "mps:0"),
         ("mps", 4, "auto", "cpu"),
-        ("mps", 4, "mps", "--device mps is for a single worker"),
+        ("mps", 4, "mps", "--device mps supports only a single worker"),
         (None, 4, "auto", "cpu"),
-        (None, 4, "gpu", "--device gpu, but torch finds no accelerator"),
-        (None, 4, "xpu", "--device xpu, but torch finds no XPU device"),
+        (None, 4, "gpu", "--device gpu: torch finds no accelerator"),
+        (None, 4, "xpu", "--device xpu: torch finds no XPU device"),
     ],
 )
 def test_every_kind_of_device(gpus: pytest.MonkeyPatch, kind: str, size: int, asked: str, chosen: str) -> None:
@@ -213,7 +213,7 @@ def test_gloo_alone_is_bound_to_no_device(asked: dict[str, Any], device: Any, ba
 )
 def test_a_backend_for_other_devices_is_refused(gpus: pytest.MonkeyPatch, kind: str, device: Any, backend: Any) -> None:
     have(gpus, 4, kind)
-    refused = pytest.raises(WorldError, match=f"--dist-backend {backend} does not carry tensors on")
+    refused = pytest.raises(WorldError, match=f"--dist-backend {backend} does not support tensors on")
     with refused, connect(FOURTH, device, backend):
         pass
 

@@ -21,7 +21,7 @@ from lockstep.hvd.engine.request import Collective
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import DeviceTransfers, GlooTransfers, StagedTransfers, Transfers
 from lockstep.world import accelerator
-from lockstep.world.devices import tell_all
+from lockstep.world.devices import exchange
 
 ABORT_SECONDS = 5.0
 POLL_SECONDS = 0.01
@@ -133,7 +133,7 @@ def staging_reason(store: dist.Store, rank: int, size: int, device: str) -> str 
     Args:
         device: What tells this worker's device from all others of all hosts; "" where its torch has no such library.
     """
-    devices = tell_all(store, rank, size, device)
+    devices = exchange(store, rank, size, device)
     if "" in devices:
         return f"the torch of rank {devices.index('')} has no collectives for it"
     twice = next((other for other in range(size) if devices.index(devices[other]) < other), None)
