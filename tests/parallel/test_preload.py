@@ -22,7 +22,7 @@ from lockstep.launch.controller import run_function
 from lockstep.world.world import usable_cores
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"),
     pytest.mark.cold,
 ]
 
@@ -305,15 +305,15 @@ def test_horovodruns_replacement_for_a_dead_worker_is_forked_as_well(tmp_path: P
         (
             "torchvision",
             "import threading; threading.Thread(target=threading.Event().wait, name='helper', daemon=True).start()",
-            "an import has started the thread helper",
+            "an import started the thread helper",
         ),
-        ("torch", "raise OSError('torn')", "torch cannot be imported beforehand (OSError: torn)"),
+        ("torch", "raise OSError('torn')", "torch cannot be preloaded (OSError: torn)"),
         (
             "torch",
             "import os; print('torn', flush=True); os._exit(3)",
             "the preloaded process has ended with exit code 3: torn",
         ),
-        ("torch/version", "xpu = '2025.3'", "torch for XPU has not been seen to outlive a fork"),
+        ("torch/version", "xpu = '2025.3'", "torch for XPU is not known to work after a fork"),
     ],
 )
 def test_where_nothing_can_be_forked_each_worker_starts_by_itself_and_the_job_says_why(

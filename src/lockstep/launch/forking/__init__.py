@@ -1,7 +1,7 @@
-"""Workers forked from one process that has imported torch, which then imports it once a host.
+"""Fork a host's workers from one process that has imported torch, so that each host imports it once.
 
-Start with `preloaded_process`, which imports and forks, and `forked_worker`, which makes of a forked process what a
-fresh interpreter would be. `python_command` tells which commands can be forked, `held_back` keeps modules that a
-script may replace from being found early, `late_environment` gives libraries the variables that they read at import,
-and `process_title` shows the worker's own command in `ps`.
+Start with `preloaded_process`, which imports and forks, and `forked_worker`, which makes a forked process behave like a
+fresh interpreter. `python_command` decides which commands can be forked, `held_back` hides preloaded modules until the
+script imports them, `late_environment` applies variables that libraries read at import, and `process_title` shows the
+worker's command in `ps`.
 """

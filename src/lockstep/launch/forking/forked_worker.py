@@ -1,8 +1,8 @@
-"""Make a process that was forked from a preloaded one as a fresh interpreter that runs the user's command.
+"""Make a process that was forked from a preloaded one behave like a fresh interpreter that runs the user's command.
 
-`load` imports modules in the preloaded process; `run`, in its child, restores what an interpreter starts with and
-executes the command. Both run below the preloaded process's `-c` command. What the script raises passes through it, so
-that the interpreter itself sets the exit code and finalizes as usual. The sequence follows CPython's Modules/main.c and
+`load` imports modules in the preloaded process; `run`, in its child, restores the state of a new interpreter and
+executes the command. Both run below the preloaded process's `-c` command. Exceptions of the script pass through it, so
+that the interpreter sets the exit code and finalizes as usual. The sequence follows CPython's Modules/main.c and
 Lib/runpy.py.
 """
 
@@ -36,18 +36,18 @@ from lockstep.launch.forking.held_back import hold, original_loader, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
 from lockstep.launch.forking.process_title import set_command
 
-CONSTANT_SEED = 67280421310721  # of torch's default generator, up to the versions that draw one
+CONSTANT_SEED = 67280421310721  # of torch's default generator, in versions that do not draw a random one
 WITH_CACHED = sys.version_info < (3, 15)  # whether `__main__` has `__cached__`
 
 
 @dataclass
 class Loaded:
-    """What `load` has imported, and the interpreter's state before it."""
+    """The modules that `load` imported, and the interpreter's state before."""
 
     packages: list[str]
     third_party: dict[str, ModuleType] = field(default_factory=dict)
     standard: set[str] = field(default_factory=set)
-    """Top-level modules of the standard library that a fresh interpreter has not imported."""
+    """Top-level modules of the standard library that a fresh interpreter does not import."""
     path: list[str] = field(default_factory=lambda: list(sys.path))
     filters: list[Any] = field(default_factory=lambda: list(warnings.filters))
     added_filters: dict[str, list[Any]] = field(default_factory=dict)
@@ -82,10 +82,10 @@ def load(modules: Sequence[str]) -> Loaded:
 
 
 def _let_finalize(loaded: Loaded) -> None:
-    """Let the interpreter clear all modules at exit; nanobind (in triton) reports what is left as leaks.
+    """Let the interpreter clear all modules at exit; otherwise nanobind (in triton) reports leaks.
 
-    The interpreter next collects garbage, unless that is disabled. Do so here, before it would include what was
-    preloaded: going through that three times is most of a worker's exit, seconds on a busy machine.
+    The interpreter next collects garbage, unless that is disabled. Collect it here, without the preloaded objects:
+    traversing those three times would take most of a worker's exit, seconds on a busy machine.
     """
     if gc.isenabled():
         gc.collect()
@@ -103,14 +103,14 @@ def _import(name: str, loaded: Loaded) -> None:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], folder: str, loaded: Loaded) -> None:
-    """Run the arguments that follow the interpreter's flags as a fresh interpreter does, in this forked process.
+    """Run a command, given without the interpreter and its flags, in this forked process as in a fresh interpreter.
 
-    Return, or raise what makes the interpreter exit as it does after the command.
+    Return, or raise the exception with which the interpreter exits after the command.
     """
     flags = sys.orig_argv[: sys.orig_argv.index("-c")]
     sys.orig_argv = [*flags, *command]
     set_command(sys.orig_argv, environment)
-    threads = {name: os.environ[name] for name in THREADS if name in os.environ}  # as the libraries have read them
+    threads = {name: os.environ[name] for name in THREADS if name in os.environ}  # as the libraries read them
     _restore_environment(environment, folder)
     _restore_interpreter(loaded)
     main = _new_main()
@@ -157,7 +157,7 @@ def _restore_interpreter(loaded: Loaded) -> None:
 
 
 def _restore_streams() -> None:
-    """Buffer by line where a fresh interpreter does for what the descriptors now are."""
+    """Set line buffering as a fresh interpreter does for the current descriptors."""
     for stream, descriptor in ((sys.stdin, 0), (sys.stdout, 1), (sys.stderr, 2)):
         if isinstance(stream, io.TextIOWrapper):
             by_line = descriptor == 2 or os.isatty(descriptor)
@@ -165,13 +165,13 @@ def _restore_streams() -> None:
 
 
 def _set_filters(filters: Sequence[Any]) -> None:
-    """Replace the warnings filters by a public function, which also resets what has been shown once."""
+    """Replace the warnings filters through a public function, which also resets the warnings already shown."""
     warnings.resetwarnings()
     warnings.filters[:] = filters  # type: ignore[index]
 
 
 def _new_main() -> ModuleType:
-    """Return a new `__main__` with the attributes that the interpreter gives it before any command."""
+    """Return a new `__main__` with the attributes that it has before any command runs."""
     main = ModuleType("__main__")
     vars(main).update(__loader__=BuiltinImporter, __builtins__=builtins)
     if "__annotations__" in vars(sys.modules["__main__"]):
@@ -183,7 +183,7 @@ def _new_main() -> ModuleType:
 
 
 def _execute(command: Sequence[str], main: ModuleType, loaded: Loaded, temporary: list[str]) -> None:
-    """Execute the command; add the attributes of `__main__` to `temporary` that the interpreter deletes afterwards."""
+    """Execute the command; add to `temporary` the attributes of `__main__` that the interpreter deletes afterwards."""
     first = command[0]
     if first in ("-c", "-m"):
         sys.argv = [first, *command[2:]]
@@ -208,7 +208,7 @@ def _insert_path(entry: str, loaded: Loaded) -> None:
 
 
 def _drop_shadowed(folder: str, loaded: Loaded) -> None:
-    """Let the script's own modules precede those of the standard library that only the preloading has imported."""
+    """Let the script's modules take precedence over standard library modules that only the preloading imported."""
     try:
         names = {name.partition(".")[0] for name in os.listdir(folder)}
     except OSError:
@@ -223,7 +223,7 @@ def _drop_shadowed(folder: str, loaded: Loaded) -> None:
 def _execute_code(text: str, main: ModuleType) -> None:
     if sys.version_info >= (3, 14):
         text = textwrap.dedent(text)
-    if sys.version_info >= (3, 13):  # whose tracebacks show the lines
+    if sys.version_info >= (3, 13):  # tracebacks show the lines
         linecache.cache["<string>"] = (len(text), None, text.splitlines(keepends=True), "<string>")
     exec(compile(text, "<string>", "exec", dont_inherit=True), vars(main))
 
@@ -318,7 +318,7 @@ def _find_main_of_package(name: str) -> tuple[ModuleSpec, CodeType]:
 
 
 def _import_parent(name: str) -> None:
-    """Import a package; where it or its parents are missing, `find_spec` reports it."""
+    """Import a package; if it or a parent is missing, `find_spec` reports it."""
     if not name:
         return
     try:
@@ -334,9 +334,9 @@ def _give_up(message: str) -> NoReturn:
 
 
 def _hide_own_frames(error: BaseException, after: Callable[[], None]) -> None:
-    """Let the exception's report begin with the script's frames, and call `after` when it is printed.
+    """Start the exception's traceback with the script's frames, and call `after` when it is printed.
 
-    The hook that does so replaces itself by the script's when it is called.
+    The hook replaces itself with the script's hook when it is called.
     """
     script = error.__traceback__
     while script is not None and script.tb_frame.f_code.co_filename == __file__:
@@ -355,7 +355,7 @@ def _hide_own_frames(error: BaseException, after: Callable[[], None]) -> None:
 
 
 def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection[str]) -> None:
-    """Do what the import of these packages does in a fresh interpreter and did, in this one, before the fork."""
+    """Repeat the effects that the import of these packages has in a fresh interpreter."""
     for name in loaded.added_filters:
         if name in packages:
             _set_filters([*loaded.added_filters[name], *warnings.filters])

@@ -43,7 +43,7 @@ def hold(modules: Mapping[str, ModuleType], all_with: Collection[str], after: Af
 
 
 class HeldFinder(importlib.abc.MetaPathFinder):
-    """Finds the held top-level modules where the other finders still find the same files."""
+    """Find the held top-level modules if the other finders still find the same files."""
 
     def __init__(
         self, packages: dict[str, dict[str, ModuleType]], all_with: Collection[str], after: AfterPutBack
@@ -60,7 +60,7 @@ class HeldFinder(importlib.abc.MetaPathFinder):
             return None
         module = package[fullname]
         own: ModuleSpec | None = getattr(module, "__spec__", None)
-        if own is None or not _locations(own):  # made at run time; no finder knows it
+        if own is None or not _locations(own):  # created at run time, unknown to all finders
             return ModuleSpec(fullname, HeldLoader(module, own, self), origin=None if own is None else own.origin)
         found = self._other_spec(fullname)
         if found is None:
@@ -70,7 +70,7 @@ class HeldFinder(importlib.abc.MetaPathFinder):
             return found
         if fullname in ONE_COPY:
             raise ImportError(
-                f"{fullname} is to be loaded from {_locations(found)[0]}, but the launcher has preloaded "
+                f"{fullname} would be loaded from {_locations(found)[0]}, but the launcher preloaded "
                 f"{_locations(own)[0]}; use --no-preload",
                 name=fullname,
             )
@@ -88,7 +88,7 @@ class HeldFinder(importlib.abc.MetaPathFinder):
         self._after(back)
 
     def _is_served(self, top: str) -> bool:
-        if top in sys.modules:  # the script has put another module in its place
+        if top in sys.modules:  # the script has replaced the module
             return False
         try:
             return self.find_spec(top) is not None
@@ -105,7 +105,7 @@ class HeldFinder(importlib.abc.MetaPathFinder):
 
 
 class HeldLoader(importlib.abc.Loader):
-    """Returns a module that is already there; has the attributes of the loader that once loaded it, too."""
+    """Return a module that is already loaded. Other attributes are those of the module's original loader."""
 
     def __init__(self, module: ModuleType, spec: ModuleSpec | None, finder: HeldFinder) -> None:
         self._module = module
@@ -116,7 +116,7 @@ class HeldLoader(importlib.abc.Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has replaced it
+        module.__spec__ = self._spec  # which the import system replaced
         self._finder.put_back(module.__name__)
 
     def __getattr__(self, name: str) -> Any:
@@ -125,14 +125,14 @@ class HeldLoader(importlib.abc.Loader):
 
 
 def original_loader(spec: ModuleSpec) -> Any:
-    """The loader that executes the module of this spec, whether or not it is held back."""
+    """Return the loader that executes the module of this spec, held or not."""
     if isinstance(spec.loader, HeldLoader):
         return spec.loader._spec and spec.loader._spec.loader
     return spec.loader
 
 
 def _locations(spec: ModuleSpec) -> list[str]:
-    """The file of a module, or the folders of a namespace package."""
+    """Return the file of a module, or the folders of a namespace package."""
     if spec.has_location and spec.origin:
         return [spec.origin]
     return list(spec.submodule_search_locations or ())
@@ -151,7 +151,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def third_party(names: Iterable[str]) -> list[str]:
-    """The names that are not of Python's standard library."""
+    """Return the names that are not in Python's standard library."""
     return [name for name in names if not _is_standard(name.partition(".")[0])]
 
 

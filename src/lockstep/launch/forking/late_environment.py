@@ -1,10 +1,10 @@
 """Apply environment variables that a script sets before it imports a torch that was preloaded.
 
-A fresh interpreter reads them during the import. Of those that are read then, thread counts and torch's debug settings
-can still take effect; for others a line on stderr reports that they have none. Most variables are read later, such as
-CUDA_VISIBLE_DEVICES and NCCL's, and need nothing. The lists come from recording the reads of os.environ while torch
-2.15, torchvision and torch._dynamo are imported, from grepping torch's sources, and, for its C++ libraries, from
-setting variables after the import.
+A fresh interpreter reads them during the import. Of these, thread counts and torch's debug settings can still be
+applied; for the others, a line on stderr reports that they have no effect. Most variables, such as CUDA_VISIBLE_DEVICES
+and NCCL's, are read later and need nothing. The lists come from recording the reads of os.environ during the import of
+torch 2.15, torchvision and torch._dynamo, from grepping torch's sources, and, for its C++ libraries, from setting
+variables after the import.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from lockstep.world.world import usable_cores
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the first that is set counts, as in torch
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the first one set is in effect, as in torch
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # as in OpenBLAS
 DEBUG_LEVEL = "TORCH_DISTRIBUTED_DEBUG"
 LOGS = ("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_LOGS_FORMAT", "TORCH_TRACE", "TORCH_DTRACE")
@@ -61,7 +61,7 @@ READ_AT_IMPORT = (
 READ_LATER = (
     "AOT_INDUCTOR_CUSTOM_",
     "INDUCTOR_WRITE_SCHEDULER_GRAPH",
-    "KMP_DUPLICATE_LIB_OK",  # threadpoolctl sets it, too
+    "KMP_DUPLICATE_LIB_OK",  # also set by threadpoolctl
     "MKL_VERBOSE",
     "TORCH_COMPILE_BACKEND",
     "TORCHDYNAMO_DEBUG_FUNCTION",
@@ -76,11 +76,11 @@ READ_LATER = (
     "TORCHINDUCTOR_PATTERN_MATCH_",
     "TORCHINDUCTOR_REDIS_",
 )
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # read later but for "backend"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # only "backend" at import
 
 
 def apply_to_numpy(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Give numpy's BLAS the thread count that changed since the process started."""
+    """Apply a thread count that changed since the process started to numpy's BLAS."""
     if any(_differs(name, before, now) for name in BLAS_THREADS):
         with suppress(ImportError):
             from threadpoolctl import ThreadpoolController
@@ -89,7 +89,7 @@ def apply_to_numpy(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def apply_to_torch(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Give torch the settings that changed since the process started; report those without effect."""
+    """Apply settings that changed since the process started to torch; report those without effect."""
     import torch
 
     if any(_differs(name, before, now) for name in THREADS):
@@ -105,14 +105,14 @@ def apply_to_torch(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     for name in without_effect(before, now):
         if name not in applied:
             print(
-                f"lockstep: {name} was set after torch had been loaded and has no effect; "
+                f"lockstep: {name} was set after torch was loaded and has no effect; "
                 "set it before the launcher starts, or use --no-preload",
                 file=sys.stderr,
             )
 
 
 def without_effect(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The changed variables that an import of torch reads, in order of their names."""
+    """Return the changed variables that an import of torch reads, sorted."""
     changed = sorted(name for name in {*before, *now} if _differs(name, before, now))
     return [name for name in changed if _is_read_at_import(name, now.get(name, ""))]
 
@@ -128,7 +128,7 @@ def _differs(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> bo
 
 
 def _threads(names: tuple[str, ...], environment: Mapping[str, str]) -> int:
-    """The thread count of the first variable that has one, or the number of usable cores."""
+    """Return the first variable's thread count, or the number of usable cores."""
     for name in names:
         value = environment.get(name, "").split(",")[0].strip()
         if value.isdigit() and int(value) > 0:

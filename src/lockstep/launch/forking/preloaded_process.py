@@ -1,10 +1,10 @@
 """The preloaded process: imports what a host's workers need, once, and forks them.
 
-The node process starts it with the workers' environment, interpreter and flags (`lockstep.launch.node.worker_starter`)
-and speaks with it over a socket: 8 bytes that say how long the JSON that follows is, with the descriptors of the
-workers' streams. A process in between forks the workers and ends, so that the node process adopts them: it reaps them,
-and its death ends them, as if it had started them. This process asks for no device, opens no group, and has no Python
-thread.
+The node process starts it with the workers' environment, interpreter and flags (`lockstep.launch.node.worker_starter`).
+They communicate over a socket: 8 bytes with the length of the JSON that follows, sent with the descriptors of the
+workers' streams. An intermediate process forks the workers and exits, so that the node process adopts them: it reaps
+them, and its death ends them, as if it had started them. This process uses no device, creates no process group, and has
+no Python thread.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from lockstep.launch.node.descendants import end_with_parent
 from lockstep.world import accelerator
 
 LENGTH_BYTES = 8
-MOST_DESCRIPTORS = 253  # of one message (SCM_MAX_FD, man 7 unix)
-RECORD = struct.Struct("=qq")  # a process's number and its pid
+MOST_DESCRIPTORS = 253  # per message (SCM_MAX_FD, man 7 unix)
+RECORD = struct.Struct("=qq")  # a process's number and pid
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -39,7 +39,7 @@ def send(connection: socket.socket, message: Mapping[str, Any], descriptors: Seq
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next message and its descriptors; None at the end."""
+    """Return the next message and its descriptors; None at the end of the stream."""
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MOST_DESCRIPTORS)
     if len(head) < LENGTH_BYTES:
         return None, descriptors
@@ -54,7 +54,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
 
 
 def main() -> None:
-    """Serve the node process, to its end; in a worker, be that worker. `sys.argv`: the socket, and the parent's pid."""
+    """Serve the node process until it exits; in a forked process, run the worker. `sys.argv`: socket, parent's pid."""
     connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     if not end_with_parent(parent, signal.SIGKILL):
         os._exit(1)
@@ -62,14 +62,14 @@ def main() -> None:
     if first is None:
         os._exit(0)
     set_title("lockstep: preloaded for workers")
-    sys.argv = first["arguments"]  # as the workers will have it
+    sys.argv = first["arguments"]  # the workers' arguments
     try:
         loaded = forked_worker.load(first["modules"])
         obstacle = _obstacle()
     except Exception as error:
-        obstacle = f"{first['modules'][0]} cannot be imported beforehand ({type(error).__name__}: {error})"
+        obstacle = f"{first['modules'][0]} cannot be preloaded ({type(error).__name__}: {error})"
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # else each worker would write it
+        stream.flush()  # otherwise each worker would write the buffer
     send(connection, {"obstacle": obstacle})
     if obstacle:
         os._exit(0)
@@ -78,17 +78,17 @@ def main() -> None:
 
 
 def _obstacle() -> str:
-    """What forbids to fork this process, now that everything is imported; "" if nothing does."""
+    """Return why this process must not fork after its imports, or ""."""
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
-        return f"an import has started the thread {others[0]}"
+        return f"an import started the thread {others[0]}"
     if not accelerator.outlives_fork():
-        return "torch for XPU has not been seen to outlive a fork"
+        return "torch for XPU is not known to work after a fork"
     return ""
 
 
 def _serve(connection: socket.socket, parent: int) -> dict[str, Any]:
-    """Fork the processes of each message; returns in a worker, with its order."""
+    """Fork the processes of each message. Return only in a worker, with its order."""
     while True:
         orders, descriptors = receive(connection)
         if orders is None:
@@ -105,30 +105,30 @@ def _serve(connection: socket.socket, parent: int) -> dict[str, Any]:
 
 
 def _fork(count: int) -> tuple[int | None, list[int]]:
-    """Fork processes that are nobody's children here.
+    """Fork processes that are not children of this process.
 
     Returns:
-        Here no number and the pids, none if the system lets us have no more; in each process, when the node process has
-        adopted it, its number.
+        In this process, None and the pids, which are empty if the system's limit is reached. In each new process, its
+        number, once the node process has adopted it.
     """
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     adopted, adopt = os.pipe()
     between = _fork_once()
     if between == 0:
         number = next((number for number in range(count) if _fork_once() == 0), None)
         if number is None:
             os._exit(0)
-        os.setsid()  # before anybody knows the pid, so that a signal to the session reaches this process
-        os.write(tell, RECORD.pack(number, os.getpid()))
-        for each in (told, tell, adopt):
+        os.setsid()  # before the pid is known elsewhere, so that a signal to the session reaches this process
+        os.write(writing, RECORD.pack(number, os.getpid()))
+        for each in (reading, writing, adopt):
             os.close(each)
-        if not os.read(adopted, 1):  # nobody will know of this process
+        if not os.read(adopted, 1):  # the fork failed for another process
             os._exit(1)
         os.close(adopted)
         return number, []
-    os.close(tell)
+    os.close(writing)
     os.close(adopted)
-    pids = dict(RECORD.unpack(record) for record in iter(lambda: os.read(told, RECORD.size), b""))
+    pids = dict(RECORD.unpack(record) for record in iter(lambda: os.read(reading, RECORD.size), b""))
     if between:
         os.waitpid(between, 0)
     if len(pids) < count:
@@ -137,15 +137,15 @@ def _fork(count: int) -> tuple[int | None, list[int]]:
         pids.clear()
     else:
         os.write(adopt, bytes(count))
-    os.close(told)
+    os.close(reading)
     os.close(adopt)
     return None, [pids[number] for number in sorted(pids)]
 
 
 def _fork_once() -> int | None:
-    """As os.fork; None if the system lets us have no more processes."""
+    """Call os.fork; return None if the system's limit for processes is reached."""
     with warnings.catch_warnings():
-        # Python 3.12 and later warn of threads. There is no Python thread here; OpenBLAS stops its own before a fork.
+        # Python 3.12 and later warn about threads. There is no Python thread; OpenBLAS stops its threads before a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return os.fork()
@@ -154,7 +154,7 @@ def _fork_once() -> int | None:
 
 
 def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> None:
-    """Have what the node process gives a process that it starts: streams, CPUs, and an end with it."""
+    """Set up what processes started by the node process have: streams, CPU binding, and an end with their parent."""
     if not end_with_parent(parent, signal.SIGKILL):
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -1,10 +1,10 @@
 """Set the command and the variables that `ps`, `pkill -f` and psutil show for this process (Linux).
 
-The kernel serves /proc/PID/cmdline and environ from the process's own memory, and lets the process say where they are
-(man 2 prctl, PR_SET_MM_MAP; not where it was built without CONFIG_CHECKPOINT_RESTORE). Otherwise only the command is
-shown, written over the arguments that the process was started with: if their last byte is not NUL, the kernel shows the
-text up to the first NUL (`get_mm_proctitle` in fs/proc/base.c). Such a title cannot be longer than those arguments:
-start a process that needs long ones with `PADDING` as its last argument.
+The kernel reads /proc/PID/cmdline and environ from the process's memory, and the process can set their addresses
+(man 2 prctl, PR_SET_MM_MAP; the kernel needs CONFIG_CHECKPOINT_RESTORE). Otherwise only the command can be set, by
+overwriting the process's original arguments: if their last byte is not NUL, the kernel shows the text up to the first
+NUL (`get_mm_proctitle` in fs/proc/base.c). Such a title cannot be longer than the original arguments: start a process
+that needs a long title with `PADDING` as its last argument.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 
 PADDING = " " * 2000
-# Fields of /proc/PID/stat (man 5 proc), by number; the first after the command's name, which may hold anything, is 3.
+# Numbers of fields of /proc/PID/stat (man 5 proc); 3 is the first after the command's name, which may contain spaces.
 CODE, STACK, DATA, HEAP, ARGUMENTS = (26, 27), 28, (45, 46), 47, (48, 49)
 FIRST_AFTER_NAME = 3
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
-_shown: list[mmap.mmap] = []  # what the kernel shows must stay
+_shown: list[mmap.mmap] = []  # keeps the memory that the kernel reads
 
 
 class _Map(ctypes.Structure):
-    """The kernel's struct prctl_mm_map: where everything is."""
+    """The kernel's struct prctl_mm_map."""
 
     _fields_ = (
         *((f"{part}_{end}", ctypes.c_uint64) for part in ("code", "data") for end in ("start", "end")),
@@ -38,37 +38,37 @@ class _Map(ctypes.Structure):
     )
 
 
-def set_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Show these as what this process was started with."""
+def set_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Show these as this process's command and environment."""
     if sys.platform != "linux":
         return
-    arguments = b"".join(os.fsencode(word) + b"\0" for word in words)
+    arguments = b"".join(os.fsencode(argument) + b"\0" for argument in command)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # of other memory nothing is shown
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the kernel shows no other kind of memory
     memory = mmap.mmap(-1, len(arguments) + len(variables), flags=private)
     memory.write(arguments + variables)
     if not _point_at(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(arguments), len(variables)):
-        set_title(" ".join(words))
+        set_title(" ".join(command))
     _shown[:] = [memory]
 
 
 def _point_at(start: int, arguments: int, variables: int) -> bool:
-    """Have the kernel show the memory from `start` on; whether it does."""
+    """Point the kernel at the memory from `start` on; return whether that worked."""
     here = _fields()
     libc = ctypes.CDLL(None)
     libc.sbrk.restype = ctypes.c_void_p
     middle = start + arguments
-    told = _Map(
+    new_map = _Map(
         *(here(field) for field in (*CODE, *DATA, HEAP)),
         *(libc.sbrk(0), here(STACK), start, middle, middle, middle + variables),
-        *(0, 0, 0xFFFFFFFF),  # no auxiliary vector and no executable: those stay as they are
+        *(0, 0, 0xFFFFFFFF),  # keep the auxiliary vector and the executable
     )
-    done: int = libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(told), ctypes.sizeof(told), 0)
+    done: int = libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(new_map), ctypes.sizeof(new_map), 0)
     return done == 0
 
 
 def set_title(text: str) -> None:
-    """Show `text` as this process's command, cut to the memory there is; do nothing where that is not possible."""
+    """Show `text`, truncated to the available memory, as this process's command; do nothing if that is impossible."""
     if sys.platform != "linux":
         return
     with suppress(OSError, ValueError, IndexError):
@@ -85,6 +85,6 @@ def _argument_memory() -> tuple[int, int]:
 
 
 def _fields() -> Callable[[int], int]:
-    """The fields of this process's status, by number."""
+    """Return a function from the number of a field of this process's status to its value."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return lambda number: int(fields[number - FIRST_AFTER_NAME])

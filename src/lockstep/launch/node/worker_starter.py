@@ -203,7 +203,7 @@ class WorkerStarter:
         if not program:
             self.close()  # it is another command's
             return
-        self._command = program.words
+        self._command = program.program
         if not self._preloaded or not self._preloaded.fits(program, environment):
             self.close()
             self._preloaded = Preloaded(program, environment)

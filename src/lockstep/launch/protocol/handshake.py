@@ -1,8 +1,8 @@
-"""How the nodes of a manually started job recognize each other before they exchange anything else.
+"""The handshake of manually started nodes, before they exchange anything else.
 
-Three messages, in turn: the node's number and challenge; the first node's proof and challenge; the node's proof and
-what it brings. Each proof covers both challenges and names its sender and receiver, so a recorded or reflected proof
-is worthless. Without a secret the proofs are empty, and the third message still shows that the node is connected.
+It has three messages: the node's number and challenge; the first node's proof and challenge; the node's proof, workers
+and host. Each proof covers both challenges and names its sender and receiver, so a recorded or reflected proof is
+invalid. Without a secret the proofs are empty, and the third message only shows that the node is connected.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from lockstep.launch.protocol.messages import (
 )
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
 
-UNPROVEN_BYTES = 1 << 10  # of one message; a host name takes at most 255
+UNPROVEN_BYTES = 1 << 10  # limit for a message; a host name takes at most 255
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class MeetingError(LockstepError):
-    """This node cannot join the job's other nodes."""
+    """This node cannot join the job."""
 
 
 class StrangerError(Exception):
-    """The peer is not a node of this job; the text, if any, helps to find out why the nodes do not meet."""
+    """The peer is not a node of this job; the message, if any, helps to find out why the nodes do not connect."""
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """What a node brings: its number among `nodes`, its workers and its host's name."""
+    """A node that joins: its number among `nodes`, its number of workers and its host's name."""
 
     node: int
     nodes: int
@@ -121,7 +121,7 @@ def _new_challenge(secret: str) -> bytes:
 
 
 def _challenge(text: str) -> bytes:
-    """The bytes of a peer's challenge, whose length is fixed: else other pairs of challenges would give one proof."""
+    """Return the bytes of a peer's challenge. A fixed length ensures that no two pairs of challenges have one proof."""
     try:
         challenge = bytes.fromhex(text)
     except ValueError:
@@ -140,7 +140,7 @@ def _equal(said: str, expected: str) -> bool:
 
 
 async def _refuse(connection: socket.socket, why: str) -> None:
-    with suppress(OSError):  # the peer has disconnected, which changes nothing
+    with suppress(OSError):  # the peer may have disconnected
         await _send(connection, Refused(why))
 
 
@@ -149,7 +149,7 @@ async def _send(connection: socket.socket, message: Message) -> None:
 
 
 async def _receive(connection: socket.socket) -> Message:
-    """The next message of a peer that has proven nothing yet: one line, and nothing after it."""
+    """Return the next message of an unproven peer: one line, and nothing after it."""
     line = b""
     while not line.endswith(b"\n"):
         part = await asyncio.get_running_loop().sock_recv(connection, UNPROVEN_BYTES - len(line))

@@ -1,7 +1,7 @@
-"""The connection between the nodes of a manually started job, which no common launcher connects.
+"""The connection between the nodes of a manually started job, which have no common launcher.
 
-The first node listens, the others connect to it. They agree on the job's terms, end the job together when one of them
-fails or is lost, and wait for each other at its end. `lockstep.launch.protocol.handshake` keeps strangers out.
+The other nodes connect to the first one. All agree on the job's terms, end the job together when a node fails or
+disconnects, and wait for each other at the end. `lockstep.launch.protocol.handshake` rejects other processes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class _Peer:
 
 
 class Meeting:
-    """This node's connection to the job's other nodes: all of them at the first node, the first one elsewhere.
+    """This node's connections: at the first node to all others, at the others to the first.
 
-    Get one by `lead` or `join`, bounded by `asyncio.timeout`, and `close` it: that delivers what was sent last.
+    Create one with `lead` or `join`, under `asyncio.timeout`, and `close` it, which delivers the last messages.
     """
 
     terms: Terms
@@ -84,8 +84,8 @@ class Meeting:
         """Wait at the first node until all others have joined.
 
         Args:
-            listener: Stays open; no connection is accepted after the last node's.
-            turned_away: Gets a line about each node that could not prove itself, for the message of a time-out.
+            listener: Stays open, but accepts no connection after the last node's.
+            turned_away: Extended by a line about each node without a valid proof, for the message of a timeout.
         """
         meeting = cls(0, nodes, timings)
         complaints = [] if turned_away is None else turned_away
@@ -118,16 +118,14 @@ class Meeting:
         """Connect to the first node, which may start later, and wait until all others have joined.
 
         Args:
-            address: The first node's, a number and not a name.
-            own: This host's address to connect from; "" leaves it to the system.
+            address: The first node's address, not a host name.
+            own: This host's address to connect from; "" lets the system choose.
 
         Raises:
             MeetingError: The first node refuses this one, does not know the secret, or `own` is not an address here.
         """
         if not 0 < node < nodes:
-            raise MeetingError(
-                f"node {node} of {nodes} cannot join the first node; give a number from 1 to {nodes - 1}"
-            )
+            raise MeetingError(f"node {node} of {nodes} cannot join the first node; use a number from 1 to {nodes - 1}")
         newcomer = Newcomer(node, nodes, workers, socket.gethostname())
         while True:
             with suppress(OSError, StrangerError):  # TimeoutError is an OSError
@@ -140,7 +138,7 @@ class Meeting:
             await asyncio.sleep(timings.reconnect)
 
     async def verdict(self) -> FailedElsewhere:
-        """Wait until another node has failed or is lost."""
+        """Wait until another node fails or disconnects."""
         return await asyncio.shield(self._verdict)
 
     async def tell(self, failures: Sequence[WorkerFailure]) -> None:
@@ -148,7 +146,7 @@ class Meeting:
         self._send(FailedElsewhere(socket.gethostname(), tuple(failures)))
 
     async def finish(self) -> None:
-        """Wait until the workers of all nodes have finished, as those of this one have, or there is a verdict."""
+        """Wait until the workers of the other nodes have finished too, or there is a verdict."""
         if self._node == 0:
             self._finish(0)
         else:
@@ -160,11 +158,11 @@ class Meeting:
         if not self._closing:
             self._closing = True
             if not self._released.done():
-                self._released.set_result(None)  # for who waits in `finish`
+                self._released.set_result(None)  # ends `finish`
             self._beating.cancel()
             for peer in self._peers.values():
                 with suppress(OSError):
-                    peer.writer.write_eof()  # closing with unread heartbeats would discard what is on its way
+                    peer.writer.write_eof()  # closing with unread heartbeats would discard messages in flight
         try:
             if self._listening:
                 await asyncio.wait(self._listening, timeout=self._timings.close)
@@ -176,7 +174,7 @@ class Meeting:
         await asyncio.gather(self._beating, *self._listening, return_exceptions=True)
 
     async def _admit(self, connection: socket.socket, secret: str, complaints: list[str]) -> None:
-        """Recognize and register a node; a stranger is dropped, and a node that does not fit is refused."""
+        """Identify and register a node; drop other peers, and refuse a node that does not match the job."""
         try:
             async with asyncio.timeout(self._timings.connect):
                 newcomer, streams = await admit(connection, secret)
@@ -195,20 +193,20 @@ class Meeting:
         self._arrived.set()
 
     def _refusal(self, newcomer: Newcomer) -> str:
-        """Why a node cannot join; "" if it can."""
+        """Return why a node cannot join, or ""."""
         node, nodes = newcomer.node, newcomer.nodes
         if nodes != self._nodes:
-            return f"this is one of {nodes} nodes, but the first node says {self._nodes}; give both the same"
+            return f"this is one of {nodes} nodes, but the first node has --nodes {self._nodes}; use the same on both"
         if not 0 < node < nodes:
-            return f"node {node} of {nodes} cannot join the first node; give a number from 1 to {nodes - 1}"
+            return f"node {node} of {nodes} cannot join the first node; use a number from 1 to {nodes - 1}"
         if newcomer.workers < 1:
             return f"node {node} has {newcomer.workers} workers; it needs at least 1"
         if node in self._peers:
-            return f"node {node} is here already, from {self._peers[node].host}; give each node its own --node-rank"
+            return f"node {node} has already joined, from {self._peers[node].host}; use a unique --node-rank per node"
         return ""
 
     async def _is_agreed(self) -> bool:
-        """Wait for the terms; False if the first node disconnects before."""
+        """Wait for the terms; return False if the first node disconnects first."""
         try:
             await asyncio.wait((self._agreed, self._verdict), return_when=asyncio.FIRST_COMPLETED)
             if self._agreed.done() and self._agreed.result():
@@ -241,7 +239,7 @@ class Meeting:
                 peer.heard = monotonic()
                 self._take(peer, message)
         except (OSError, ValueError):
-            pass  # reset by the peer, or a line beyond the limit
+            pass  # connection reset, or a line over the limit
         finally:
             self._lose(peer)
 
@@ -258,13 +256,13 @@ class Meeting:
                 self._agreed.set_exception(MeetingError(printable(why)))
 
     def _judge(self, verdict: FailedElsewhere, source: _Peer) -> None:
-        """Keep the first verdict, and pass it on at the first node."""
+        """Keep the first verdict; the first node forwards it."""
         if not self._verdict.done():
             self._verdict.set_result(verdict)
             self._send(verdict, but=source)
 
     def _finish(self, node: int) -> None:
-        """A node's workers have finished; from the first node this means those of all nodes."""
+        """Record that a node's workers have finished; from the first node: the workers of all nodes."""
         self._finished.add(node)
         done = len(self._finished) == self._nodes if self._node == 0 else node == 0
         if done and not self._released.done():
@@ -278,12 +276,12 @@ class Meeting:
             return
         del self._peers[peer.node]
         peer.writer.close()
-        is_waiting = self._node == 0 and not self._agreed.done()  # the node may come again
+        is_waiting = self._node == 0 and not self._agreed.done()  # the node may reconnect
         if not (self._closing or is_waiting or peer.node in self._finished):
             self._judge(FailedElsewhere(peer.host, ()), source=peer)
 
     def _drop(self, peer: _Peer) -> None:
-        """Lose a peer that does not read what is still to be sent."""
+        """Disconnect from a peer without sending what is still buffered."""
         peer.writer.transport.abort()
         self._lose(peer)
 
@@ -301,7 +299,7 @@ class Meeting:
 
 
 async def _next(reader: asyncio.StreamReader) -> Message | None:
-    """The next message, past those that are not as they should be."""
+    """Return the next valid message."""
     while True:
         with suppress(MessageError):
             return await receive(reader)
@@ -327,19 +325,19 @@ async def _connect(address: str, port: int, own: str) -> socket.socket:
 async def _accepting(
     listener: socket.socket, serve: Callable[[socket.socket], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
-    """Serve each connection at a listener in a task of its own; at the end, drop those that are still being served."""
+    """Serve each connection of a listener in its own task; at the end, drop connections still being served."""
     tasks: set[asyncio.Task[None]] = set()
 
     def accept() -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has disconnected, or this process has too many files open, which passes
+        except OSError:  # the peer disconnected, or too many files are open for now
             return
         connection.setblocking(False)
         task = asyncio.create_task(serve(connection))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        task.add_done_callback(lambda done: connection.close() if done.cancelled() else None)  # maybe before its start
+        task.add_done_callback(lambda done: connection.close() if done.cancelled() else None)  # perhaps before it ran
 
     loop, timeout = asyncio.get_running_loop(), listener.gettimeout()
     listener.setblocking(False)

@@ -1,5 +1,5 @@
-"""What the launcher and its node processes tell each other, over standard streams, and nodes that are started manually
-among themselves, over TCP: one JSON object a line, which `is` a message of one of these kinds.
+"""Messages between the launcher and its node processes, over standard streams, and between manually started nodes, over
+TCP. Each is a line with a JSON object, whose `is` is the kind of message.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-# The agreement of both sides on these messages; hosts with another one have another Lockstep.
-PROTOCOL = 5
-NOBODY_SPOKE = 79  # the exit code of a node process that is told nothing: it could have been used
-LIMIT_BYTES = 1 << 22  # a chunk of output is 64 KiB, of which JSON can make six times as much
+PROTOCOL = 5  # the version of these messages
+NOBODY_SPOKE = 79  # exit code of a node process that received no message
+LIMIT_BYTES = 1 << 22  # a chunk of output has 64 KiB, which JSON can expand by six times
 
 
 @dataclass(frozen=True)
 class Message:
-    """Something that one side tells the other."""
+    """A message in either direction."""
 
 
 @dataclass(frozen=True)
 class Alive(Message):
-    """Nothing new: a sign of life, from either side."""
+    """A heartbeat, from either side."""
 
 
 # From the launcher to a node process
@@ -34,24 +33,24 @@ class Alive(Message):
 
 @dataclass(frozen=True)
 class NodeJob(Message):
-    """What a host's node process has to know of one start of the workers.
+    """A host's part of one start of the job.
 
     Args:
         node: This host's number among `nodes`.
-        slots: Workers on each node; empty where the nodes are started by hand.
+        slots: Workers on each node; empty for manually started nodes.
         host: This host's name in the plan.
-        environment: On top of this process's own.
-        folder: Where the workers start.
-        secret: Known to the job alone; empty where nodes are started by hand and were given none.
-        heartbeat: Whether silence means that the launcher is lost; a pipe on one machine tells without.
-        stdout: A descriptor that workers write to directly, or -1.
-        interfaces: The only ones to use, if any.
-        meeting_host: Where the nodes meet that are started by hand, at `meeting_port`; "" for others.
+        environment: Variables to add to the node process's environment.
+        folder: The workers' working directory.
+        secret: Known only to the job; empty for manually started nodes without a secret.
+        heartbeat: Whether silence means that the launcher died; on one machine, a pipe shows that.
+        stdout: A descriptor to which workers write directly, or -1.
+        interfaces: The only network interfaces to use, if any.
+        meeting_host: The address at which manually started nodes connect, at `meeting_port`; "" for others.
         patience: Seconds to wait there for the other nodes.
-        snapshots: The folder in memory that outlives the workers, "" where there is none.
-        newcomer: This host was not there at the start before, and what it holds in memory is of no use.
-        restart: How often the workers have been started anew before, of `max_restarts` times.
-        elastic: `Start` starts no workers: each is asked for by `StartSlotWorker`.
+        snapshots: The folder in memory that outlives the workers, or "".
+        newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
+        restart: How often the workers have been restarted, of `max_restarts` times.
+        elastic: `Start` starts no workers: each is requested by `StartSlotWorker`.
     """
 
     node: int
@@ -82,7 +81,7 @@ class NodeJob(Message):
 
 @dataclass(frozen=True)
 class Reach(Message):
-    """Try the first host's `doors`: its addresses, each with its port."""
+    """Try to reach the first host's `doors`: its listening addresses with their ports."""
 
     doors: dict[str, int]
 
@@ -92,8 +91,8 @@ class Start(Message):
     """Start the workers.
 
     Args:
-        address: Where the job's store is, as `port`.
-        own: This host's address on the way there.
+        address: The address of the job's store, at `port`.
+        own: This host's address on the route there.
     """
 
     address: str
@@ -113,8 +112,8 @@ class StartSlotWorker(Message):
     """Start a worker of an elastic job.
 
     Args:
-        number: Its number in `Output`, `SignalSlotWorker` and `SlotWorkerEnded`; each is used once.
-        variables: Set for this worker, on top of the job's.
+        number: Its number in `Output`, `SignalSlotWorker` and `SlotWorkerEnded`; never reused.
+        variables: Environment variables of this worker, added to the job's.
     """
 
     number: int
@@ -131,7 +130,7 @@ class SignalSlotWorker(Message):
 
 @dataclass(frozen=True)
 class End(Message):
-    """End the workers; by force after so many seconds."""
+    """End the workers; kill them after this many seconds."""
 
     seconds: float
 
@@ -141,14 +140,14 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Trouble(Message):
-    """This host cannot take its part, or no longer."""
+    """This host cannot run its part of the job, or cannot any more."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Here(Message):
-    """This host takes part; `doors` are the first one's of several, `cores` those that its workers may use."""
+    """This host is ready. `doors`: its listening addresses, if it is the first of several. `cores`: for its workers."""
 
     versions: dict[str, str]
     doors: dict[str, int] = field(default_factory=dict)
@@ -157,23 +156,23 @@ class Here(Message):
 
 @dataclass(frozen=True)
 class Reached(Message):
-    """The doors that are open to this host, each with this host's own address on the way."""
+    """The first host's addresses that this host can reach, each with this host's address on the route."""
 
     ways: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Met(Message):
-    """This host knows all that it needs of the others."""
+    """This host is connected to the other manually started nodes."""
 
 
 @dataclass(frozen=True)
 class Started(Message):
-    """This host's workers run.
+    """This host's workers are running.
 
     Args:
-        size: Workers of the whole job.
-        note: Why they were not forked, "" where they were.
+        size: Number of workers of the whole job.
+        note: Why they were not forked; "" if they were.
     """
 
     first_rank: int
@@ -183,12 +182,12 @@ class Started(Message):
 
 @dataclass(frozen=True)
 class Output(Message):
-    """What a worker has written.
+    """A worker's output.
 
     Args:
         worker: Its local rank; in an elastic job its number.
         name: stdout or stderr.
-        text: `text_of` the bytes; empty at the stream's end.
+        text: `text_of` the bytes; empty at the end of the stream.
     """
 
     worker: int
@@ -198,7 +197,7 @@ class Output(Message):
 
 @dataclass(frozen=True)
 class SlotWorkerEnded(Message):
-    """A worker of an elastic job has exited, and what it had started has been killed.
+    """A worker of an elastic job exited, and its descendants were killed.
 
     Args:
         code: Its exit code, or minus the signal that ended it.
@@ -210,14 +209,14 @@ class SlotWorkerEnded(Message):
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """A worker that has failed.
+    """A worker that failed.
 
     Args:
         code: Its exit code, or minus the signal that ended it.
-        age: Seconds since then, as clocks of hosts differ.
-        text: Its own words, where it is one of Lockstep's.
-        lost_peer: It failed only because another had.
-        final: It would come again if the job were started anew.
+        age: Seconds since then, because the hosts' clocks differ.
+        text: Its error message, if it reported one to Lockstep.
+        lost_peer: It failed only because another worker had.
+        final: It would fail again after a restart.
     """
 
     rank: int
@@ -230,12 +229,12 @@ class WorkerFailure:
 
 @dataclass(frozen=True)
 class Failing(Message):
-    """A worker here has failed; the others are being ended."""
+    """A worker of this host failed; the others are being ended."""
 
 
 @dataclass(frozen=True)
 class FailedElsewhere(Message):
-    """Why all nodes end: another host's failures, none where it is lost."""
+    """Why all nodes end: another host's failures, empty if it disconnected."""
 
     host: str
     failures: tuple[WorkerFailure, ...]
@@ -243,12 +242,12 @@ class FailedElsewhere(Message):
 
 @dataclass(frozen=True)
 class Ended(Message):
-    """This host's part is over.
+    """This host's part of the job is over.
 
     Args:
         left: Processes that cannot be ended.
-        error: What has failed beside the workers.
-        elsewhere: What has ended the job, where it was another node that was started by hand.
+        error: An error other than a failed worker.
+        elsewhere: The failure of another manually started node, if that ended the job.
     """
 
     failures: tuple[WorkerFailure, ...] = ()
@@ -257,12 +256,12 @@ class Ended(Message):
     elsewhere: FailedElsewhere | None = None
 
 
-# Between nodes that are started manually
+# Between manually started nodes
 
 
 @dataclass(frozen=True)
 class Knock(Message):
-    """A node's first words: its number, and the challenge that proves the first node."""
+    """A node's first message: its number, and its challenge to the first node."""
 
     node: int
     challenge: str
@@ -271,7 +270,7 @@ class Knock(Message):
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """The first node's proof, and the challenge that proves the other one."""
+    """The first node's proof, and its challenge to the other node."""
 
     proof: str
     challenge: str
@@ -279,7 +278,7 @@ class Answer(Message):
 
 @dataclass(frozen=True)
 class Introduction(Message):
-    """A node's proof and what it brings."""
+    """A node's proof, its number of workers and its host."""
 
     proof: str
     nodes: int
@@ -296,7 +295,7 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class Terms(Message):
-    """What holds for all nodes.
+    """The job's terms, the same for all nodes.
 
     Args:
         slots: Workers on each node, by node.
@@ -309,16 +308,16 @@ class Terms(Message):
 
 @dataclass(frozen=True)
 class Finished(Message):
-    """This node's workers have finished; from the first node, those of all."""
+    """This node's workers have finished; from the first node: all workers have."""
 
 
 @dataclass(frozen=True)
 class Foreign(Message):
-    """The first message of another version of Lockstep, whatever it says."""
+    """The first message of another version of Lockstep, whatever it contains."""
 
 
 def _name(kind: type[Message]) -> str:
-    """What a kind is called on the line; `error` for every version, so that it can say that it is another one."""
+    """Return a kind's name in messages. `error` is the same in all versions, so that another version can read it."""
     return "error" if kind is Trouble else kind.__name__.lower()
 
 
@@ -326,16 +325,16 @@ KINDS = {_name(kind): kind for kind in Message.__subclasses__() if kind is not F
 
 
 class MessageError(Exception):
-    """A message of a known kind is not as it should be."""
+    """A message of a known kind is invalid."""
 
 
 def pack(message: Message) -> bytes:
-    """The line that says it."""
+    """Return the message as a line."""
     return json.dumps({"is": _name(type(message)), **asdict(message)}).encode() + b"\n"
 
 
 def unpack(line: bytes) -> Message | None:
-    """The message in a line; None for anything else, such as a login's greeting.
+    """Return the message in a line; None for other text, such as a login banner.
 
     Raises:
         MessageError: A field is missing, unknown, or of another type.
@@ -358,7 +357,7 @@ def unpack(line: bytes) -> Message | None:
 
 
 async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None at the end of the stream. Lines that are none are passed over.
+    """Return the next message; None at the end of the stream. Other lines are skipped.
 
     Raises:
         MessageError: As for `unpack`.

@@ -1,4 +1,4 @@
-"""Pipes between a launcher, its node processes and their workers, as asyncio reads and writes them."""
+"""asyncio streams for the pipes between a launcher, its node processes and their workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.launch.protocol.messages import LIMIT_BYTES
 
 
 async def reader_of(descriptor: int) -> asyncio.StreamReader:
-    """What comes from a pipe."""
+    """Return a reader of a pipe."""
     reader = asyncio.StreamReader(limit=LIMIT_BYTES)
     pipe = os.fdopen(descriptor, "rb", 0)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
@@ -17,7 +17,7 @@ async def reader_of(descriptor: int) -> asyncio.StreamReader:
 
 
 async def writer_to(descriptor: int) -> asyncio.StreamWriter:
-    """Into a pipe; what has been drained has been written."""
+    """Return a writer to a pipe. `drain` waits until everything is written."""
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(descriptor, "wb", 0)
@@ -27,7 +27,7 @@ async def writer_to(descriptor: int) -> asyncio.StreamWriter:
 
 
 def text_of(data: bytes) -> str:
-    """Any bytes, as a text that JSON can carry."""
+    """Return any bytes as text for JSON."""
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -1,8 +1,8 @@
-"""Which of a host's addresses the other hosts of a job can reach, and through which interfaces of theirs.
+"""Find the first host's addresses that the other hosts of a job can reach, and through which of their interfaces.
 
-The first host opens a port on each of its addresses and proves there that it knows the job's secret; the others try
-them all. So no name of an interface need be the same on all hosts, and an address that means another machine elsewhere,
-as those of container bridges do, is found out.
+The first host listens on each of its addresses and proves there that it knows the job's secret; the others try all
+addresses. So interfaces may have different names on each host, and an address that belongs to another machine there,
+such as that of a container bridge, is detected.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ CHALLENGE_BYTES = 16
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens on one address; port 0 is any that is free."""
+    """Return a socket that listens on one address; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=1024)
 
 
 class Doors:
-    """A listening socket on each address, which proves that it is the job's until one of them is taken.
+    """A listening socket on each address, which answers challenges until one of them is taken.
 
     Args:
-        seconds: For a visitor to ask, and to get the answer.
+        seconds: Time limit for each connection.
     """
 
     def __init__(self, secret: str, hosts_addresses: Sequence[tuple[str, str]], seconds: float, port: int = 0) -> None:
@@ -36,7 +36,7 @@ class Doors:
         self._sockets: dict[str, socket.socket] = {}
         self._servers: list[asyncio.Server] = []
         for _, address in hosts_addresses:
-            with suppress(OSError):  # an address that cannot be bound cannot be reached either
+            with suppress(OSError):  # an address that cannot be bound is not reachable either
                 self._sockets[address] = listen(address, port)
 
     @property
@@ -56,7 +56,7 @@ class Doors:
         writer.close()
 
     def take(self, address: str) -> socket.socket:
-        """The socket of one address; the others are closed."""
+        """Return the socket of one address and close the others."""
         for server in self._servers:
             server.close()
         taken = self._sockets.pop(address)
@@ -66,12 +66,12 @@ class Doors:
 
 
 def proof(secret: str, role: str, challenge: bytes = b"") -> bytes:
-    """What only who knows the secret can say in a role, and to a challenge; it tells nothing of the secret."""
+    """Return a proof of the secret for a role and a challenge, which does not reveal the secret."""
     return hmac.digest(secret.encode(), b"lockstep " + role.encode() + b"\0" + challenge, "sha256")
 
 
 async def reachable(doors: dict[str, int], secret: str, seconds: float) -> dict[str, str]:
-    """Those of another host's addresses that answer here, each with this host's own address on the way."""
+    """Return another host's addresses that answer, each with this host's address on the route."""
     ways = await asyncio.gather(*(_knock(address, port, secret, seconds) for address, port in doors.items()))
     return {address: way for address, way in zip(doors, ways, strict=True) if way}
 

@@ -114,7 +114,7 @@ def test_another_numpy_is_refused(environment: dict[str, str], tmp_path: Path) -
     with preloaded(tmp_path, "numpy", environment=environment) as process:
         done = process.run("script.py", folder=tmp_path, environment=environment)
     assert done.code == 1
-    assert f"numpy is to be loaded from {tmp_path / 'numpy.py'}, but the launcher has preloaded" in done.errors
+    assert f"numpy would be loaded from {tmp_path / 'numpy.py'}, but the launcher preloaded" in done.errors
     assert done.errors.endswith("use --no-preload\n")
 
 
@@ -143,7 +143,7 @@ def test_variables_set_before_the_import_take_effect_or_are_reported(
     done = torch_worker.run("script.py", folder=tmp_path, environment=environment)
     assert (done.code, done.output) == (0, "False True\n3 DETAIL True\n20\n")
     assert done.errors == (
-        "lockstep: TORCHINDUCTOR_FREEZING was set after torch had been loaded and has no effect; "
+        "lockstep: TORCHINDUCTOR_FREEZING was set after torch was loaded and has no effect; "
         "set it before the launcher starts, or use --no-preload\n"
     )
 

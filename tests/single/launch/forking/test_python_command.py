@@ -23,7 +23,7 @@ from lockstep.study.step_jobs import MODULE
 
 PYTHON = sys.executable
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux")
 
 
 def program(file: Path, text: str) -> str:
@@ -176,7 +176,7 @@ def test_the_user_may_forbid_it(value: str) -> None:
 
 def test_elsewhere_than_on_linux_workers_start_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert reason(PYTHON, "train.py") == "workers are forked on Linux alone"
+    assert reason(PYTHON, "train.py") == "workers are forked only on Linux"
 
 
 def test_one_preloaded_process_serves_all_that_start_like_it() -> None:

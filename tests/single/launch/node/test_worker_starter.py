@@ -16,7 +16,7 @@ from lockstep.launch.node.worker_starter import Adopted, Preloaded, WorkerStarte
 
 pytestmark = [
     pytest.mark.cold,
-    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked only on Linux"),
 ]
 
 
