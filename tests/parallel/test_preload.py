@@ -155,7 +155,7 @@ def test_a_forked_worker_sees_what_one_that_starts_by_itself_sees(tmp_path: Path
         variables = environment(OMP_NUM_THREADS="2")
         done = launch(folder, ["-np", "2", "--bind", "cores", *way], command, variables)
         assert done.returncode == 0, done.stderr
-        assert "starts by itself" not in done.stderr
+        assert "starts its own interpreter" not in done.stderr
         found.append(reports(folder))
         assert {worker["folder"] for worker in found[-1]} == {str(folder)}
     forked, alone = found
@@ -327,8 +327,8 @@ def test_where_nothing_can_be_forked_each_worker_starts_by_itself_and_the_job_sa
     assert done.returncode == 0, done.stderr
     assert [worker["frozen"] for worker in reports(tmp_path)] == [0, 0]
     assert done.stdout.splitlines()[1:] == ["done", "done"]  # after the plan
-    (line,) = [line for line in done.stderr.splitlines() if "starts by itself" in line]
-    assert line == f"lockstep: each worker starts by itself: {why}"
+    (line,) = [line for line in done.stderr.splitlines() if "starts its own interpreter" in line]
+    assert line == f"lockstep: each worker starts its own interpreter: {why}"
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -374,7 +374,7 @@ def test_a_job_without_python_starts_none_but_the_launchers_own(tmp_path: Path, 
     others = [words for name, words in family if name not in ("sh", "sleep", "dash", "bash", "busybox")]
     assert [words[-3:] for words in others] == [["-P", "-m", "lockstep.launch.node"]] * 2  # the guard, and the node
     assert importers(tmp_path) == []
-    assert "starts by itself" not in job.text  # which nobody has asked of them
+    assert "starts its own interpreter" not in job.text  # which nobody has asked of them
 
 
 def test_the_end_of_the_stores_process_ends_the_job(tmp_path: Path, small: dict[str, str]) -> None:

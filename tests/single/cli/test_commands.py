@@ -75,7 +75,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--config", "mnits"], "did you mean mnist?"),
         (["train", "-a", "resnet19", "--epochs", "1"], "did you mean resnet18?"),
         (["train", "-e"], "--evaluate needs a checkpoint"),
-        (["train", "-np", "0"], "-np is a number of workers, 1 or more"),
+        (["train", "-np", "0"], "-np 0: the number of workers must be at least 1"),
         (["train", "-np", "2", "--strategy", "single"], "use --strategy ddp"),
         (["train", "-np", "3", "--global-batch-size", "2"], "make it 3 or more"),
         (["train", "-b", "8", "--global-batch-size", "16"], "contradict"),

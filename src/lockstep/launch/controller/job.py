@@ -295,7 +295,7 @@ class LaunchedJob:
         for remote, answer in zip(self._remotes, started, strict=True):
             if answer.note:
                 where = "" if plan.is_local else f"{remote.node.host}: "
-                say(f"lockstep: {where}each worker starts by itself: {answer.note}")
+                say(f"lockstep: {where}each worker starts its own interpreter: {answer.note}")
         self._size = started[0].size
         if self._notice:
             self._forward(self._notice)

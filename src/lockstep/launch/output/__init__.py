@@ -1,6 +1,6 @@
-"""What workers print, and how it reaches the user and the files.
+"""The workers' output, from the nodes to the terminal and to files.
 
-Start with `display`, which names lines and writes files; `worker_output` feeds it with what the nodes send.
-`line_splitter` makes lines of bytes, progress bars included, and `tracebacks` holds those back that say why a job
-ended.
+Start with `display`, which prefixes lines and writes files; `worker_output` passes it the nodes' messages.
+`line_splitter` splits bytes into lines, also of progress bars, and `tracebacks` delays tracebacks until the job's
+failure is known.
 """

@@ -1,6 +1,6 @@
-"""What the launcher shows: its own words, and its workers' lines on the terminal and in files.
+"""Print the launcher's messages and the workers' lines, on the terminal and to files.
 
-The form of the prefix, and the files under a folder, are Horovod's.
+The prefix and the layout of the folder are Horovod's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Name = Literal["stdout", "stderr"]
 
 
 def say(text: str) -> None:
-    """Print a line to stderr; if nobody reads it, so be it."""
+    """Print a line to stderr; ignore a closed stream."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -28,7 +28,7 @@ def say(text: str) -> None:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Let what is held back for a stream, and all that follows, go nowhere: else Python fails at its own end."""
+    """Redirect a stream to nowhere: otherwise Python fails at exit when it flushes the stream's buffer."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -37,15 +37,15 @@ def _give_up(stream: TextIO) -> None:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """How the workers' lines are shown and kept.
+    """How the workers' lines are shown and stored.
 
-    Ranks in file names have as many digits as the last of `workers` ranks, so that names sort as numbers do.
+    Ranks in file names are padded to the width of the highest of `workers` ranks, so that names sort numerically.
 
     Args:
-        timestamps: The time is put before each line.
-        folder: For files rank.N/stdout and rank.N/stderr, as Horovod names them.
-        prefixed: Each line begins with its worker's rank and the stream's name.
-        logs: For files worker-N.log, both streams in each.
+        timestamps: Print the time before each line.
+        folder: Folder of the files rank.N/stdout and rank.N/stderr, named as in Horovod.
+        prefixed: Print the worker's rank and the stream's name before each line.
+        logs: Folder of the files worker-N.log with both streams.
     """
 
     workers: int
@@ -55,7 +55,7 @@ class OutputPlan:
     logs: Path | None = None
 
     def files(self, rank: int, name: Name) -> list[Path]:
-        """Where a stream's lines are kept."""
+        """Return the files of a stream."""
         number = f"{rank:0{len(str(self.workers - 1))}}"
         files = [self.folder / f"rank.{number}" / name] if self.folder else []
         return [*files, self.logs / f"worker-{number}.log"] if self.logs else files
@@ -66,13 +66,13 @@ class OutputPlan:
 
 
 class Display:
-    """Shows and keeps lines until `close`.
+    """Shows and stores lines until `close`.
 
-    Where lines cannot be written any more, be it that a reader goes away or that a disk is full, the showing ends,
-    not the job.
+    If lines cannot be written any more, because a reader has closed the pipe or the disk is full, the job continues
+    without them.
 
     Raises:
-        ConfigError: There can be no files in the plan's folders.
+        ConfigError: The plan's folders cannot be created or written.
     """
 
     def __init__(self, plan: OutputPlan) -> None:
@@ -84,7 +84,7 @@ class Display:
             except OSError as error:
                 raise ConfigError(f"{flag} {folder}: {error.strerror}") from None
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise ConfigError(f"{flag} {folder} cannot be written")
+                raise ConfigError(f"{flag} {folder}: no permission to write")
         self._plan = plan
         self._files: dict[Path, BinaryIO] = {}
         self._gone: set[Name | Path] = set()
@@ -101,7 +101,7 @@ class Display:
                 say(f"lockstep: {path} cannot be written: {error.strerror}")
 
     def show(self, rank: int, name: Name, lines: Sequence[bytes]) -> None:
-        """Write a worker's lines to the launcher's own stream of that name."""
+        """Write a worker's lines to the launcher's stream of the same name."""
         if not lines or name in self._gone:
             return
         prefix = self._plan.prefix(rank, name)
@@ -116,7 +116,7 @@ class Display:
                 say(f"lockstep: {name} cannot be written: {error.strerror}")
 
     def log_of(self, rank: int) -> Path | None:
-        """The file in which a worker's last words are, if there is one."""
+        """Return the file with a worker's last output, if there is one."""
         return next((path for path in reversed(self._plan.files(rank, "stderr")) if path in self._files), None)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Tracebacks in what workers write to stderr: held back, so that the one that ended the job is read last, and once.
+"""Delay tracebacks on the workers' stderr, so that the one that ended the job is shown last, and once.
 
-Programs print a traceback as their last words, but also, in a log, of errors that they have dealt with. So a traceback
-and all that follows it wait until the worker ends, or a few seconds, and are then shown like any other lines.
+A program prints a traceback when it fails, but also logs tracebacks of errors that it has handled. So a traceback and
+the lines after it wait until the worker exits, or for a few seconds, and are then shown like other lines.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ HOLD_BYTES = 1 << 20
 
 @dataclass
 class Tracebacks:
-    """One worker's: `held` are the lines that wait, since `since`."""
+    """The delayed lines of one worker: `held`, since the time `since`."""
 
     clock: Callable[[], float] = time.monotonic
     held: list[bytes] = field(default_factory=list)
     since: float = float("inf")
 
     def feed(self, lines: Sequence[bytes]) -> list[bytes]:
-        """The lines that can be shown now."""
+        """Return the lines that can be shown now."""
         if not self.held:
             first = next((index for index, line in enumerate(lines) if FIRST_LINE in line), len(lines))
             shown, self.held = list(lines[:first]), list(lines[first:])
@@ -35,10 +35,10 @@ class Tracebacks:
         return self.release() if sum(map(len, self.held)) > HOLD_BYTES else []
 
     def due(self) -> list[bytes]:
-        """What has waited long enough."""
+        """Return the lines that have waited long enough."""
         return self.release() if self.held and self.clock() - self.since >= HOLD_SECONDS else []
 
     def release(self) -> list[bytes]:
-        """All that waits."""
+        """Return all delayed lines."""
         lines, self.held, self.since = self.held, [], float("inf")
         return lines

@@ -1,4 +1,4 @@
-"""The workers' output at the launcher: kept in files and shown; tracebacks wait until the first failure is known."""
+"""The workers' output at the launcher: stored, and shown; tracebacks wait until the first failure is known."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.launch.output.tracebacks import Tracebacks
 
 
 class Screen:
-    """Shows what workers write: a thread's work, for a terminal that stands still must not silence the launcher.
+    """Shows the workers' output, in a thread, so that a blocked terminal does not block the launcher.
 
     Args:
-        holds: Whether tracebacks wait for the job's end.
+        holds: Whether tracebacks wait until the job ends.
     """
 
     def __init__(self, display: Display, holds: bool = True) -> None:
@@ -28,12 +28,12 @@ class Screen:
         self._turn = asyncio.Lock()
 
     async def show(self, rank: int, name: Name, chunk: bytes) -> None:
-        """Take in a part of a worker's output; an empty one is its end."""
+        """Process a chunk of a worker's output; an empty one is the end."""
         async with self._turn:
             await asyncio.to_thread(self._take, rank, name, chunk)
 
     async def show_due(self) -> None:
-        """Show the tracebacks of workers that go on, again and again."""
+        """Show the tracebacks of workers that keep running, in a loop."""
         while True:
             await asyncio.sleep(1)
             async with self._turn:
@@ -42,24 +42,24 @@ class Screen:
                         await asyncio.to_thread(self._display.show, rank, "stderr", lines)
 
     def last_words(self, rank: int) -> str:
-        """The traceback that waits; "" where none does."""
+        """Return a worker's delayed traceback, or ""."""
         held = self._tracebacks[rank].held if rank in self._tracebacks else []
         return b"".join(held).decode(errors="replace").rstrip("\n")
 
     def seen(self, rank: int) -> float | None:
-        """When a worker's waiting traceback came."""
+        """Return when a worker's delayed traceback arrived."""
         return self._seen.get(rank) if self.last_words(rank) else None
 
     def waiting(self) -> list[int]:
-        """The workers whose tracebacks wait."""
+        """Return the workers with delayed tracebacks."""
         return [rank for rank, tracebacks in self._tracebacks.items() if tracebacks.held]
 
     def log_of(self, rank: int) -> Path | None:
-        """The file in which a worker's last words are, if there is one."""
+        """Return the file with a worker's last output, if there is one."""
         return self._display.log_of(rank)
 
     def release(self, but: int | None = None) -> None:
-        """Show what waits, except one worker's, which is told with the failure, and what follows from that."""
+        """Show delayed tracebacks, except one worker's, which is printed with the failure, and its consequences."""
         for rank, tracebacks in self._tracebacks.items():
             if rank == but or (but is not None and self._is_consequence(rank)):
                 continue

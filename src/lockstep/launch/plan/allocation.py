@@ -1,6 +1,6 @@
-"""The allocation of a batch system that this process stands in: which hosts, and how many workers on each.
+"""Find the batch system's allocation of this process: the hosts, and the number of workers on each.
 
-| system | its hosts | its job |
+| system | hosts | job |
 |---|---|---|
 | Slurm | SLURM_JOB_NODELIST | SLURM_JOB_ID |
 | PBS (OpenPBS, PBS Professional, Torque) | the file PBS_NODEFILE | PBS_JOBID |
@@ -8,8 +8,8 @@
 | Cobalt | the file COBALT_NODEFILE | COBALT_JOBID |
 | Grid Engine | the file PE_HOSTFILE | JOB_ID |
 
-The facts are those of sbatch(1) and Slurm's src/common/env.c, qsub(1B) and pbs_resources(7B), IBM's reference of LSF's
-environment variables, and sge_pe(5). Pure: what it reads is handed to it.
+The facts are from sbatch(1) and Slurm's src/common/env.c, qsub(1B) and pbs_resources(7B), IBM's reference of LSF's
+environment variables, and sge_pe(5).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Allocation:
-    """A job of a batch system: its hosts in the system's own order, a slot a worker, and where the slots come from."""
+    """A batch job: its hosts in the system's order, with one slot per worker, and the source of the slots."""
 
     system: str
     job: str
@@ -46,20 +46,20 @@ def _read(path: str) -> str:
 
 
 def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: int = 0) -> Allocation | None:
-    """The allocation that `environment` tells of, or None outside of one.
+    """Return the allocation that `environment` describes, or None outside of one.
 
-    Slots are workers. In Slurm they are the tasks a node that the job asked for, if that is more than one on some node;
-    else the GPUs a node; else one. (One task a node is how jobs for torchrun are written: it says nothing of workers.
-    SLURM_TASKS_PER_NODE without SLURM_NTASKS counts CPUs.) Elsewhere a slot is a line of the host file (or its number),
-    but with GPUs a node it is a GPU, unless the file has fewer slots than that and more than one: the lines of PBS and
-    LSF often count cores. A CPU is never a worker of its own accord: PBS's NCPUS is not asked, for it is as often meant
-    as the threads of one.
+    A slot is for one worker. In Slurm, the slots of a node are its requested tasks, if there is more than one on some
+    node; else its GPUs; else one. (One task per node is usual in jobs for torchrun, so it does not mean one worker.
+    SLURM_TASKS_PER_NODE without SLURM_NTASKS counts CPUs.) In other systems, a slot is a line of the host file, or the
+    number in it. But if nodes have GPUs, a slot is a GPU, unless the file has fewer slots than GPUs and more than one:
+    the lines of PBS and LSF often count cores. CPUs are never taken for workers; PBS's NCPUS is ignored, because it
+    often means the threads of one worker.
 
     Args:
-        environment: The variables of a process inside the job.
-        read: Reads a host file.
-        gpus: The GPUs that this process sees, which stand for every node's where the system does not tell (PBS, LSF,
-            Cobalt and Grid Engine).
+        environment: The environment of a process of the job.
+        read: Read a host file.
+        gpus: The number of GPUs visible to this process, assumed for all nodes if the system does not provide it (PBS,
+            LSF, Cobalt and Grid Engine).
 
     Raises:
         ConfigError: A host list or file is missing or malformed; the message names the variable and the file.
@@ -89,20 +89,20 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
     elif gpus:
         slots, reason = [gpus] * len(names), "Slurm's GPUs"
     else:
-        slots, reason = [1] * len(names), "neither tasks nor GPUs asked for"
+        slots, reason = [1] * len(names), "neither tasks nor GPUs requested"
     return Allocation("Slurm", environment.get("SLURM_JOB_ID", ""), _hosts(zip(names, slots, strict=True)), reason)
 
 
 def _slurm_tasks(environment: Mapping[str, str], nodes: int) -> list[int]:
-    """The tasks on each node that the job asked for; all 1 where it did not."""
+    """Return the requested tasks of each node; all 1 by default."""
     if "SLURM_NTASKS" in environment and "SLURM_TASKS_PER_NODE" in environment:
         tasks = _parsed(counts, "SLURM_TASKS_PER_NODE", environment)
         if len(tasks) == nodes:
             return tasks
-        if "SLURM_STEP_ID" not in environment:  # srun writes its step's own into it, and a step may be of fewer nodes
+        if "SLURM_STEP_ID" not in environment:  # srun replaces it with its step's, which may have fewer nodes
             raise ConfigError(
-                f"SLURM_TASKS_PER_NODE={environment['SLURM_TASKS_PER_NODE']} is of {len(tasks)} nodes, and "
-                f"SLURM_JOB_NODELIST={environment['SLURM_JOB_NODELIST']} is of {nodes}; say -H HOST:WORKERS,..."
+                f"SLURM_TASKS_PER_NODE={environment['SLURM_TASKS_PER_NODE']} has {len(tasks)} nodes, but "
+                f"SLURM_JOB_NODELIST={environment['SLURM_JOB_NODELIST']} has {nodes}; use -H HOST:WORKERS,..."
             )
     if "SLURM_NTASKS_PER_NODE" in environment:
         return _parsed(counts, "SLURM_NTASKS_PER_NODE", environment)[:1] * nodes
@@ -110,15 +110,15 @@ def _slurm_tasks(environment: Mapping[str, str], nodes: int) -> list[int]:
 
 
 def _slurm_gpus(environment: Mapping[str, str], nodes: int) -> int:
-    """The GPUs of each node, from how they were asked for or, with --gres, from what Slurm gave this node."""
+    """Return the number of GPUs per node, from the request or, with --gres, from what Slurm gave this node."""
     if environment.get("SLURM_GPUS_PER_NODE"):
         return _gres("SLURM_GPUS_PER_NODE", environment)
     here = _gres("SLURM_GPUS_ON_NODE", environment) if environment.get("SLURM_GPUS_ON_NODE") else 0
     total = _gres("SLURM_GPUS", environment) if environment.get("SLURM_GPUS") else here * nodes
     if total % nodes or (here and here * nodes != total):
         raise ConfigError(
-            f"Slurm gave {total} GPUs on {nodes} nodes and does not say how many on which; "
-            f"ask for --gpus-per-node instead of --gpus, or say -H HOST:WORKERS,..."
+            f"Slurm gave {total} GPUs on {nodes} nodes, but not how many on each; "
+            f"request --gpus-per-node instead of --gpus, or use -H HOST:WORKERS,..."
         )
     return total // nodes
 
@@ -127,13 +127,13 @@ def _gres(variable: str, environment: Mapping[str, str]) -> int:
     matches = [GRES.fullmatch(part) for part in environment[variable].split(",")]
     found = [int(match[1]) for match in matches if match]
     if len(found) < len(matches):
-        raise ConfigError(f"{variable}={environment[variable]} is no number of GPUs, such as 4 or a100:4")
+        raise ConfigError(f"{variable}={environment[variable]} is not a number of GPUs, such as 4 or a100:4")
     return sum(found)
 
 
 def _lines(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Host, ...]:
-    """A node file: a line a slot, or a line a node and Torque's PBS_NUM_PPN slots each."""
-    hosts = _hosts((words[0], 1) for words in _table(environment[variable], variable, 1, read))
+    """Read a node file with a line per slot, or a line per node with Torque's PBS_NUM_PPN slots each."""
+    hosts = _hosts((row[0], 1) for row in _table(environment[variable], variable, 1, read))
     each = environment.get("PBS_NUM_PPN", "1") if variable == "PBS_NODEFILE" else "1"
     if all(host.slots == 1 for host in hosts) and _is_count(each):
         return tuple(Host(host.name, int(each)) for host in hosts)
@@ -141,23 +141,23 @@ def _lines(environment: Mapping[str, str], variable: str, read: Read) -> tuple[H
 
 
 def _lsf(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Host, ...]:
-    """LSF's hosts, without the batch host that jobs of jsrun systems (Summit, Sierra, Lassen) start on.
+    """Return LSF's hosts, without the batch host on which jobs of jsrun systems (Summit, Sierra, Lassen) start.
 
-    That host takes no workers and has one slot, before all others; its name, or CSM_ALLOCATION_ID in the environment,
-    tells of it. LSB_MCPU_HOSTS has its hosts and their slots in turn.
+    That host takes no workers. It comes first, with one slot, and is recognized by its name, or by CSM_ALLOCATION_ID in
+    the environment. LSB_MCPU_HOSTS alternates hosts and slots.
     """
     mcpu = environment.get("LSB_MCPU_HOSTS", "")
     if variable == "LSB_DJOB_HOSTFILE":
         try:
-            hosts = _hosts((words[0], 1) for words in _table(environment[variable], variable, 1, read))
+            hosts = _hosts((row[0], 1) for row in _table(environment[variable], variable, 1, read))
         except ConfigError:
             if not mcpu:
                 raise
             return _lsf(environment, "LSB_MCPU_HOSTS", read)
     else:
-        words = mcpu.split()
-        pairs = list(zip(words[::2], words[1::2], strict=False))
-        if len(words) % 2 or not pairs or not all(_is_count(number) for _, number in pairs):
+        fields = mcpu.split()
+        pairs = list(zip(fields[::2], fields[1::2], strict=False))
+        if len(fields) % 2 or not pairs or not all(_is_count(number) for _, number in pairs):
             raise ConfigError(f"LSB_MCPU_HOSTS={mcpu!r} is not of the form `host slots host slots ...`")
         hosts = _hosts((name, int(number)) for name, number in pairs)
     first = hosts[0]
@@ -166,35 +166,35 @@ def _lsf(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Hos
 
 
 def _grid_engine(environment: Mapping[str, str], variable: str, read: Read) -> tuple[Host, ...]:
-    """Grid Engine's lines `host slots queue processors`; a host of several queues has a line for each."""
+    """Read Grid Engine's lines `host slots queue processors`; a host in several queues has a line for each."""
     rows = _table(environment[variable], variable, 4, read)
-    for words in rows:
-        if len(words) < 2 or not _is_count(words[1]):
-            raise ConfigError(f"{variable}={environment[variable]}: {' '.join(words)!r} is not `host slots queue ...`")
-    return _hosts((words[0], int(words[1])) for words in rows)
+    for row in rows:
+        if len(row) < 2 or not _is_count(row[1]):
+            raise ConfigError(f"{variable}={environment[variable]}: {' '.join(row)!r} is not `host slots queue ...`")
+    return _hosts((row[0], int(row[1])) for row in rows)
 
 
 def _workers(listed: tuple[Host, ...], gpus: int, variable: str) -> tuple[tuple[Host, ...], str]:
-    """The slots of a host file, or the GPUs where it lists nodes only, or more slots than GPUs."""
+    """Return the slots of a host file, or the GPUs if it lists only nodes, or more slots than GPUs."""
     if not gpus or 1 < max(host.slots for host in listed) <= gpus:
         return listed, f"the slots of {variable}"
-    return tuple(Host(host.name, gpus) for host in listed), f"{gpus} GPUs a node, as on this one"
+    return tuple(Host(host.name, gpus) for host in listed), f"{gpus} GPUs per node, as on this one"
 
 
 def _table(path: str, variable: str, most: int, read: Read) -> list[list[str]]:
-    """The words of each line that is not blank."""
+    """Return the fields of each line that is not blank."""
     try:
         rows = [line.split() for line in read(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"{variable}={path} cannot be read: {reason}; run this inside the job, or say -H HOST:WORKERS,..."
+            f"{variable}={path} cannot be read: {reason}; run this inside the job, or use -H HOST:WORKERS,..."
         ) from None
     if not rows:
-        raise ConfigError(f"{variable}={path} names no host; say -H HOST:WORKERS,...")
-    for words in rows:
-        if len(words) > most:
-            raise ConfigError(f"{variable}={path}: {' '.join(words)!r} is not a line of a host file")
+        raise ConfigError(f"{variable}={path} contains no host; use -H HOST:WORKERS,...")
+    for row in rows:
+        if len(row) > most:
+            raise ConfigError(f"{variable}={path}: {' '.join(row)!r} is not a line of a host file")
     return rows
 
 
@@ -202,7 +202,7 @@ def _parsed(parse: Callable[[str], list[T]], variable: str, environment: Mapping
     try:
         return parse(environment[variable])
     except ValueError as error:
-        raise ConfigError(f"{variable}: {error}; say -H HOST:WORKERS,...") from None
+        raise ConfigError(f"{variable}: {error}; use -H HOST:WORKERS,...") from None
 
 
 def _is_count(text: str) -> bool:
@@ -210,7 +210,7 @@ def _is_count(text: str) -> bool:
 
 
 def _hosts(pairs: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
-    """Hosts in the order in which they first come, with their slots added up."""
+    """Return each host once, in the order of first occurrence, with its slots summed."""
     slots: dict[str, int] = {}
     for name, number in pairs:
         slots[name] = slots.get(name, 0) + number

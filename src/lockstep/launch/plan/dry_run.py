@@ -1,4 +1,4 @@
-"""A plan, as text: what would be executed, on which host, with which variables."""
+"""Print a plan: the commands, hosts and variables of a job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OF_A_WORKER = (
 
 
 def describe(plan: JobPlan) -> str:
-    """Each node's start, the variables of its workers, and each worker's own with the command, in shell syntax."""
-    lines = [f"# {note}" for note in (*plan.notes, _way_to_start(plan))]
+    """Return, in shell syntax, each node's start command, its workers' variables, and each worker's command."""
+    lines = [f"# {note}" for note in (*plan.notes, _how_workers_start(plan))]
     for index, node in enumerate(plan.nodes):
         number, nodes = (plan.by_hand.node, plan.by_hand.nodes) if plan.by_hand else (index, len(plan.nodes))
         workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]
@@ -30,13 +30,13 @@ def describe(plan: JobPlan) -> str:
     return "\n".join(lines)
 
 
-def _way_to_start(plan: JobPlan) -> str:
-    """How workers come to be, as this host's environment has it; each other host decides by its own."""
+def _how_workers_start(plan: JobPlan) -> str:
+    """Describe how workers start on this host; other hosts decide by their own environment."""
     try:
         program = python_command(plan.command, {**handed_on(plan.own_environment), **plan.environment})
     except NotForkedError as error:
-        return f"each worker starts by itself: {error}"
-    return f"the workers of a host are forked from one process that has imported {', '.join(program.modules)}"
+        return f"each worker starts its own interpreter: {error}"
+    return f"a host's workers are forked from one process that has imported {', '.join(program.modules)}"
 
 
 def _quoted(value: str) -> str:
@@ -46,7 +46,7 @@ def _quoted(value: str) -> str:
 def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
     node, hand = plan.nodes[index], plan.by_hand
     if hand:
-        slots = [node.workers] * hand.nodes  # as far as is known
+        slots = [node.workers] * hand.nodes  # an assumption
         torchrun = torchrun_variables(hand.node, local_rank, slots, hand.address, hand.port)
         torchrun |= dict.fromkeys(("RANK", "ROLE_RANK"), f"<after the {hand.node} nodes before>")
         torchrun |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), "<of all nodes>")
@@ -54,9 +54,9 @@ def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
         slots = [each.workers for each in plan.nodes]
         address = LOOPBACK if plan.is_local else AT_START
         torchrun = torchrun_variables(index, local_rank, slots, address, AT_START)
-    interface = LOOPBACK_INTERFACE if plan.is_local else "<the one that leads to the first host>"
+    interface = LOOPBACK_INTERFACE if plan.is_local else "<the one towards the first host>"
     own = {"HOROVOD_HOSTNAME": node.host, "HOROVOD_GLOO_IFACE": interface, "GLOO_SOCKET_IFNAME": interface}
-    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<that, if there is no other>"
+    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<the same, if it is the only one>"
     own["NCCL_SOCKET_IFNAME"] = nccl
     if "OMP_NUM_THREADS" not in plan.own_environment:
         own["OMP_NUM_THREADS"] = f"<cores of {node.host} / {node.workers}>"

@@ -1,4 +1,4 @@
-"""How many workers an elastic job may have, and how long it waits for them."""
+"""Limits for the number of an elastic job's workers, and for waiting for them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticRules:
-    """The workers come and go, `minimum` to `maximum` of them, and begin when there are `initial`.
+    """An elastic job starts with `initial` workers and continues with `minimum` to `maximum`.
 
     Args:
-        maximum: None: any number.
-        timeout_seconds: How long the job waits for enough workers.
-        reset_limit: How many times the job may meet anew; None: any number.
-        cooldown_seconds: The least and the greatest time before a failed worker's slot is used again.
+        maximum: None: no limit.
+        timeout_seconds: Limit for waiting for enough workers.
+        reset_limit: How often the job may form a new generation; None: no limit.
+        cooldown_seconds: The shortest and longest time before a failed worker's slot is used again.
     """
 
     initial: int

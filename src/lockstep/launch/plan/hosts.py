@@ -1,4 +1,4 @@
-"""Hosts and their slots, as `horovodrun` is told them: -H, a host file, or the lines of a discovery script."""
+"""Hosts and their slots, from -H, a host file, or the output of a discovery script."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import psutil
 from lockstep.errors import ConfigError
 
 HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
-# Also user@host and addresses. What else ssh or a shell would obey, such as a leading dash, is in no host's name.
+# Also user@host and addresses, but nothing that ssh or a shell would interpret, such as a leading dash.
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9.\-_:\[\]@]{1,255}")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many workers it takes.
+    """A host and its number of slots for workers.
 
     Raises:
-        ConfigError: The name has characters that no host name has.
+        ConfigError: The name has invalid characters.
     """
 
     name: str
@@ -31,25 +31,25 @@ class Host:
     def __post_init__(self) -> None:
         if not HOST_NAME.fullmatch(self.name):
             raise ConfigError(
-                f"invalid host name {self.name[:100]!r}: names have letters, digits and .-_:[]@, and do not start with "
-                f"a dash; fix -H, the host file or the discovery script"
+                f"invalid host name {self.name[:100]!r}: use letters, digits and .-_:[]@, without a dash at the "
+                f"start; fix -H, the host file or the discovery script"
             )
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read "a:4,b:2"; a host without a number has one slot.
+    """Parse "a:4,b:2"; a host without a number has one slot.
 
     Raises:
-        ConfigError: A part is no host.
+        ConfigError: A part is not a host.
     """
     return tuple(_host(part, 1, "-H") for part in text.split(","))
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
-    """Read lines of "host slots=N"; a host without a number has one slot, and "#" begins a comment.
+    """Parse lines of "host slots=N"; a host without a number has one slot, and "#" starts a comment.
 
     Raises:
-        ConfigError: A line is no host, or there is none.
+        ConfigError: A line is not a host, or there are no hosts.
     """
     hosts = []
     for line in _lines(text):
@@ -58,45 +58,45 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
             raise ConfigError(f"--hostfile: {line!r} is not a line of the form `host slots=N`")
         hosts.append(Host(match["name"], int(match["slots"] or 1)))
     if not hosts:
-        raise ConfigError("--hostfile names no host; it has lines of the form `host slots=N`")
+        raise ConfigError("--hostfile contains no host; write lines of the form `host slots=N`")
     return tuple(hosts)
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a host file.
+    """Read a host file.
 
     Raises:
-        ConfigError: It cannot be read, a line is no host, or there is none.
+        ConfigError: It cannot be read, a line is not a host, or there are no hosts.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--hostfile {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise ConfigError(f"--hostfile {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     return parse_hostfile(text)
 
 
 def parse_discovered(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
-    """Read a discovery script's lines "host:slots", or "host" where `slots_per_host` says how many slots.
+    """Parse a discovery script's lines "host:slots", or "host" if `slots_per_host` is given.
 
     Raises:
-        ConfigError: A line is no host.
+        ConfigError: A line is not a host.
     """
     return tuple(_host(line, slots_per_host, "--host-discovery-script") for line in _lines(text))
 
 
 def slots_of(hosts: Sequence[Host]) -> int:
-    """How many workers they take in all."""
+    """Return the total number of slots."""
     return sum(host.slots for host in hosts)
 
 
 def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
-    """The first slots, in the order of hosts; hosts that are not needed are left out.
+    """Return the first slots, in the order of hosts, without hosts that are not needed.
 
     Raises:
-        ConfigError: There are not as many, or none is asked for.
+        ConfigError: There are fewer slots, or `workers` is less than 1.
     """
     if workers < 1:
-        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
+        raise ConfigError(f"-np {workers}: the number of workers must be at least 1, or auto")
     slots = slots_of(hosts)
     if workers > slots:
         raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")
@@ -109,7 +109,7 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
 
 
 def slots_here(hosts: Sequence[Host], names: Collection[str]) -> int:
-    """How many slots this machine has, by any of its `names`.
+    """Return the number of slots of this machine, under any of its `names`.
 
     Raises:
         ConfigError: A host is another machine.
@@ -117,19 +117,19 @@ def slots_here(hosts: Sequence[Host], names: Collection[str]) -> int:
     others = [host.name for host in hosts if host.name.lower() not in names]
     if others:
         raise ConfigError(
-            f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job that begins on one "
-            f"machine stays there; name another host from the beginning"
+            f"{', '.join(others)} is not this machine ({socket.gethostname()}): an elastic job that starts on one "
+            f"machine stays on it; to use other hosts, start with them"
         )
     return slots_of(hosts)
 
 
 def are_here(hosts: Sequence[Host], names: Collection[str]) -> bool:
-    """Whether this machine, by any of its `names`, is the only host, or none is named."""
+    """Whether all hosts are this machine, under any of its `names`."""
     return all(host.name.lower() in names for host in hosts)
 
 
 def names_of_this_machine() -> frozenset[str]:
-    """Host names and addresses that mean this machine, in lower case; no name server is asked."""
+    """Return this machine's host names and addresses, in lower case, without a DNS lookup."""
     name = socket.gethostname().lower()
     addresses = {address.address.lower() for each in psutil.net_if_addrs().values() for address in each}
     return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0], *addresses})
@@ -140,7 +140,7 @@ def _host(text: str, default: int | None, flag: str) -> Host:
     if not colon:
         name = slots
         if default is None:
-            raise ConfigError(f"{flag}: {name!r} has no number of slots; write host:slots or add --slots-per-host")
+            raise ConfigError(f"{flag}: {name!r} has no number of slots; use host:slots or add --slots-per-host")
         slots = str(default)
     if not name or not slots.isdecimal() or len(slots) > 9:
         raise ConfigError(f"{flag}: {text.strip()!r} is not of the form host:slots")

@@ -1,4 +1,4 @@
-"""The plan of a job: which command runs how often, on which hosts, with which variables. Pure; nothing starts here."""
+"""The plan of a job: its command, hosts, numbers of workers and variables. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.plan.transports import Transport, start_words
+from lockstep.launch.plan.transports import Transport, start_command
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.start_limit import HOST_SECONDS
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# What scripts of Horovod's API may read, the same for every worker of a job.
+# Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 PLACE = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
-# By which nodes that are started by hand know each other, if it is the same on all; other jobs have one of their own.
+# By which manually started nodes identify each other, if it is set; for other jobs the launcher chooses a secret.
 SECRET = "LOCKSTEP_JOB_SECRET"
-# What belongs to a host or a session there, and would be wrong on another host.
+# Variables that describe a host or a session there, and would be wrong on another host.
 OF_THE_HOST = (
     *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
     *VISIBLE,
@@ -34,7 +34,7 @@ OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_", "SLURM_PROCID", "SLURM_LOCALID", "SLU
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One host's part of a job: `workers` of them, and the words that start Lockstep's node process there."""
+    """One host's part of a job: its number of workers, and the command that starts Lockstep's node process there."""
 
     host: str
     workers: int
@@ -44,9 +44,9 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class ByHand:
-    """Where this launcher's host stands in a job whose every host is started by hand.
+    """This launcher's host in a job whose nodes are started manually.
 
-    `node` of `nodes`; the first of them serves the meeting point at `address`:`port`.
+    It is `node` of `nodes`; the others connect to the first one at `address`:`port`.
     """
 
     node: int
@@ -57,18 +57,18 @@ class ByHand:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job: one command, started `workers` times on each node, in the order of ranks.
+    """A job: one command, started once per worker on each node, in the order of ranks.
 
     Args:
-        environment: On top of what each host's node process gets handed on.
-        notes: What to say before it starts.
+        environment: Variables of all workers, added to what each host's node process receives.
+        notes: Lines to print before the job starts.
         bind: How workers are bound to cores: cores, numa or none.
-        interfaces: The only network interfaces to use; empty: whichever leads to the first host.
-        start_timeout: Seconds within which all hosts must have answered. Importing torch has a limit of its own.
-        stop_timeout: Seconds that workers have after a request to stop, until they are ended.
-        snapshots: The folder in each host's memory that outlives the workers, "" where there is none.
-        newcomers: The hosts that were not there at the start before, whose memory holds nothing of use.
-        restart: How often the workers have been started anew before, of `max_restarts` times.
+        interfaces: The only network interfaces to use; if empty, the one towards the first host.
+        start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
+        stop_timeout: Seconds from a request to stop until the workers are killed.
+        snapshots: The folder in each host's memory that outlives the workers, or "".
+        newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
+        restart: How often the workers have been restarted, of `max_restarts` times.
     """
 
     command: tuple[str, ...]
@@ -93,11 +93,11 @@ class JobPlan:
 
     @property
     def is_local(self) -> bool:
-        """Whether the job is on this machine alone, and so talks over loopback."""
+        """Whether the job runs only on this machine, and so uses the loopback interface."""
         return self.by_hand is None and all(node.is_here for node in self.nodes)
 
     def first_rank(self, index: int) -> int:
-        """The rank of the first worker of a node."""
+        """Return the rank of the first worker of a node."""
         return sum(node.workers for node in self.nodes[:index])
 
 
@@ -121,23 +121,23 @@ def plan_job(
     """Plan a job with as many workers on each host as it has slots.
 
     Args:
-        cores: Usable cores of this machine; other hosts count their own.
-        environment: The launcher's own.
-        here: The names that mean this machine.
+        cores: Usable cores of this machine; other hosts count theirs.
+        environment: The launcher's environment.
+        here: The names of this machine.
 
     Raises:
-        ConfigError: A number of workers is not positive, or this machine is to start a job elsewhere without a way.
+        ConfigError: A number of workers is not positive, or a host is listed twice.
     """
     for host in hosts:
         if host.slots < 1:
-            raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {host.slots}")
+            raise ConfigError(f"-np {host.slots}: the number of workers must be at least 1, or auto")
     if all(host.name.lower() in here for host in hosts):
         hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
     _check_once([host.name for host in hosts], here)
     nodes = []
     for host in hosts:
         is_here = host.name.lower() in here
-        nodes.append(NodePlan(host.name, host.slots, start_words(transport, host.name, is_here), is_here))
+        nodes.append(NodePlan(host.name, host.slots, start_command(transport, host.name, is_here), is_here))
     variables = dict(HOROVOD_VARIABLES)
     plan = JobPlan(tuple(command), tuple(nodes), variables, own_environment=dict(environment))
     notes = [_note(plan, cores, environment)]
@@ -152,23 +152,23 @@ def plan_job(
 
 
 def _check_once(names: Sequence[str], here: frozenset[str]) -> None:
-    """Refuse a machine that stands twice among the hosts, also by two names that are known here."""
+    """Refuse a host that is listed twice, also under two names of this machine."""
     seen: dict[str, str] = {}
     for name in names:
         machine = "" if name.lower() in here else name.lower()
         if machine in seen:
             which = f"{name} is" if machine or seen[""] == name else f"{seen[machine]} and {name} are this machine,"
-            raise ConfigError(f"{which} named twice among the hosts; give it all its slots in one place")
+            raise ConfigError(f"{which} listed twice among the hosts; list it once, with all its slots")
         seen[machine] = name
 
 
 def threads(cores: int, workers: int) -> int:
-    """Threads of each worker: as many threads as cores in every worker would make them wait for each other."""
+    """Return the threads per worker, so that the workers of a host have no more threads than cores."""
     return max(1, cores // workers)
 
 
 def crowding(workers: int, cores: int) -> str:
-    """The warning that a host has fewer cores than workers."""
+    """Return the warning that a host has fewer cores than workers."""
     return f"warning: {workers} workers share {cores} core{'s' if cores > 1 else ''} and will slow each other down"
 
 
@@ -185,11 +185,11 @@ def _note(plan: JobPlan, cores: int, environment: Mapping[str, str]) -> str:
 def torchrun_variables(
     node: int, local_rank: int, slots: Sequence[int], address: str, port: int | str
 ) -> dict[str, str]:
-    """What torchrun tells a worker of its place.
+    """Return the variables in which torchrun passes rank info to a worker.
 
     Args:
         slots: Workers on each node.
-        address: Where the job's store is, as `port`.
+        address: The address of the job's store, at `port`.
     """
     rank, size = str(sum(slots[:node]) + local_rank), str(sum(slots))
     return {
@@ -209,11 +209,11 @@ def torchrun_variables(
 
 
 def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
-    """Horovod's names for what torchrun's variables tell a worker.
+    """Return Horovod's variables for a worker with these torchrun variables.
 
     Args:
-        slots: Workers on each node. A cross rank is the number of a worker's node among the nodes that have a worker of
-            its local rank.
+        slots: Workers on each node. The cross rank is the index of the worker's node among the nodes that have a worker
+            with its local rank.
     """
     node, local_rank = int(worker["GROUP_RANK"]), int(worker["LOCAL_RANK"])
     having = [index for index, workers in enumerate(slots) if workers > local_rank]
@@ -230,14 +230,14 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
 
 
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
-    """What of the launcher's environment its workers get.
+    """Return the part of the launcher's environment that its workers inherit.
 
-    Exported shell functions and OLDPWD are the launching shell's own affair, and SECRET is the launcher's; PLACE
-    describes the launcher where it is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because
-    other hosts have other devices, is handed on here: this host is the one for which the user has set it.
+    Exported shell functions and OLDPWD concern only the launching shell, and SECRET only the launcher. PLACE describes
+    the launcher if it is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because other hosts
+    have other devices, is inherited on this host, for which the user has set it.
 
     Args:
-        elsewhere: For workers on another host, to which this host's own matters mean nothing.
+        elsewhere: For workers on another host, without variables that describe this host.
     """
     dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, *PLACE, *(OF_THE_HOST if elsewhere else ())}
     prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))

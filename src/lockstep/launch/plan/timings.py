@@ -1,11 +1,11 @@
-"""How long the parts of a job wait for each other: in one place, for each time makes sense only beside the others."""
+"""All time limits of a job's parts. They are in one place because they depend on each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-# What has to be over before what: each of these takes longer than the one before it.
+# In each row, every time is longer than the one before it.
 ORDERS = (
     ("heartbeat", "standstill", "silence"),
     ("settle", "worker_end", "host_end", "job_end", "caller_end"),
@@ -22,35 +22,36 @@ class Timings:
     """The times of a job, all in seconds.
 
     Args:
-        heartbeat: Between two signs of life.
-        standstill: A pause of the process itself, in which it could hear nobody.
-        silence: After which the other side is given up. TCP doubles its waits: what was sent just before a cut of 5 s
-            is sent again 0.2, 0.6, 1.4, 3 and 6.3 s later, so that a job outlives the cut only if 7 s are not too much.
-        connect: For one attempt to connect to another host, and to recognize it.
-        reconnect: Between two attempts.
-        load: For the import of Python's modules, which a busy file system makes slow.
-        by_hand: What the launcher waits longer than its node process for other nodes that are started by hand: that one
-            knows more of why they did not come.
-        settle: In which failures that belong together become known.
-        worker_end: A worker's, from SIGTERM to SIGKILL.
-        elastic_end: The same where an elastic job ends whose driver ends the workers itself (Ray, Spark).
-        host_end: For the end of one host's workers, as another part of the launcher counts it.
-        job_end: For the end of all hosts' parts.
-        forced_end: For what is ended by SIGKILL.
-        caller_end: For a launcher's end, as the program that has called it counts it.
-        output: In which the output of processes that cannot be ended must have been read.
-        last_word: For an error's way to a launcher that may not read it.
-        close: For the other side of a connection to read what was sent last, or for a process to notice its end.
-        store_look: Between two looks at the process that serves the store.
-        look: Between two looks at the hosts of a job that may be started anew.
-        settled: Between the workers' start and a change of their number.
-        probe_every: Between two questions to a lost host.
-        probe: For its answer: ssh and a Python that comes from a busy file system.
-        first_probe: For its answer right after the loss, when the others wait for it.
-        trouble: Before a host is asked again that could not start its part.
+        heartbeat: Interval of heartbeats.
+        standstill: A pause of this process itself, during which it could not receive heartbeats.
+        silence: Without a heartbeat for this time, the other side is considered dead. TCP doubles its retransmission
+            timeout: data sent just before a cut of 5 s is sent again 0.2, 0.6, 1.4, 3 and 6.3 s later, so a job
+            survives the cut only if this is longer than 7 s.
+        connect: Limit for one attempt to connect to another host and to identify it.
+        reconnect: Interval of these attempts.
+        load: Limit for importing Python's modules, which is slow on a busy file system.
+        by_hand: How much longer the launcher waits for manually started nodes than its node process, whose message
+            about missing nodes is better.
+        settle: Time for related failures to be reported.
+        worker_end: From SIGTERM to SIGKILL of a worker.
+        elastic_end: The same if an elastic job's driver ends the workers itself (Ray, Spark).
+        host_end: Limit for the end of one host's workers, for other parts of the launcher.
+        job_end: Limit for the end of all hosts' parts.
+        forced_end: Limit for the end after SIGKILL.
+        caller_end: Limit for the launcher's end, for the program that called it.
+        output: Limit for reading the output of processes that cannot be ended.
+        last_word: Limit for sending an error to a launcher that may not read it.
+        close: Limit for the peer to read the last messages, or for a process to notice the end.
+        store_look: Interval of checks of the process that serves the store.
+        look: Interval of checks of the hosts of a job with restarts.
+        settled: Time between the workers' start and a change of their number.
+        probe_every: Interval of probes of a dead host.
+        probe: Limit for a probe: ssh and the start of Python from a busy file system.
+        first_probe: Limit for the first probe after a failure, while the other hosts wait.
+        trouble: Time before a host that failed to start its part is tried again.
 
     Raises:
-        ValueError: One that has to be over before another would take as long, or a time is not positive.
+        ValueError: A time is not longer than one that it must exceed, or is not positive.
     """
 
     heartbeat: float = 0.5
@@ -87,4 +88,4 @@ class Timings:
                 if getattr(self, shorter) >= getattr(self, longer):
                     raise ValueError(f"{shorter} ({getattr(self, shorter):g} s) must be shorter than {longer}")
         if self.caller_end <= self.job_end + self.forced_end + 2 * self.close:
-            raise ValueError("caller_end must be longer than what the launcher needs to end its workers")
+            raise ValueError("caller_end must be longer than the launcher takes to end its workers")

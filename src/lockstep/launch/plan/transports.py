@@ -1,6 +1,6 @@
-"""How Lockstep's node process is started on a host: directly, or by the words of ssh, srun, blaunch or mpirun.
+"""Commands that start Lockstep's node process on a host: directly, or through ssh, srun, blaunch or mpirun.
 
-Each of them connects the node process's standard streams with the launcher's, which is all that is asked of it.
+Each of these programs only has to connect the node process's standard streams to the launcher's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 Kind = Literal["local", "ssh", "slurm", "pbs", "lsf", "mpi"]
 NODE_MODULE = "lockstep.launch.node"
-NODE_WORDS = ("-P", "-m", NODE_MODULE)  # -P: modules in the job's folder are the workers' alone
+NODE_ARGUMENTS = ("-P", "-m", NODE_MODULE)  # -P: modules in the job's folder are only for the workers
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Transport:
     """A way to other hosts.
 
     Args:
-        python: The Python there; empty: the path of this one.
-        options: More words for the program that leads there, such as ssh's -p or -i.
-        program: Which mpirun; for `mpi` alone.
+        python: The Python there; empty: the same path as here.
+        options: More arguments for the program, such as ssh's -p or -i.
+        program: The name of mpirun; only for `mpi`.
     """
 
     kind: Kind
@@ -32,15 +32,15 @@ class Transport:
     program: str = "mpirun"
 
 
-def start_words(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
-    """The words that start the node process on a host."""
+def start_command(transport: Transport, host: str, is_here: bool) -> tuple[str, ...]:
+    """Return the command that starts the node process on a host."""
     if transport.kind == "local" or (is_here and transport.kind in DIRECT_HERE):
-        return (sys.executable, *NODE_WORDS)
-    return WAYS[transport.kind](transport, host, (transport.python or sys.executable, *NODE_WORDS))
+        return (sys.executable, *NODE_ARGUMENTS)
+    return COMMANDS[transport.kind](transport, host, (transport.python or sys.executable, *NODE_ARGUMENTS))
 
 
 def _ssh(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
-    return (*ssh_words(transport.options), host, f"exec {shlex.join(node)}")
+    return (*ssh_command(transport.options), host, f"exec {shlex.join(node)}")
 
 
 def _srun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
@@ -54,21 +54,21 @@ def _blaunch(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[st
 
 
 def _mpirun(transport: Transport, host: str, node: tuple[str, ...]) -> tuple[str, ...]:
-    # Open MPI would bind the node process, and so all its workers, to one core; Hydra knows the same words.
+    # Open MPI would bind the node process, and thus all its workers, to one core; Hydra has the same flags.
     return (transport.program, "-np", "1", "-host", host, "-bind-to", "none", *transport.options, *node)
 
 
-WAYS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]]] = {
+COMMANDS: dict[Kind, Callable[[Transport, str, tuple[str, ...]], tuple[str, ...]]] = {
     "ssh": _ssh,
-    "pbs": _ssh,  # a PBS job's hosts let its owner in by SSH; pbsdsh hands on no input
+    "pbs": _ssh,  # PBS allows the job's owner to log in by SSH; pbsdsh does not forward stdin
     "slurm": _srun,
     "lsf": _blaunch,
     "mpi": _mpirun,
 }
-DIRECT_HERE = ("ssh", "pbs", "lsf")  # that need no way to the host on which the launcher runs
+DIRECT_HERE = ("ssh", "pbs", "lsf")  # not used for the launcher's own host
 
 
-def ssh_words(options: tuple[str, ...]) -> tuple[str, ...]:
-    """ssh that asks nothing, notices a dead connection, and shares none with others."""
+def ssh_command(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an ssh command that never prompts, detects dead connections, and uses its own connection."""
     settings = ("BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ControlPath=none")
-    return ("ssh", "-T", *options, *(word for setting in settings for word in ("-o", setting)))
+    return ("ssh", "-T", *options, *(argument for setting in settings for argument in ("-o", setting)))

@@ -14,7 +14,7 @@ from lockstep.cli import main
     [
         ([], "one worker has nobody to communicate with; start two or more, such as with -np 2"),
         (["-np", "1"], "one worker has nobody to communicate with"),
-        (["-np", "0"], "-np is a number of workers, 1 or more"),
+        (["-np", "0"], "-np 0: the number of workers must be at least 1"),
         (["--max-size", "many"], "--max-size is a size such as"),
         (["--min-size", "2K", "--max-size", "1K"], "--min-size 2K is above --max-size 1K"),
         (["--factor", "1"], "--factor must be 2 or more"),

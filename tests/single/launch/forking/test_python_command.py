@@ -194,7 +194,7 @@ def test_the_dry_run_says_how_workers_would_start(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name)
     forked, alone = (describe(plan_local(2, [*command], 2, {})) for command in ([PYTHON, "train.py"], ["sh", "a.sh"]))
     modules = re.escape(", ".join(PRELOADED))
-    assert re.search(f"^# the workers of a host are forked from one process .* {modules}$", forked, re.MULTILINE)
-    assert f"\n# each worker starts by itself: sh is not run by {PYTHON}\n" in f"\n{alone}\n"
+    assert re.search(f"^# a host's workers are forked from one process .* {modules}$", forked, re.MULTILINE)
+    assert f"\n# each worker starts its own interpreter: sh is not run by {PYTHON}\n" in f"\n{alone}\n"
     plan = plan_local(2, [PYTHON, "train.py"], 2, {PRELOAD: "0"})
-    assert "# each worker starts by itself: LOCKSTEP_PRELOAD=0" in describe(plan).splitlines()
+    assert "# each worker starts its own interpreter: LOCKSTEP_PRELOAD=0" in describe(plan).splitlines()

@@ -149,7 +149,7 @@ def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) ->
     ("flags", "message"),
     [
         ({}, "-np says how many"),
-        ({"num_proc": 0}, "-np is a number of workers"),
+        ({"num_proc": 0}, "-np 0: the number of workers must"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
         ({"num_proc": 3, "min_np": 2, "hosts": "there:2"}, "-np 3, but the hosts have 2 slots"),
         ({"min_np": 2, "hosts": "there:2", "reset_limit": -1}, "--reset-limit is a number of restarts"),
@@ -189,7 +189,7 @@ def test_the_environments_start_timeout_holds_for_the_launcher_too() -> None:
         elastic = plan_horovod({"min_np": 1, **flags}, COMMAND, 8, environment, NAMES).job
         assert isinstance(elastic, ElasticPlan)
         assert elastic.job.start_timeout == seconds
-    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon: must be a number of seconds above 0"):
+    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon: must be a positive number of seconds"):
         plan_horovod({"num_proc": 1}, COMMAND, 8, {"HOROVOD_START_TIMEOUT": "soon"}, NAMES)
 
 

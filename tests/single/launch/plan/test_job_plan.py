@@ -18,7 +18,7 @@ from lockstep.launch.plan.job_plan import (
     plan_job,
     plan_local,
 )
-from lockstep.launch.plan.transports import NODE_MODULE, Kind, Transport, start_words
+from lockstep.launch.plan.transports import NODE_MODULE, Kind, Transport, start_command
 from lockstep.world.accelerator import VISIBLE
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")
@@ -97,7 +97,7 @@ def test_several_names_of_this_machine_are_one_node() -> None:
     plan = plan_job(COMMAND, [Host("localhost", 1), Host("here", 2)], Transport("ssh"), 8, {}, names)
     assert [node.workers for node in plan.nodes] == [3]
     for twice, message in (
-        ("a,b,A", "A is named twice"),
+        ("a,b,A", "A is listed twice"),
         ("a,b,a", "a is named twice"),
         ("here,b,localhost", "are this machine"),
     ):
@@ -111,7 +111,7 @@ def test_several_names_of_this_machine_are_one_node() -> None:
     [("slurm", "srun", "--nodelist=n1"), ("lsf", "blaunch", "n1"), ("mpi", "mpiexec", "n1"), ("pbs", "ssh", "n1")],
 )
 def test_batch_systems_have_ways_of_their_own(kind: Kind, first: str, last: str) -> None:
-    words = start_words(Transport(kind, program="mpiexec"), "n1", is_here=False)
+    words = start_command(Transport(kind, program="mpiexec"), "n1", is_here=False)
     assert words[0] == first
     assert last in words
     assert words[-1].endswith(NODE_MODULE)

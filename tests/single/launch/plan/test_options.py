@@ -66,8 +66,8 @@ def test_nodes_started_by_hand() -> None:
     ("options", "workers", "message"),
     [
         (LaunchOptions(hosts="a:2"), 3, "-np 3, but the hosts have 2 slots"),
-        (LaunchOptions(hosts="a:0"), None, "got 0"),
-        (LaunchOptions(hosts="a:1,b:1,a:1"), None, "a is named twice"),
+        (LaunchOptions(hosts="a:0"), None, "-np 0: the number"),
+        (LaunchOptions(hosts="a:1,b:1,a:1"), None, "a is listed twice"),
         (LaunchOptions(hosts="a:1", hostfile=Path("f")), None, "--hosts and --hostfile both"),
         (LaunchOptions(hostfile=Path("/no/such")), None, "--hostfile /no/such: No such file"),
         (LaunchOptions(launcher="slurm"), None, "--launcher slurm, but this is no allocation"),
