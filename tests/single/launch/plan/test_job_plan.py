@@ -98,7 +98,7 @@ def test_several_names_of_this_machine_are_one_node() -> None:
     assert [node.workers for node in plan.nodes] == [3]
     for twice, message in (
         ("a,b,A", "A is listed twice"),
-        ("a,b,a", "a is named twice"),
+        ("a,b,a", "a is listed twice"),
         ("here,b,localhost", "are this machine"),
     ):
         hosts = [Host(name, 1) for name in twice.split(",")]
