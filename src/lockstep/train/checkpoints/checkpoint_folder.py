@@ -43,7 +43,11 @@ class Checkpoints:
         """Return when what was saved last is written."""
 
     def forget_after(self, step: int, best_step: int) -> None:
-        """Drop the checkpoints of later steps, which a run resumed from `step` takes again, and set the best."""
+        """Drop the checkpoints of later steps, which a run resumed from `step` takes again, and set the best.
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+        """
 
     @property
     def has_best(self) -> bool:
@@ -105,14 +109,19 @@ class CheckpointFolder(Checkpoints):
 
     def forget_after(self, step: int, best_step: int) -> None:
         self._confirm()
-        for path in _all(self.folder):
-            if path.name > _name_of(step):
-                self._remove(path)
-        best = self.folder / _name_of(best_step)
-        if best.is_dir():
-            self._point_best_at(best)
-        else:
-            (self.folder / "best").unlink(missing_ok=True)
+        try:
+            for path in _all(self.folder):
+                if path.name > _name_of(step):
+                    self._remove(path)
+            best = self.folder / _name_of(best_step)
+            if best.is_dir():
+                self._point_best_at(best)
+            elif not _is_copy(self.folder / "best"):
+                (self.folder / "best").unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder} cannot be written: {error.strerror or error}; fix that, or choose another --run-dir"
+            ) from None
 
     @property
     def has_best(self) -> bool:
@@ -225,6 +234,8 @@ class CheckpointFolder(Checkpoints):
         link = self._partial_of("best")
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
+        if _is_copy(self.folder / "best"):
+            self._remove(self.folder / "best")
         os.replace(link, self.folder / "best")
 
     def _remove(self, path: Path) -> None:
@@ -262,6 +273,11 @@ def _name_of(step: int) -> str:
 def step_of(path: Path) -> int:
     """The step after which a checkpoint was taken, by its folder's name."""
     return int(path.name.removeprefix(PREFIX))
+
+
+def _is_copy(best: Path) -> bool:
+    """Whether the best checkpoint is a folder of its own, as where a run was copied with its links followed."""
+    return best.is_dir() and not best.is_symlink()
 
 
 def _megabytes(size_bytes: int) -> str:
