@@ -182,6 +182,7 @@ def _checkpoint(folder: Path) -> Path:
 
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
+    from lockstep.files.checkpoint_listing import MANIFEST_FILE
     from lockstep.train.checkpoints import checkpoint_format
     from lockstep.train.checkpoints.resume import ResumePoint, restore
     from lockstep.train.optim.ema import NoAverage
@@ -190,10 +191,10 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         (path / name).write_bytes(data)
-        if name != checkpoint_format.MANIFEST_FILE:
+        if name != MANIFEST_FILE:
             manifest = json.loads(whole)
             manifest["files"][name] = checkpoint_format.describe_file(path / name)
-            (path / checkpoint_format.MANIFEST_FILE).write_text(json.dumps(manifest))
+            (path / MANIFEST_FILE).write_text(json.dumps(manifest))
         net = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(net.parameters())
         optim: Any = SimpleNamespace(
@@ -205,7 +206,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
         )
         return restore(ResumePoint(path), {}, net, optim)
 
-    whole = (path / checkpoint_format.MANIFEST_FILE).read_text()
+    whole = (path / MANIFEST_FILE).read_text()
     return read
 
 

@@ -342,3 +342,10 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match=r"checkpoints cannot be written: Not a directory; .*--run-dir"):
         CheckpointFolder(tmp_path / "checkpoints", keep=2).forget_after(0, best_step=0)
+
+
+def test_the_size_of_a_snapshot_has_tensors_in_lists_too(tmp_path: Path) -> None:
+    """As L-BFGS keeps them."""
+    state = {"state": {0: {"moments": [torch.zeros(100), (torch.zeros(50),)], "step": 3}}, "param_groups": []}
+    snapshot = Snapshot(1, {"weight": torch.zeros(10)}, state, {}, ABOUT)
+    assert snapshot.size_bytes == 4 * 160
