@@ -62,7 +62,10 @@ class TensorBoardTracker(Tracker):
         with collector_paused():
             from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
+        try:
+            writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
+        except UnicodeEncodeError:
+            raise OSError(errno.EINVAL, "TensorBoard takes no name that is not UTF-8") from None
         self._hidden_from = None
         return writer
 

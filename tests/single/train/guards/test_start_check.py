@@ -39,6 +39,8 @@ def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
         (["-a", "resnet18", "cifar10", "--no-download"], 4, "cifar10 is not in data"),
         (["--data", "nomodule:load"], 2, "there is no module 'nomodule'"),
         (["images", "--rotate", "5", "--in-memory", "never"], 2, "--rotate"),
+        (["images", "--in-memory", "never", "--decode", "gpu", "--device", "cpu"], 2, "computes on cpu"),
+        (["--decode", "gpu"], 2, "--decode gpu: only for image files read while training, which digits is not"),
         (["empty"], 4, "empty"),
         (["--resume", "nowhere"], 5, "nowhere is no checkpoint"),
         (["--pretrained", "nowhere.pt"], 5, "nowhere.pt"),
@@ -54,6 +56,17 @@ def test_a_dry_run_refuses_what_a_start_refuses(
         assert main(["train", *words, *flags, "--run-dir", "run", "--epochs", "1"]) == code
         assert hint in capsys.readouterr().err
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("run", ["file", "file/run", "loop"])
+def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made(
+    here: Path, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
+    (here / "file").touch()
+    (here / "loop").symlink_to("loop")
+    for flags in ([], ["--dry-run"]):
+        assert main(["train", *flags, "--run-dir", run, "--epochs", "1"]) == 2
+        assert f"run folder {run} cannot be written: " in capsys.readouterr().err
 
 
 def test_a_dry_run_checks_the_checkpoint_that_is_gone_on_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,17 @@ def test_tensorboard_ends_without_a_traceback_where_its_folder_becomes_read_only
     assert told == [f"{tmp_path} cannot be written: it is read-only; metrics.jsonl has all"]
 
 
+def test_a_name_that_tensorboard_cannot_take_costs_its_events_alone(tmp_path: Path) -> None:
+    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+
+    told: list[str] = []
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    tracker = TensorBoardTracker(folder, 0, told.append)
+    tracker.record({**STEP, "step": 20})
+    tracker.close()
+    assert told == [f"{folder} cannot be written: TensorBoard takes no name that is not UTF-8; metrics.jsonl has all"]
+
+
 def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
