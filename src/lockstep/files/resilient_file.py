@@ -101,3 +101,4 @@ class PatientFile:
         self._kept[:0] = held
         os.close(self._descriptor)
         self._descriptor = again
+        self._tell(f"{self.path} was removed or renamed, and is made again{'' if replaced else ' with all its lines'}")

@@ -73,13 +73,15 @@ def test_a_removed_file_is_made_again_with_all_that_it_held(tmp_path: Path) -> N
 
 def test_a_file_whose_folder_was_renamed_is_written_where_it_was_with_all_that_it_held(tmp_path: Path) -> None:
     """As where a mount goes away: the open file still takes lines, but nobody finds them."""
+    told: list[str] = []
     (tmp_path / "run").mkdir()
-    file = PatientFile(tmp_path / "run" / "lines", lambda line: None)
+    file = PatientFile(tmp_path / "run" / "lines", told.append)
     file.write("line 0")
     (tmp_path / "run").rename(tmp_path / "moved")
     file.write("line 1")
     file.write("line 2")
     file.close()
+    assert told == [f"{tmp_path}/run/lines was removed or renamed, and is made again with all its lines"]
     assert (tmp_path / "run" / "lines").read_text() == _lines(3)
     assert (tmp_path / "moved" / "lines").read_text() == _lines(1)
 
