@@ -45,3 +45,15 @@ def test_a_run_folder_that_cannot_be_made_is_named_before_workers_start(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep train: error: run folder runs/digits-digits-net-")
     assert line.endswith(" cannot be written: Not a directory; choose another with --run-dir")
+
+
+def test_a_current_folder_that_was_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["train", "-np", "2"]) == 1
+    said = capsys.readouterr().err
+    assert said == "lockstep train: error: the current folder was removed; change to another one\n"

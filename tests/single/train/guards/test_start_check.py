@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -58,15 +59,23 @@ def test_a_dry_run_refuses_what_a_start_refuses(
     assert sorted(here.rglob("*")) == before
 
 
-@pytest.mark.parametrize("run", ["file", "file/run", "loop"])
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("file", "run folder file cannot be written: "),
+        ("file/run", "run folder file/run cannot be written: "),
+        ("loop", "run folder loop cannot be written: "),
+        (os.fsdecode(b"run\xff"), "run folder run\\udcff: its name is not UTF-8"),
+    ],
+)
 def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made(
-    here: Path, capsys: pytest.CaptureFixture[str], run: str
+    here: Path, capsys: pytest.CaptureFixture[str], run: str, words: str
 ) -> None:
     (here / "file").touch()
     (here / "loop").symlink_to("loop")
     for flags in ([], ["--dry-run"]):
         assert main(["train", *flags, "--run-dir", run, "--epochs", "1"]) == 2
-        assert f"run folder {run} cannot be written: " in capsys.readouterr().err
+        assert words in capsys.readouterr().err
 
 
 def test_a_dry_run_checks_the_checkpoint_that_is_gone_on_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
