@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -55,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean `lockstep {near[0]}`?" if near else "`lockstep --help` lists the commands"
         print(f"lockstep: error: there is no command {words[0]!r}; {hint}", file=sys.stderr)
         return USAGE_ERROR
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print(f"lockstep {words[0]}: error: the current folder was removed; change to another one", file=sys.stderr)
+        return 1
     try:
         code: int = import_module(f"lockstep.cli.{words[0]}").main(words[1:])
     except LockstepError as error:

@@ -17,6 +17,8 @@ from lockstep.config.run_names import new_run_path, runs_of
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
 from lockstep.errors import ConfigError
+from lockstep.files.checkpoint_listing import newest, step_of
+from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
@@ -71,13 +73,14 @@ def _describe_left(config: TrainConfig, earlier: Sequence[Path]) -> str:
         from lockstep.train.checkpoints.run_lock import resumed_run_path
 
         run = resumed_run_path(config)
-    runs = [run] if run else [path for path in runs_of(config) if path not in earlier]
-    checkpoints = [path.parent for each in runs for path in each.glob("checkpoints/step-*/manifest.json")]
-    newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
+    runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not is_held(path)]
+    left = [found for each in runs if (found := newest(each / "checkpoints"))]
+    if not left:
         return "no checkpoint was written, so there is nothing to resume"
-    step = int(newest.name.removeprefix("step-"))
-    return f"the newest checkpoint is of step {step:,}, {newest}; {how_to_resume(newest.parent.parent, False)}"
+    return "; or, if that run is another job's, ".join(
+        f"the newest checkpoint is of step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"
+        for path in sorted(left, key=lambda path: path.stat().st_mtime, reverse=True)
+    )
 
 
 def _time_left(time_limit: str | None, since: float) -> list[str]:
@@ -130,8 +133,13 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
         found = resumed_run_path(config)
     if found is None:
         found = new_run_path(config)
-        if not is_dry:
-            found.mkdir(parents=True)  # so that no other job takes the name
+        try:
+            if not is_dry:
+                found.mkdir(parents=True)  # so that no other job takes the name
+        except OSError as error:
+            raise ConfigError(
+                f"run folder {found} cannot be written: {error.strerror}; choose another with --run-dir"
+            ) from None
     return found
 
 

@@ -1,7 +1,7 @@
 """Writing so that a reader, or a crash, finds all of a file or nothing of it.
 
 A file is written under another name, which begins with a point, and renamed. A kill leaves that name behind; the next
-process to write the file writes over it, unless several may write at a time.
+process to write the file removes it first, unless several may write at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
         OSError: It cannot be put on the disk, or be given its name.
     """
     partial = partial_of(path.with_name(f"{os.getpid()}-{path.name}") if shared else path)
+    partial.unlink(missing_ok=True)  # it may be a link, whose target would be overwritten, or a pipe
     try:
         yield partial
         if durable:

@@ -231,16 +231,27 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
     return FolderLock(folder, owner)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process of this machine holds the folder."""
+    return _holder_here(folder) is not None
+
+
 def check_free(folder: Path, way_out: str) -> None:
     """Raise where a process of this machine holds the folder, without taking it.
 
     Raises:
         ConfigError: One does.
     """
+    if holder := _holder_here(folder):
+        raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+
+
+def _holder_here(folder: Path) -> Owner | None:
     with suppress(OSError):
         holder = _owner(_read(folder / LOCK_FILE)[0])
         if holder.is_here and not holder.has_ended:
-            raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+            return holder
+    return None
 
 
 def is_of_lock(path: Path) -> bool:

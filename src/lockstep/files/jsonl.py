@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,10 +36,14 @@ def format_record(record: Mapping[str, Any]) -> str:
 
 
 class RecordWriter:
-    """Appends records to a file, each whole and at once, so that a reader never waits for them."""
+    """Appends records to a file, each whole and at once, so that a reader never waits for them.
+
+    Raises:
+        OSError: The file cannot be opened, or is a pipe that nothing reads, which would be waited for.
+    """
 
     def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8")
+        self._file = open(path, "a", encoding="utf-8", opener=_open_at_once)  # noqa: SIM115
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record."""
@@ -47,6 +52,12 @@ class RecordWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def parse_record(line: str | bytes) -> dict[str, Any] | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MOST_BYTES = 64 << 20  # kept in memory; a record takes 0.3 kB, so these are 200,000
@@ -14,8 +17,8 @@ class PatientFile:
     """Appends lines, each once and whole in the end, whatever the disk does meanwhile.
 
     Where the disk is full, gone or read-only, lines are kept in memory, up to `MOST_BYTES`, and each further line tries
-    to write them first; that this begins is told once, and that it is over. If the file or its folder is removed while
-    it is open, it is made again with all that it held.
+    to write them first; that this begins is told once, and that it is over. If the file or its folder is removed or
+    renamed while it is open, it is made again with all that it held.
 
     Args:
         tell: Takes a line for people, from any thread that writes.
@@ -25,7 +28,7 @@ class PatientFile:
     """
 
     def __init__(self, path: Path, tell: Callable[[str], None]):
-        self.path = path
+        self.path, self._absolute = path, path.absolute()
         self._tell = tell
         self._kept = bytearray()
         self._dropped = 0
@@ -76,16 +79,26 @@ class PatientFile:
         self._process, self._lock, self._kept = os.getpid(), threading.RLock(), bytearray()
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # A link would lead out of the run's folder.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._absolute, flags, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no plain file", str(self.path))
+        return descriptor
 
     def _bring_back(self) -> None:
-        """Make a removed file again."""
-        if os.fstat(self._descriptor).st_nlink:
-            return
-        replaced = self.path.exists()  # by another process, which has what it wants to keep
-        held = b"" if replaced else os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Make the file again where its path does not lead to it: it was removed or renamed, or its disk unmounted."""
+        opened = os.fstat(self._descriptor)
+        for path in (self.path, self._absolute):  # a folder above may be renamed, or the working directory changed
+            with suppress(OSError):
+                if os.path.samestat(opened, os.stat(path)):
+                    return
+        replaced = self._absolute.exists()  # by another process, which has what it wants to keep
+        held = b"" if replaced else os.pread(self._descriptor, opened.st_size, 0)
+        self._absolute.parent.mkdir(parents=True, exist_ok=True)
         again = self._open()
         self._kept[:0] = held
         os.close(self._descriptor)
         self._descriptor = again
+        self._tell(f"{self.path} was removed or renamed, and is made again{'' if replaced else ' with all its lines'}")

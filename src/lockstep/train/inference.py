@@ -71,6 +71,8 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
             f"{path}: its model {arch} cannot be built by name ({error}); load the weights into your own with "
             f"safetensors.torch.load_file"
         ) from None
+    if nan := next((name for name, tensor in weights.items() if tensor.isnan().any()), None):
+        raise CheckpointError(f"{path}: {nan} has NaN, so its figures would mean nothing; name another checkpoint")
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     try:
         (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)

@@ -69,9 +69,7 @@ def _run(
 ) -> Result:
     check_workers(config, world.size)
     job = build_job(config, world, data, model, held, custom)
-    log = job.saving.folder.log(world.rank)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    start_log(log, world.rank)
+    start_log(job.saving.folder.log(world.rank), world.rank)
     for folder in (job.saving.checkpoints, job.saving.snapshots):
         folder.report_to(lambda line: job.say([line], ALWAYS), job.stopping.writing)
     workers, crowded = world.gather(_describe_worker(world)), _crowded_hosts(world)

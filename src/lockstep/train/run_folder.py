@@ -115,12 +115,21 @@ def run_of(path: Path) -> Path:
 
 
 def start_log(path: Path, rank: int) -> logging.Handler:
-    """Send this worker's log, and Python's warnings, to a file of its own; an earlier run's file gets no more."""
+    """Send this worker's log, and Python's warnings, to a file of its own; an earlier run's file gets no more.
+
+    Raises:
+        ConfigError: The file cannot be opened.
+    """
     for earlier in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(earlier)
         earlier.close()
-    handler = LogFile(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = LogFile(path)
+    except OSError as error:
+        way_out = "fix that, or choose another --run-dir"
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; {way_out}") from None
     handler.setFormatter(logging.Formatter(f"%(asctime)s worker {rank} %(levelname)s %(message)s"))
     for name in LOGGERS:
         logging.getLogger(name).addHandler(handler)

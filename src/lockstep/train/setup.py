@@ -121,7 +121,8 @@ def build_job(
     steps_per_epoch = sharding.steps_per_epoch
     planned = config.epochs * steps_per_epoch
     last_step = min(planned, config.max_steps or planned)
-    on_device = _decodes_on_device(config, world, data)
+    check_decoding(config, data, world.device.type, f"worker {world.rank}")
+    on_device = config.data.decode == "gpu"
     reader = partial(_build_reader, config, world, data, data.train, precision, on_device=on_device)
     batch = batching.global_batch // world.size
     processes = choose_processes(config, world, data.train, last_step * batch, batch, reader)
@@ -249,12 +250,18 @@ def build_val_loader(
     return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
 
-def _decodes_on_device(config: TrainConfig, world: World, data: ImageData) -> bool:
-    if config.data.decode == "gpu" and not isinstance(data.train, EncodedSplit):
+def check_decoding(config: TrainConfig, data: ImageData, device: str, worker: str) -> None:
+    """Refuse --decode gpu where nothing can be decoded on a GPU; `worker` names whose kind of device `device` is.
+
+    Raises:
+        ConfigError: It is asked for there.
+    """
+    if config.data.decode != "gpu":
+        return
+    if not isinstance(data.train, EncodedSplit):
         raise ConfigError(f"--decode gpu: only for image files read while training, which {data.name} is not")
-    if config.data.decode == "gpu" and world.device.type != "cuda":
-        raise ConfigError(f"--decode gpu: worker {world.rank} computes on {world.device}; leave --decode out there")
-    return config.data.decode == "gpu"
+    if device != "cuda":
+        raise ConfigError(f"--decode gpu: {worker} computes on {device}; leave --decode out there")
 
 
 def _build_reader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from lockstep.config.run_names import RUNS
 from lockstep.errors import ConfigError
+from lockstep.files.checkpoint_listing import complete, newest, step_of
 from lockstep.files.fields import count, plausible
 from lockstep.files.untrusted import read_yaml
 from lockstep.watch.metrics import Metrics
@@ -170,16 +172,16 @@ def read_config(run: Path) -> Mapping[str, Any]:
 def find_checkpoints(run: Path, metrics: Metrics) -> tuple[Checkpoint | None, Checkpoint | None]:
     """The last checkpoint and the best."""
     folder = run / "checkpoints"
-    last = max(folder.glob("step-*"), key=lambda path: path.name, default=None)
-    best = folder / "best"
-    return _checkpoint(last, metrics), _checkpoint(best.resolve(), metrics) if best.is_symlink() else None
+    linked = os.path.basename(os.path.realpath(folder / "best"))  # also of a link to itself
+    best = next((path for path in complete(folder) if path.name == linked), None)
+    return _checkpoint(newest(folder), metrics), _checkpoint(best, metrics)
 
 
 def _checkpoint(path: Path | None, metrics: Metrics) -> Checkpoint | None:
-    number = path.name.rpartition("-")[2] if path else ""
+    if path is None:
+        return None
     with suppress(OSError):  # removed meanwhile, for newer ones
-        if path and number.isdecimal():
-            return Checkpoint(int(number), path.stat().st_mtime, metrics.top1_after.get(int(number)))
+        return Checkpoint(step_of(path), path.stat().st_mtime, metrics.top1_after.get(step_of(path)))
     return None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -182,6 +183,7 @@ def _checkpoint(folder: Path) -> Path:
 
 def _restore(path: Path, name: str) -> Callable[[bytes], object]:
     """Put one file into a checkpoint, with a manifest that fits it, and go on from it."""
+    from lockstep.files.checkpoint_listing import MANIFEST_FILE
     from lockstep.train.checkpoints import checkpoint_format
     from lockstep.train.checkpoints.resume import ResumePoint, restore
     from lockstep.train.optim.ema import NoAverage
@@ -190,10 +192,10 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         (path / name).write_bytes(data)
-        if name != checkpoint_format.MANIFEST_FILE:
+        if name != MANIFEST_FILE:
             manifest = json.loads(whole)
             manifest["files"][name] = checkpoint_format.describe_file(path / name)
-            (path / checkpoint_format.MANIFEST_FILE).write_text(json.dumps(manifest))
+            (path / MANIFEST_FILE).write_text(json.dumps(manifest))
         net = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(net.parameters())
         optim: Any = SimpleNamespace(
@@ -205,7 +207,7 @@ def _restore(path: Path, name: str) -> Callable[[bytes], object]:
         )
         return restore(ResumePoint(path), {}, net, optim)
 
-    whole = (path / checkpoint_format.MANIFEST_FILE).read_text()
+    whole = (path / MANIFEST_FILE).read_text()
     return read
 
 
@@ -349,8 +351,13 @@ def _of_pack(name: str) -> Make:
 
         pack = _pack(folder)
         path = pack / name if "*" not in name else sorted(pack.glob(name))[0]
+        manifest = json.loads((pack / "dataset.json").read_text())
 
         def read(path: Path) -> None:
+            if path.suffix == ".npy":  # else its sum alone would refuse it
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                manifest["splits"]["train"]["index_sha256"] = digest
+                (pack / "dataset.json").write_text(json.dumps(manifest))
             with suppress(errors.DataError):
                 for task in verify.plan(pack).tasks:
                     verify.verify_task(task, lambda count: None)

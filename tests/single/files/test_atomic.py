@@ -84,3 +84,20 @@ def test_a_file_system_that_syncs_no_folders_is_no_error(
     monkeypatch.setattr(os, "fsync", refuse)
     with outcome:
         sync(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_lies_where_a_file_is_written_aside_is_neither_followed_nor_waited_for(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    partial = partial_of(tmp_path / "config")
+    if kind == "link":
+        partial.symlink_to(other)
+    else:
+        os.mkfifo(partial)
+    with replacing(tmp_path / "config") as path:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
+        os.write(descriptor, b"new")
+        os.close(descriptor)
+    assert (tmp_path / "config").read_text() == "new"
+    assert other.read_text() == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,9 @@ def test_json_replaces_the_file_whole_or_not_at_all(tmp_path: Path) -> None:
     write_json(path, {"other": 1})
     assert json.loads(path.read_text()) == {"other": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["environment.json"]
+
+
+def test_a_pipe_that_nothing_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "records")
+    with pytest.raises(OSError, match="No such device or address"):
+        RecordWriter(tmp_path / "records")

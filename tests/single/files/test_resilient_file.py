@@ -71,6 +71,47 @@ def test_a_removed_file_is_made_again_with_all_that_it_held(tmp_path: Path) -> N
     assert (tmp_path / "run" / "lines").read_text() == _lines(2)
 
 
+def test_a_file_whose_folder_was_renamed_is_written_where_it_was_with_all_that_it_held(tmp_path: Path) -> None:
+    """As where a mount goes away: the open file still takes lines, but nobody finds them."""
+    told: list[str] = []
+    (tmp_path / "run").mkdir()
+    file = PatientFile(tmp_path / "run" / "lines", told.append)
+    file.write("line 0")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    file.write("line 1")
+    file.write("line 2")
+    file.close()
+    assert told == [f"{tmp_path}/run/lines was removed or renamed, and is made again with all its lines"]
+    assert (tmp_path / "run" / "lines").read_text() == _lines(3)
+    assert (tmp_path / "moved" / "lines").read_text() == _lines(1)
+
+
+def test_a_change_of_the_working_directory_moves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    file = PatientFile(Path("lines"), lambda line: None)
+    file.write("line 0")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file.write("line 1")
+    file.close()
+    assert (tmp_path / "lines").read_text() == _lines(2)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_file_in_whose_folders_place_is_something_else_keeps_its_lines_in_memory(tmp_path: Path) -> None:
+    run, told = tmp_path / "run", list[str]()
+    run.mkdir()
+    file = PatientFile(run / "lines", told.append)
+    file.write("line 0")
+    run.rename(tmp_path / "moved")
+    run.write_text("a file")
+    file.write("line 1")
+    assert [line.partition(";")[0] for line in told] == [f"{run / 'lines'} cannot be written: File exists"]
+    run.unlink()
+    file.close()
+    assert (run / "lines").read_text() == _lines(2)
+
+
 def test_a_forked_process_leaves_what_is_kept_to_its_parent(tmp_path: Path) -> None:
     file = PatientFile(tmp_path / "lines", lambda line: None)
     with _largest_file(0):
@@ -82,3 +123,14 @@ def test_a_forked_process_leaves_what_is_kept_to_its_parent(tmp_path: Path) -> N
     os.waitpid(child, 0)
     file.close()
     assert (tmp_path / "lines").read_text() == "from the child\nline 0\n"
+
+
+def test_a_link_is_not_followed_and_a_pipe_not_filled(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / "link").symlink_to(other)
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (("link", "symbolic link"), ("pipe", "it is no plain file")):
+        with pytest.raises(OSError, match=words):
+            PatientFile(tmp_path / name, lambda line: None)
+    assert other.read_text() == "mine"

@@ -125,3 +125,16 @@ def test_data_that_is_code_is_named_and_not_run(tmp_path: Path, monkeypatch: pyt
     Path("strangers.py").write_text("raise SystemExit('this code ran')")
     with pytest.raises(CheckpointError, match=r"code and was not run; if you trust it, add --data strangers:load"):
         evaluate_checkpoint(_config(""), ALONE, Path("net.safetensors"))
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    weights = dict(registry.build("digits-net", 2, 1, 8).state_dict())
+    about = {"arch": "digits-net", "classes": ["a", "b"], "input": asdict(SPEC), "data": "digits"}
+    path = tmp_path / "net.safetensors"
+    for value in (math.inf, math.nan):  # masks may be infinite
+        weights["11.bias"] = torch.tensor([0.0, value])
+        checkpoint_format.export(path, weights, about)
+        if value == math.inf:
+            load_network(path)
+    with pytest.raises(CheckpointError, match=r"net.safetensors: 11.bias has NaN"):
+        load_network(path)

@@ -85,6 +85,7 @@ def test_checkpoints_are_told_in_whole_where_they_take_several_lines(new_run: Ne
     for step in (10, 20):
         folder = run / "checkpoints" / f"step-{step:08}"
         folder.mkdir()
+        (folder / "manifest.json").touch()
         os.utime(folder, (START + 10, START + 10))
     (run / "checkpoints" / "best").symlink_to(f"step-{best:08}")
     frame = _draw(run, width, now=START + 10 + 47 * 3600 + 59 * 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,15 +137,20 @@ def test_the_last_and_the_best_checkpoint_are_told_with_their_accuracy(new_run: 
     for step in (10, 20, 30):
         folder = run / "checkpoints" / f"step-{step:08}"
         folder.mkdir()
+        (folder / "manifest.json").touch()
         os.utime(folder, (START + step, START + step))
-    (run / "checkpoints" / ".partial-step-00000040").mkdir()
+    for name in (".partial-step-00000040", "step-00000050", "step-x"):  # none of them is complete
+        (run / "checkpoints" / name).mkdir()
     (run / "checkpoints" / "best").symlink_to("step-00000020")
     snapshot = RunWatch(run).look(START + 100)
     assert snapshot.last is not None
     assert snapshot.best is not None
     assert (snapshot.last.step, snapshot.last.unix_time, snapshot.last.top1) == (30, START + 30, 0.3)
     assert (snapshot.best.step, snapshot.best.top1) == (20, 0.2)
-    (run / "checkpoints" / "step-00000020").rmdir()
+    shutil.rmtree(run / "checkpoints" / "step-00000020")
+    assert RunWatch(run).look(START + 100).best is None
+    (run / "checkpoints" / "best").unlink()
+    (run / "checkpoints" / "best").symlink_to("best")
     assert RunWatch(run).look(START + 100).best is None
 
 

@@ -12,6 +12,7 @@ grouped by what stands before the first dot of their base name).
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
 import stat
@@ -45,6 +46,9 @@ ROW = np.dtype(
     [("shard", "<u4"), ("label", "<i4"), ("start", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc", "<u4")]
 )
 BLOCK = tarfile.BLOCKSIZE
+MOST_HEADER_BYTES = 1 << 16  # of a file of NumPy's form 1.0
+PIECE_BYTES = 1 << 20
+DAMAGED = "(its tar header is damaged)"
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,54 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
+def open_index(folder: Path, shards: Sequence[Shard]) -> npt.NDArray[np.void]:
+    """The index of the split in `folder`, mapped.
+
+    Raises:
+        DataError: It is missing, damaged, or of other shards.
+    """
+    path = folder / INDEX_FILE
+    try:
+        open_plain(path).close()
+        index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # NumPy raises many types on damaged headers, and may advise unpickling the file
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
+        raise DataError(f"{path} cannot be read ({reason}); copy it again, or pack anew") from None
+    samples = [shard.samples for shard in shards]
+    if index.dtype != ROW or index.shape != (sum(samples),):
+        raise DataError(f"{path} is not the index of these {sum(samples):,} samples; copy it again, or pack anew")
+    return index
+
+
+def check_index(folder: Path, index: npt.NDArray[np.void], part: PackedPart, classes: int) -> None:
+    """Refuse the index of the split in `folder` unless it is the one that was packed: it has the labels.
+
+    Raises:
+        DataError: It is not.
+    """
+    path, problem = folder / INDEX_FILE, ""
+    samples = [shard.samples for shard in part.shards]
+    if _digest(path, index.nbytes + MOST_HEADER_BYTES) != part.index_sha256:
+        problem = "is not the index that was packed"
+    elif not np.array_equal(index["shard"], np.repeat(np.arange(len(samples)), samples)):
+        problem = "has samples that are not in its tar files' order"
+    elif index.size and not 0 <= index["label"].min() <= index["label"].max() < classes:
+        problem = "has labels without a class"
+    if problem:
+        raise DataError(f"{path} {problem}; copy it again, or pack anew")
+
+
+def _digest(path: Path, most_bytes: int) -> str:
+    """The SHA-256 of a file; "" where it has more bytes, or cannot be read."""
+    digest, size = hashlib.sha256(), 0
+    with suppress(OSError, ValueError), open_plain(path) as file:
+        while size <= most_bytes and (piece := file.read(PIECE_BYTES)):
+            digest.update(piece)
+            size += len(piece)
+        return digest.hexdigest() if size <= most_bytes else ""
+    return ""
+
+
 class PackedSplit(EncodedSplit):
     """One split of a pack. Files are opened when they are read, in each process anew.
 
@@ -192,20 +244,7 @@ class PackedSplit(EncodedSplit):
         _allow_open_files()
         for shard in self.shards:
             shard.check_size(folder)
-        self.index = self._open_index()
-
-    def _open_index(self) -> npt.NDArray[np.void]:
-        path = self.folder / INDEX_FILE
-        try:
-            open_plain(path).close()
-            index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except Exception as error:  # NumPy raises many types on damaged headers, and may advise unpickling the file
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
-            raise DataError(f"{path} cannot be read ({reason}); copy it again, or pack anew") from None
-        samples = sum(shard.samples for shard in self.shards)
-        if index.dtype != ROW or index.shape != (samples,) or (samples and index["shard"].max() >= len(self.shards)):
-            raise DataError(f"{path} is not the index of these {samples:,} samples; copy it again, or pack anew")
-        return index
+        self.index = open_index(self.folder, self.shards)
 
     @property
     def labels(self) -> Sequence[int]:  # type: ignore[override]  # a view of the index, not an attribute
@@ -220,7 +259,7 @@ class PackedSplit(EncodedSplit):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.folder, self.shards, self._maps = state["folder"], state["shards"], {}
         _allow_open_files()
-        self.index = self._open_index()
+        self.index = open_index(self.folder, self.shards)
 
     def name(self, sample: int) -> str:
         row = self.index[sample]
@@ -265,13 +304,13 @@ def member_name(header: bytes) -> str:
     """The name in a member's tar headers; every sample's is asked for, and tarfile takes ten times as long."""
     if len(header) == BLOCK:  # ustar: name, ..., prefix
         name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
-        return (prefix + b"/" * bool(prefix) + name).decode("utf-8", "replace")
+        return (prefix + b"/" * bool(prefix) + name).decode("utf-8", "replace") or DAMAGED
     try:
         with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # a PAX header before it
             member = archive.next()
             return member.name if member else "?"
     except Exception:  # tarfile raises many types on damaged headers
-        return "(its tar header is damaged)"
+        return DAMAGED
 
 
 def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
@@ -281,10 +320,8 @@ def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
         DataError: An index or a shard is missing or not what was packed.
     """
     train, val = (PackedSplit(folder / name, manifest.splits[name].shards) for name in SPLITS)
-    for split in (train, val):
-        labels = np.asarray(split.labels)
-        if labels.size and not 0 <= labels.min() <= labels.max() < len(manifest.classes):
-            raise DataError(f"{split.folder / INDEX_FILE} has labels without a class; copy it again, or pack anew")
+    for name, split in zip(SPLITS, (train, val), strict=True):
+        check_index(split.folder, split.index, manifest.splits[name], len(manifest.classes))
     return train, val
 
 

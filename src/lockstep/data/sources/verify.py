@@ -12,23 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.data.packed.pack_reader import (
-    INDEX_FILE,
+    PIECE_BYTES,
     ROW,
     SPLITS,
     Manifest,
     PackedPart,
     Shard,
+    check_index,
     is_packed,
     member_name,
+    open_index,
 )
 from lockstep.data.process_pool import Advance, run_all
 from lockstep.data.sets import MOST_IMAGE_BYTES
 from lockstep.data.sources.folder_listing import list_images
 from lockstep.errors import DataError
-from lockstep.files.untrusted import open_plain, read_bytes
+from lockstep.files.untrusted import read_bytes
 
 FILES_A_TASK = 256
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _plan_pack(path: Path, manifest: Manifest) -> Verification:
     for name in SPLITS:
         folder, part = path / name, manifest.splits[name]
         samples += part.samples
-        index, faults = _read_index(folder, part)
+        index, faults = _read_index(folder, part, len(manifest.classes))
         bad += faults
         first = 0
         for shard in part.shards:
@@ -87,21 +88,14 @@ def _plan_pack(path: Path, manifest: Manifest) -> Verification:
     return Verification(samples, tasks, bad)
 
 
-def _read_index(folder: Path, part: PackedPart) -> tuple[npt.NDArray[np.void], list[str]]:
+def _read_index(folder: Path, part: PackedPart, classes: int) -> tuple[npt.NDArray[np.void], list[str]]:
     """A split's index, empty where it is damaged, and what is wrong with it."""
-    path = folder / INDEX_FILE
     try:
-        with open_plain(path) as file:
-            content = file.read()
-        index = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # mapped: it claims no more than there is
-    except OSError as error:
-        return np.empty(0, ROW), [f"{path} cannot be read ({error.strerror})"]
-    except Exception:  # NumPy raises many types on damaged headers
-        content, index = b"", None
-    same = hashlib.sha256(content).hexdigest() == part.index_sha256
-    if not same or index is None or index.dtype != ROW or index.shape != (part.samples,):
-        return np.empty(0, ROW), [f"{path} is not the index that was packed"]
-    return index, []
+        index = open_index(folder, part.shards)
+        check_index(folder, index, part, classes)
+    except DataError as error:
+        return np.empty(0, ROW), [str(error)]
+    return np.array(index), []  # a file that shrinks while it is mapped would kill the process
 
 
 def run(verification: Verification, processes: int, advance: Advance) -> list[str]:

@@ -228,8 +228,9 @@ def _check_end(file: Path, warn: Callable[[str], None]) -> None:
         size, place = file.stat().st_size, 0
         with file.open("rb") as events:
             while len(header := events.read(_HEADER.size)) == _HEADER.size:
-                end = place + _HEADER.size + _HEADER.unpack(header)[0] + _CHECKSUM_BYTES
-                if end > size:
+                length, _ = _HEADER.unpack(header)
+                end = place + _HEADER.size + length + _CHECKSUM_BYTES
+                if not length or end > size:  # zeros may follow where the machine crashed
                     break
                 events.seek(end)
                 place = end

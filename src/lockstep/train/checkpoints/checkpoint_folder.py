@@ -18,15 +18,18 @@ from typing import Any
 
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import PARTIAL, partial_of, sync
+from lockstep.files.checkpoint_listing import MANIFEST_FILE, PREFIX, all_in, name_of
+from lockstep.files.checkpoint_listing import complete as complete
+from lockstep.files.checkpoint_listing import newest as newest
+from lockstep.files.checkpoint_listing import step_of as step_of
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.checkpoints.background_writer import BackgroundWriter
-from lockstep.train.checkpoints.checkpoint_format import MANIFEST_FILE, MODEL_FILE
+from lockstep.train.checkpoints.checkpoint_format import MODEL_FILE
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
 from lockstep.train.progress import Progress
 from lockstep.world.peer_loss import unbroken
 from lockstep.world.world import World
 
-PREFIX = "step-"
 SPARE_BYTES = 4 << 20  # to be free beside a checkpoint's tensors: its other files, and room for records and logs
 
 
@@ -43,7 +46,11 @@ class Checkpoints:
         """Return when what was saved last is written."""
 
     def forget_after(self, step: int, best_step: int) -> None:
-        """Drop the checkpoints of later steps, which a run resumed from `step` takes again, and set the best."""
+        """Drop the checkpoints of later steps, which a run resumed from `step` takes again, and set the best.
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+        """
 
     @property
     def has_best(self) -> bool:
@@ -105,14 +112,19 @@ class CheckpointFolder(Checkpoints):
 
     def forget_after(self, step: int, best_step: int) -> None:
         self._confirm()
-        for path in _all(self.folder):
-            if path.name > _name_of(step):
-                self._remove(path)
-        best = self.folder / _name_of(best_step)
-        if best.is_dir():
-            self._point_best_at(best)
-        else:
-            (self.folder / "best").unlink(missing_ok=True)
+        try:
+            for path in all_in(self.folder):
+                if step_of(path) > step:
+                    self._remove(path)
+            best = self.folder / name_of(best_step)
+            if best.is_dir():
+                self._point_best_at(best)
+            elif not _is_copy(self.folder / "best"):
+                (self.folder / "best").unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder} cannot be written: {error.strerror or error}; fix that, or choose another --run-dir"
+            ) from None
 
     @property
     def has_best(self) -> bool:
@@ -180,7 +192,7 @@ class CheckpointFolder(Checkpoints):
         return f"needs {_megabytes(needed)}, {_megabytes(free)} is free in {there}" if free < needed else ""
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
-        target = self.folder / _name_of(snapshot.step)
+        target = self.folder / name_of(snapshot.step)
         partial = self._partial_of(target.name)
         self._confirm()
         self._make(self.folder)
@@ -200,9 +212,9 @@ class CheckpointFolder(Checkpoints):
         self._sync(self.folder)
 
     def _drop_old(self) -> None:
-        best = (self.folder / "best").resolve()
+        best = os.path.realpath(self.folder / "best")
         for path in complete(self.folder)[: -self._keep]:
-            if path.resolve() != best:
+            if os.path.realpath(path) != best:
                 self._remove(path)
 
     def _make(self, folder: Path) -> None:
@@ -225,6 +237,8 @@ class CheckpointFolder(Checkpoints):
         link = self._partial_of("best")
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
+        if _is_copy(self.folder / "best"):
+            self._remove(self.folder / "best")
         os.replace(link, self.folder / "best")
 
     def _remove(self, path: Path) -> None:
@@ -255,33 +269,13 @@ def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
         progress.forget_best()
 
 
-def _name_of(step: int) -> str:
-    return f"{PREFIX}{step:08d}"
-
-
-def step_of(path: Path) -> int:
-    """The step after which a checkpoint was taken, by its folder's name."""
-    return int(path.name.removeprefix(PREFIX))
+def _is_copy(best: Path) -> bool:
+    """Whether the best checkpoint is a folder of its own, as where a run was copied with its links followed."""
+    return best.is_dir() and not best.is_symlink()
 
 
 def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"
-
-
-def _all(folder: Path) -> list[Path]:
-    """The checkpoints in a `checkpoints` folder, oldest first, also those whose manifest is lost."""
-    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
-
-
-def complete(folder: Path) -> list[Path]:
-    """The complete checkpoints in a `checkpoints` folder, oldest first."""
-    return sorted(path.parent for path in folder.glob(f"{PREFIX}*/{MANIFEST_FILE}"))
-
-
-def newest(folder: Path) -> Path | None:
-    """The newest complete checkpoint in a `checkpoints` folder."""
-    found = complete(folder)
-    return found[-1] if found else None
 
 
 def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
@@ -291,7 +285,7 @@ def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
         CheckpointError: There are some, but all are damaged; the message names them.
     """
     problems: list[str] = []
-    for path in reversed(_all(folder)):
+    for path in reversed(all_in(folder)):
         try:
             checkpoint_format.verify(path)
         except CheckpointError as error:

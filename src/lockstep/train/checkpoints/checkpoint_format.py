@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.files.atomic import replacing, sync
+from lockstep.files.checkpoint_listing import MANIFEST_FILE
 from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.models.saved_weights import read_safetensors
 from lockstep.train.checkpoints.snapshot import Snapshot, Tensors
@@ -40,7 +41,6 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STRATEGY_FILE = "strategy.safetensors"
 OPTIONAL = (AVERAGE_FILE, STRATEGY_FILE)
 STATE_FILE = "state.json"
-MANIFEST_FILE = "manifest.json"
 
 
 def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:

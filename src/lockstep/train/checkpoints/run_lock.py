@@ -89,9 +89,36 @@ def resumed_run_path(config: TrainConfig) -> Path | None:
     return newest_run_path(config) if resume == "auto" else run_of(Path(resume))
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a run folder that cannot be made or written to, without making it.
+
+    Raises:
+        ConfigError: It cannot be.
+    """
+    _check_name(path)
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        why = "cannot be written to" if there.is_dir() else "is not a folder"
+        raise ConfigError(f"run folder {path} cannot be written: {there} {why}; choose another with --run-dir")
+
+
+def _check_name(path: Path) -> None:
+    """Refuse at the start what no checkpoint could be read from at the end.
+
+    Raises:
+        ConfigError: The name is not UTF-8, which safetensors needs.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"run folder {path}: its name is not UTF-8; choose another with --run-dir") from None
+
+
 def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
     """The run's folder, with those above it; those that were not there are added to `made`."""
     given = config.run.run_dir or resumed_run_path(config)
+    if given:
+        _check_name(given)
     while True:
         path = given or new_run_path(config)
         missing = [each for each in (path, *path.parents) if not each.exists()]

@@ -46,8 +46,17 @@ class Snapshot:
         return averaged or self.model
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        for tensors in (self.model, self.average, self.strategy, *self.optimizer["state"].values()):
-            yield from (value for value in tensors.values() if isinstance(value, torch.Tensor))
+        for state in (self.model, self.average, self.strategy, self.optimizer):
+            yield from _tensors_in(state)
+
+
+def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a state, however deep in mappings and lists, as L-BFGS keeps them."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for value in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors_in(value)
 
 
 class HostCopies:

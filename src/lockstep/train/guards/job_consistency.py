@@ -241,7 +241,7 @@ def _content(split: Split) -> dict[str, str]:
 def _size_of(split: EncodedSplit, sample: int) -> int:
     try:
         return len(split.read(sample))
-    except OSError:
+    except (OSError, ValueError):  # of a pipe, a device, or far too large a file
         return -1  # training says it, of the image that it meets
 
 

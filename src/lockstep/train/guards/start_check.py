@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from lockstep.config.run_names import RUNS
 from lockstep.config.schema import ParallelConfig, TrainConfig, check_workers
 from lockstep.data import catalog
 from lockstep.errors import ConfigError, DataError
@@ -18,11 +19,11 @@ from lockstep.models import registry
 from lockstep.train.checkpoints.legacy_format import is_old
 from lockstep.train.checkpoints.legacy_resume import begin_at
 from lockstep.train.checkpoints.resume import check_unused, find_resume_point
-from lockstep.train.checkpoints.run_lock import WAY_OUT, resumed_run_path
+from lockstep.train.checkpoints.run_lock import WAY_OUT, check_writable, resumed_run_path
 from lockstep.train.inference import load_network
 from lockstep.train.optim.freezing import freeze
 from lockstep.train.run_folder import RunFolder
-from lockstep.train.setup import build_job, build_model, load_data
+from lockstep.train.setup import build_job, build_model, check_decoding, load_data
 from lockstep.train.strategies.batch_norm import check_batch_norm
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
@@ -56,10 +57,12 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
         _check_norms(model, config, workers)
         freeze(model, config.model.freeze)
         return [f"{source} is not in {config.data.data_dir}; the first worker of each node fetches it"]
+    check_decoding(config, data, "cpu" if config.device == "cpu" else "cuda", "every worker")
     model = build_model(config, data)
     _check_norms(model, config, workers)
     point = find_resume_point(config, world)
     path = config.run.run_dir or resumed_run_path(config)
+    check_writable(path or RUNS)
     if path:
         check_free(path, WAY_OUT)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,7 +63,7 @@ def describe_loading(config: TrainConfig, world: World, data: ImageData, process
 
 def network_of(path: Path) -> str:
     """The type of the network file system that a path lies on; "" if it lies on none."""
-    whole = path.resolve()
+    whole = Path(os.path.realpath(path))  # also of a link to itself
     mounts = [mount for mount in psutil.disk_partitions(all=True) if whole.is_relative_to(mount.mountpoint)]
     if not mounts:
         return ""

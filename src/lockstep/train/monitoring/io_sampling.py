@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from lockstep.files.io_records import KIND, worker_file
@@ -45,8 +45,7 @@ class _Counting(IoSampler):
     @contextmanager
     def recording(self, run: Path) -> Iterator[None]:
         path, over = worker_file(run, self._rank), threading.Event()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        thread = threading.Thread(target=self._record, args=(RecordWriter(path), over), name="io", daemon=True)
+        thread = threading.Thread(target=self._record, args=(path, over), name="io", daemon=True)
         thread.start()
         try:
             yield
@@ -54,16 +53,15 @@ class _Counting(IoSampler):
             over.set()
             thread.join()
 
-    def _record(self, writer: RecordWriter, over: threading.Event) -> None:
+    def _record(self, path: Path, over: threading.Event) -> None:
         try:
-            while not over.wait(self._every):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(RecordWriter(path)) as writer:
+                while not over.wait(self._every):
+                    self._sample(writer)
                 self._sample(writer)
-            self._sample(writer)
         except (OSError, CountersMissingError) as error:  # a full disk ends these records, not the training
             logging.getLogger("lockstep").warning("I/O is not recorded any more: %r", error)
-        finally:
-            with suppress(OSError):
-                writer.close()
 
     def _sample(self, writer: RecordWriter) -> None:
         amounts, now = self._counters.take(), time.monotonic()

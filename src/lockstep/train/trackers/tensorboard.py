@@ -62,19 +62,24 @@ class TensorBoardTracker(Tracker):
         with collector_paused():
             from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
+        try:
+            writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
+        except UnicodeEncodeError:
+            raise OSError(errno.EINVAL, "TensorBoard takes no name that is not UTF-8") from None
         self._hidden_from = None
         return writer
 
     def _check_room(self) -> None:
-        """Foresee a full disk: TensorBoard's thread would end on it with a traceback on standard error.
+        """Foresee a full or read-only disk: TensorBoard's thread would end on it with a traceback on standard error.
 
         Raises:
-            OSError: There is no room, or no folder.
+            OSError: There is no room, or no folder that can be written to.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self._folder).free < ROOM_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if not os.access(self._folder, os.W_OK):
+            raise OSError(errno.EROFS, "it is read-only")
 
     def _give_up(self) -> None:
         writer, self._writer = self._writer, None

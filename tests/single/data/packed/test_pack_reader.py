@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import pickle
@@ -148,11 +149,25 @@ def _first(values: dict[str, Any]) -> dict[str, Any]:
     return shard
 
 
-def _negative_label(packed: Path) -> str:
-    index = np.load(packed / "train" / "index.npy")
-    index["label"][3] = -5
-    np.save(packed / "train" / "index.npy", index)
-    return "labels without a class"
+def _index(field: str, value: int, words: str, is_told: bool = True) -> Callable[[Path], str]:
+    """Change a sample's row; `is_told`: and the index's sum, as somebody does who means it."""
+
+    def act(packed: Path) -> str:
+        path = packed / "train" / "index.npy"
+        index = np.load(path)
+        index[field][3] = value
+        np.save(path, index)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        _manifest(lambda values: values["splits"]["train"].update(index_sha256=digest), "")(packed)
+        return words
+
+    def act_alone(packed: Path) -> str:
+        told = (packed / "dataset.json").read_bytes()
+        act(packed)
+        (packed / "dataset.json").write_bytes(told)
+        return words
+
+    return act if is_told else act_alone
 
 
 def _empty_manifest(packed: Path) -> str:
@@ -175,7 +190,9 @@ def _empty_manifest(packed: Path) -> str:
         _manifest(lambda values: _first(values).update(samples="x"), "dataset.json is damaged"),
         _manifest(lambda values: _first(values).update(file=5), "dataset.json is damaged"),
         _manifest(lambda values: _first(values).update(file="../val/val-000000.tar"), "dataset.json is damaged"),
-        _negative_label,
+        _index("label", -5, "labels without a class"),
+        _index("shard", 1, "samples that are not in its tar files' order"),
+        _index("label", 1, "is not the index that was packed", is_told=False),
         _empty_manifest,
     ],
 )
@@ -184,6 +201,8 @@ def test_a_damaged_pack_is_refused_by_name(packed: Path, spoil: Callable[[Path],
     for read in (_load, describe):
         with pytest.raises(DataError, match=words):
             read(packed)
+    with pytest.raises(DataError, match=words):
+        raise DataError("\n".join(verify.run(verify.plan(packed), 1, lambda count: None)))
 
 
 def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed: Path) -> None:

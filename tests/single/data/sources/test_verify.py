@@ -90,7 +90,7 @@ def test_a_changed_image_is_named_beside_a_cut_shard(packed: Path) -> None:
 def test_another_index_is_one_line_and_the_shards_are_compared_all_the_same(packed: Path) -> None:
     np.save(packed / "train" / "index.npy", np.zeros(40))
     (line,) = _verify(packed)
-    assert line == f"{packed}/train/index.npy is not the index that was packed"
+    assert line == f"{packed}/train/index.npy is not the index of these 40 samples; copy it again, or pack anew"
     _flip(packed / "train" / "train-000000.tar", 2000)
     assert _verify(packed) == [line, f"{packed}/train/train-000000.tar differs from what was packed"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,16 @@ def test_a_file_that_ends_within_an_event_is_read_and_said(tmp_path: Path) -> No
         assert run is not None
         assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5])
         assert "are no whole event and were passed over" in warnings[0]
+
+
+def test_zeros_after_the_events_are_passed_over_at_once(tmp_path: Path) -> None:
+    """As a file system leaves them where the machine crashed, and without end in a sparse file."""
+    folder = make_events(tmp_path, {"Top1/val": [(1, 1.0, 0.5)]})
+    (file,) = event_files(folder)
+    os.truncate(file, file.stat().st_size + 1600)
+    run, warnings = _read(folder)
+    assert run is not None
+    assert "the last 1,600 bytes are no whole event and were passed over" in warnings[0]
 
 
 def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:

@@ -316,3 +316,36 @@ def test_the_moving_average_is_what_is_used(tmp_path: Path) -> None:
     snapshot = Snapshot(1, {"w": torch.zeros(2)}, {"state": {}, "param_groups": []}, {}, ABOUT, average=average)
     weights, _ = checkpoint_folder.load_model(_save(tmp_path, snapshot))
     assert torch.equal(weights["w"], torch.ones(2))
+
+
+def test_a_run_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
+    """Its `best` is a folder then."""
+    _save(tmp_path / "first", _snapshot(1), is_best=True)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    checkpoints = CheckpointFolder(tmp_path / "copy", keep=2)
+    assert not (tmp_path / "copy" / "best").is_symlink()
+    checkpoints.forget_after(1, best_step=1)
+    assert (tmp_path / "copy" / "best").readlink() == Path("step-00000001")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["best", "step-00000001"]
+
+
+def test_the_only_copy_of_the_best_is_kept(tmp_path: Path) -> None:
+    _save(tmp_path / "best", _snapshot(1)).rename(tmp_path / "moved")
+    (tmp_path / "best").rmdir()
+    (tmp_path / "moved").rename(tmp_path / "best")
+    checkpoints = CheckpointFolder(tmp_path, keep=2)
+    checkpoints.forget_after(2, best_step=1)
+    assert checkpoints.has_best
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match=r"checkpoints cannot be written: Not a directory; .*--run-dir"):
+        CheckpointFolder(tmp_path / "checkpoints", keep=2).forget_after(0, best_step=0)
+
+
+def test_the_size_of_a_snapshot_has_tensors_in_lists_too(tmp_path: Path) -> None:
+    """As L-BFGS keeps them."""
+    state = {"state": {0: {"moments": [torch.zeros(100), (torch.zeros(50),)], "step": 3}}, "param_groups": []}
+    snapshot = Snapshot(1, {"weight": torch.zeros(10)}, state, {}, ABOUT)
+    assert snapshot.size_bytes == 4 * 160

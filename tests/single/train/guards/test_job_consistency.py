@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.data.sets import FileSplit, ImageData, InputSpec, MemorySplit
+from lockstep.data.sets import MOST_IMAGE_BYTES, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources import digits
 from lockstep.data.sources.user_dataset import describe as users_data
 from lockstep.errors import ConfigError
@@ -113,6 +114,18 @@ def test_a_folder_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None
     first = described("here", b"12")
     assert _said(described("there", b"34"), first) == ""
     assert "training files' names and sizes" in _said(described("elsewhere", b"123"), first)
+
+
+def test_files_that_cannot_be_read_are_left_for_training_to_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("link.png")
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", MOST_IMAGE_BYTES + 1)
+    paths = sorted(tmp_path.iterdir())
+    split = FileSplit(paths, [0] * len(paths))
+    data = ImageData(str(tmp_path), ("cat",), split, split, InputSpec(1, 2, 2, (0.0,), (1.0,)))
+    own = describe_job(configure(batch_size=8), data, MODEL)
+    assert _said(own, own) == ""
 
 
 def test_decoded_images_are_known_by_their_files_and_decoders_come_first(tmp_path: Path) -> None:

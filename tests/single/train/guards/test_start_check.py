@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
         (["-a", "resnet18", "cifar10", "--no-download"], 4, "cifar10 is not in data"),
         (["--data", "nomodule:load"], 2, "there is no module 'nomodule'"),
         (["images", "--rotate", "5", "--in-memory", "never"], 2, "--rotate"),
+        (["images", "--in-memory", "never", "--decode", "gpu", "--device", "cpu"], 2, "computes on cpu"),
+        (["--decode", "gpu"], 2, "--decode gpu: only for image files read while training, which digits is not"),
         (["empty"], 4, "empty"),
         (["--resume", "nowhere"], 5, "nowhere is no checkpoint"),
         (["--pretrained", "nowhere.pt"], 5, "nowhere.pt"),
@@ -54,6 +57,25 @@ def test_a_dry_run_refuses_what_a_start_refuses(
         assert main(["train", *words, *flags, "--run-dir", "run", "--epochs", "1"]) == code
         assert hint in capsys.readouterr().err
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("file", "run folder file cannot be written: "),
+        ("file/run", "run folder file/run cannot be written: "),
+        ("loop", "run folder loop cannot be written: "),
+        (os.fsdecode(b"run\xff"), "run folder run\\udcff: its name is not UTF-8"),
+    ],
+)
+def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made(
+    here: Path, capsys: pytest.CaptureFixture[str], run: str, words: str
+) -> None:
+    (here / "file").touch()
+    (here / "loop").symlink_to("loop")
+    for flags in ([], ["--dry-run"]):
+        assert main(["train", *flags, "--run-dir", run, "--epochs", "1"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_dry_run_checks_the_checkpoint_that_is_gone_on_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

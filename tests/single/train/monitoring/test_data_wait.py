@@ -92,6 +92,11 @@ def test_network_file_systems_are_known_by_the_longest_mount_point(
     assert network_of(Path(path)) == expected
 
 
+def test_a_link_to_itself_lies_where_its_folder_does(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert network_of(tmp_path / "loop") == network_of(tmp_path)
+
+
 def test_a_slow_data_set_gets_one_line_of_advice_in_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,32 @@ def test_tensorboard_hides_the_steps_that_a_resumed_run_takes_again(tmp_path: Pa
         time.sleep(1.1 * (resumed_after == 0))  # TensorBoard reads a folder's files by the second in their names
     scalars_of = EventAccumulator(str(tmp_path)).Reload().Scalars("Loss/train")
     assert [(each.step, each.value) for each in scalars_of] == [(20, 20), (40, 40), (60, 100), (80, 120)]
+
+
+def test_tensorboard_ends_without_a_traceback_where_its_folder_becomes_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+
+    told: list[str] = []
+    tracker = TensorBoardTracker(tmp_path, 0, told.append)
+    tracker.record({**STEP, "step": 20})
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for step in (40, 60):
+        tracker.record({**STEP, "step": step})
+    tracker.close()
+    assert told == [f"{tmp_path} cannot be written: it is read-only; metrics.jsonl has all"]
+
+
+def test_a_name_that_tensorboard_cannot_take_costs_its_events_alone(tmp_path: Path) -> None:
+    from lockstep.train.trackers.tensorboard import TensorBoardTracker
+
+    told: list[str] = []
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    tracker = TensorBoardTracker(folder, 0, told.append)
+    tracker.record({**STEP, "step": 20})
+    tracker.close()
+    assert told == [f"{folder} cannot be written: TensorBoard takes no name that is not UTF-8; metrics.jsonl has all"]
 
 
 def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
