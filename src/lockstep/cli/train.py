@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,13 +16,14 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.config.run_names import new_run_path, runs_of
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, ReplicasDifferError
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
 KILLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+RESUMABLE = (1, ReplicasDifferError.exit_code)  # and signals; other errors name their own fix
 
 
 def main(words: Sequence[str]) -> int:
@@ -54,18 +55,20 @@ def main(words: Sequence[str]) -> int:
             backend=config.parallel.dist_backend,
             where=command.where,
             check=check,
-            elastic=_elastic(command),
+            elastic=_elastic(command, partial(_describe_resume, config, earlier)),
             quiet=config.run.quiet,
             check_start=partial(_check_start, config, named),
         )
     )
-    if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:
-        print(f"lockstep: {_describe_left(config, earlier)}", file=sys.stderr)
+    if (code > 128 or code in RESUMABLE) and Place.from_environment().launcher == "none" and not config.run.evaluate:
+        nothing = "no checkpoint was written, so there is nothing to resume" if code in KILLED else ""
+        if left := _describe_resume(config, earlier) or nothing:
+            print(f"lockstep: {left}", file=sys.stderr)
     return code
 
 
-def _describe_left(config: TrainConfig, earlier: Sequence[Path]) -> str:
-    """What a run that was killed has left on the disk, and how to go on with it."""
+def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
+    """Return the newest checkpoint of a run that failed and how to resume from it; "" if there is none."""
     run = config.run.run_dir
     if run is None and config.run.resume is not None:
         from lockstep.train.checkpoints.run_lock import resumed_run_path
@@ -75,7 +78,7 @@ def _describe_left(config: TrainConfig, earlier: Sequence[Path]) -> str:
     checkpoints = [path.parent for each in runs for path in each.glob("checkpoints/step-*/manifest.json")]
     newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
-        return "no checkpoint was written, so there is nothing to resume"
+        return ""
     step = int(newest.name.removeprefix("step-"))
     return f"the newest checkpoint is of step {step:,}, {newest}; {how_to_resume(newest.parent.parent, False)}"
 
@@ -97,7 +100,7 @@ def _tell(notes: Sequence[str], by_hand: bool) -> None:
             print(f"lockstep train: note: {note}", file=sys.stderr)
 
 
-def _elastic(command: TrainCommand) -> Elastic | None:
+def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elastic | None:
     """How the workers are started more than once, if they are.
 
     Raises:
@@ -110,7 +113,7 @@ def _elastic(command: TrainCommand) -> Elastic | None:
         raise ConfigError("--max-restarts and its like are for training, but --evaluate is given; leave one out")
     words_of_now = partial(_time_left, run.time_limit, time.monotonic())
     words = partial(_words_of_restarts, command.job, is_dry=command.where.dry_run)
-    return Elastic(command.restarts, words, words_of_now, can_resize=True)
+    return Elastic(command.restarts, words, words_of_now, can_resize=True, describe_resume=describe_resume)
 
 
 def _words_of_restarts(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:
