@@ -16,14 +16,14 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.config.run_names import new_run_path, runs_of
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
-from lockstep.errors import ConfigError, ReplicasDifferError
+from lockstep.errors import ConfigError, DataError, ReplicasDifferError
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
 KILLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
-RESUMABLE = (1, ReplicasDifferError.exit_code)  # and signals; other errors name their own fix
+RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # and signals; others name their own fix
 
 
 def main(words: Sequence[str]) -> int:
