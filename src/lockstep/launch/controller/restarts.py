@@ -114,7 +114,7 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
     """
     display = Display(replace(output, workers=max(output.workers, job.options.max_np or 0)))
     script = job.options.host_discovery_script
-    discovery = Discovery(partial(discover, script, job.slots_per_host)) if script else None
+    discovery = Discovery.by_script(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
         return asyncio.run(_Attempts(job, hosts, display, direct_stdout).run())
