@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from lockstep import __version__
-from lockstep.errors import LockstepError
+from lockstep.errors import INTERRUPTED, LockstepError
 from lockstep.files.untrusted import printable
 
 COMMANDS = {
@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lockstep {words[0]}: error: this needs {error.name}, which is not installed here", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before a job has its own handlers, or in a command without any
+        print("\nlockstep: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         sys.stderr.close()
         return 0

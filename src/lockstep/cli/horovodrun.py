@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import __version__
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
 from lockstep.launch.output.display import say
@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LockstepError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # before the job has its own handlers
+        print("\nhorovodrun: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _run(plan: HorovodPlan, verbose: bool) -> int:

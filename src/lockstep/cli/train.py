@@ -76,7 +76,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
         run = resumed_run_path(config)
     runs = [run] if run else [path for path in runs_of(config) if path not in earlier]
     checkpoints = [path.parent for each in runs for path in each.glob("checkpoints/step-*/manifest.json")]
-    newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
+    newest = max(checkpoints, key=lambda path: (path.parents[1].name, path.name), default=None)  # by no clock
     if newest is None:
         return ""
     step = int(newest.name.removeprefix("step-"))

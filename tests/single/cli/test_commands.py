@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision import models
 
 from lockstep import recipes
-from lockstep.cli import COMMANDS, main
+from lockstep.cli import COMMANDS, horovodrun, main
 from lockstep.cli.data import ACTIONS
 from lockstep.data.catalog import NAMED
 from lockstep.data.sources import digits
@@ -33,6 +33,21 @@ def run(here: Path) -> Path:
     """A short run on the digits."""
     assert main(["train", "digits", "--max-steps", "3", "--run-dir", "a-run"]) == 0
     return here / "a-run"
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_a_job_has_started_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.cli.train.parse_train", _interrupt)
+    assert main(["train", "digits"]) == 130
+    assert capsys.readouterr().err == "\nlockstep: interrupted\n"
+    monkeypatch.setattr("lockstep.cli.horovodrun.parse_flags", _interrupt)
+    assert horovodrun.main(["-np", "2", "true"]) == 130
+    assert capsys.readouterr().err == "\nhorovodrun: interrupted\n"
 
 
 @pytest.mark.cold
