@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -41,9 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0].startswith(INJECTED):
         del words[0]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without × or √ is no reason to fail
+    prepare_streams()
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if words else USAGE_ERROR
@@ -72,6 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return code
+
+
+def prepare_streams() -> None:
+    """Replace closed streams (`>&-`) by /dev/null, and let no character fail on a terminal that lacks it."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the stream's own number, which no other file may take then
+            os.set_inheritable(descriptor, descriptor <= 2)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _help() -> str:
