@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 
-from lockstep.cli import main
-from lockstep.errors import WorldError
-from lockstep.world.launcher_environment import Place
+from lockstep.cli import main  # and nothing slow, as Ctrl-C would be a traceback here
 
 
 def _is_worker() -> bool:
+    from lockstep.errors import WorldError
+    from lockstep.world.launcher_environment import Place
+
     try:
         return Place.from_environment().launcher != "none"
     except WorldError:

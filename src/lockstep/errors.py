@@ -66,6 +66,12 @@ class CorruptImageError(DataError):
     """One image file cannot be decoded; the message names it. Exit code 4."""
 
 
+class LoaderError(DataError):
+    """A loader process has ended, such as when memory ran out. Exit code 4."""
+
+    retryable = True
+
+
 class CheckpointError(LockstepError):
     """A checkpoint cannot be written, read, or does not fit this run. Exit code 5."""
 

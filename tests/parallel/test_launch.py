@@ -196,6 +196,35 @@ def test_workers_that_do_not_stop_are_killed_and_what_is_left_is_named(
     assert left.endswith(f"--stop-timeout {timeout} --run-dir run --resume auto")
 
 
+@pytest.mark.parametrize("checkpoint_steps", ["8", "0"])
+def test_a_stop_while_the_job_waits_for_slots_names_what_is_left(tmp_path: Path, checkpoint_steps: str) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    hosts, calls = tmp_path / "hosts", tmp_path / "calls"
+    hosts.write_text("localhost:2\n")
+    script = f"cat {hosts} && echo >>{calls}"
+    words = ["train", "-np", "2", "--model", "stuck:net", "--run-dir", "run", "--max-restarts", "3", "--epochs", "2"]
+    words += ["--checkpoint-steps", checkpoint_steps, "--checkpoint-epochs", "0", "--host-discovery-script", script]
+    with started([*LOCKSTEP, *words], tmp_path) as job:
+        job.wait_until(lambda: job.text.count("step 30 is stuck") == 2)
+        has_checkpoint = checkpoint_steps != "0"
+        job.wait_until(lambda: not has_checkpoint or (tmp_path / "run/checkpoints/step-00000024").exists())
+        hosts.write_text("localhost:1\n")
+        seen = calls.stat().st_size + 2
+        job.wait_until(lambda: calls.stat().st_size > seen)
+        job.workers()[0].kill()
+        job.wait_for("waiting for hosts")
+        job.send_signal(signal.SIGINT)
+        assert job.wait() == (75 if has_checkpoint else 130), job.text
+    last = job.text.splitlines()[-1]
+    if has_checkpoint:
+        assert last.startswith(
+            "lockstep: stopped by SIGINT between two starts of the workers; the newest checkpoint is"
+        )
+        assert last.endswith(f"--host-discovery-script {shlex.quote(script)} --run-dir run --resume auto")
+    else:
+        assert last == "lockstep: no checkpoint was written, so there is nothing to resume"
+
+
 def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> None:
     train = (*LOCKSTEP, "train", "-np", "2", "--epochs", "3", "--checkpoint-steps", "5", "--log-every", "5")
     assert run([*train, "--run-dir", "whole"], tmp_path).returncode == 0

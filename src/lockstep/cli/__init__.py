@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from lockstep import __version__
-from lockstep.errors import LockstepError
+from lockstep.errors import INTERRUPTED, LockstepError
 from lockstep.files.untrusted import printable
 
 COMMANDS = {
@@ -42,9 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0].startswith(INJECTED):
         del words[0]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without × or √ is no reason to fail
+    prepare_streams()
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if words else USAGE_ERROR
@@ -71,10 +69,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lockstep {words[0]}: error: this needs {error.name}, which is not installed here", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before a job has its own handlers, or in a command without any
+        print("\nlockstep: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         sys.stderr.close()
         return 0
     return code
+
+
+def prepare_streams() -> None:
+    """Replace closed streams (`>&-`) by /dev/null, and let no character fail on a terminal that lacks it."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the stream's own number, which no other file may take then
+            os.set_inheritable(descriptor, descriptor <= 2)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _help() -> str:

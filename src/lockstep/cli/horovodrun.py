@@ -5,7 +5,6 @@ Its exit code is 0, 1 when a worker failed (Horovod's rule), 2 for a wrong flag,
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import shutil
@@ -16,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import __version__
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.cli import prepare_streams
+from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
 from lockstep.launch.output.display import say
@@ -31,9 +31,7 @@ FAILED = 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job as the flags say, and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     try:
         flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
         if flags.version:
@@ -51,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LockstepError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # before the job has its own handlers
+        print("\nhorovodrun: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _run(plan: HorovodPlan, verbose: bool) -> int:

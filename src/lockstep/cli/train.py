@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from lockstep.config.resume_command import how_to_resume
 from lockstep.config.run_names import new_run_path, runs_of
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import parse_time_limit
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, DataError, ReplicasDifferError
 from lockstep.files.checkpoint_listing import newest, step_of
 from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
@@ -25,6 +25,7 @@ from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
 KILLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # and signals; others name their own fix
 
 
 def main(words: Sequence[str]) -> int:
@@ -56,18 +57,20 @@ def main(words: Sequence[str]) -> int:
             backend=config.parallel.dist_backend,
             where=command.where,
             check=check,
-            elastic=_elastic(command),
+            elastic=_elastic(command, partial(_describe_resume, config, earlier)),
             quiet=config.run.quiet,
             check_start=partial(_check_start, config, named),
         )
     )
-    if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:
-        print(f"lockstep: {_describe_left(config, earlier)}", file=sys.stderr)
+    if (code > 128 or code in RESUMABLE) and Place.from_environment().launcher == "none" and not config.run.evaluate:
+        nothing = "no checkpoint was written, so there is nothing to resume" if code in KILLED else ""
+        if left := _describe_resume(config, earlier) or nothing:
+            print(f"lockstep: {left}", file=sys.stderr)
     return code
 
 
-def _describe_left(config: TrainConfig, earlier: Sequence[Path]) -> str:
-    """What a run that was killed has left on the disk, and how to go on with it."""
+def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
+    """Return the newest checkpoint of a run that failed and how to resume from it; "" if there is none."""
     run = config.run.run_dir
     if run is None and config.run.resume is not None:
         from lockstep.train.checkpoints.run_lock import resumed_run_path
@@ -75,11 +78,9 @@ def _describe_left(config: TrainConfig, earlier: Sequence[Path]) -> str:
         run = resumed_run_path(config)
     runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not is_held(path)]
     left = [found for each in runs if (found := newest(each / "checkpoints"))]
-    if not left:
-        return "no checkpoint was written, so there is nothing to resume"
     return "; or, if that run is another job's, ".join(
         f"the newest checkpoint is of step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"
-        for path in sorted(left, key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in sorted(left, key=lambda path: path.parents[1].name, reverse=True)  # by no clock
     )
 
 
@@ -100,7 +101,7 @@ def _tell(notes: Sequence[str], by_hand: bool) -> None:
             print(f"lockstep train: note: {note}", file=sys.stderr)
 
 
-def _elastic(command: TrainCommand) -> Elastic | None:
+def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elastic | None:
     """How the workers are started more than once, if they are.
 
     Raises:
@@ -113,7 +114,7 @@ def _elastic(command: TrainCommand) -> Elastic | None:
         raise ConfigError("--max-restarts and its like are for training, but --evaluate is given; leave one out")
     words_of_now = partial(_time_left, run.time_limit, time.monotonic())
     words = partial(_words_of_restarts, command.job, is_dry=command.where.dry_run)
-    return Elastic(command.restarts, words, words_of_now, can_resize=True)
+    return Elastic(command.restarts, words, words_of_now, can_resize=True, describe_resume=describe_resume)
 
 
 def _words_of_restarts(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:

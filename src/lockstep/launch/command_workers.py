@@ -31,12 +31,14 @@ class Elastic:
         words: What they are told besides, by the number of workers at first.
         words_of_now: What they are told besides in any further start.
         can_resize: They stop after a step with a checkpoint when they get SIGUSR1.
+        describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
     """
 
     options: RestartOptions
     words: Callable[[int], list[str]]
     words_of_now: Callable[[], list[str]]
     can_resize: bool
+    describe_resume: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     output, direct_stdout = OutputPlan(plan.workers, prefixed=False), sys.stdout.isatty()
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)
-    job = elastic_job(plan, where, elastic.options, gpus, elastic.can_resize, elastic.words_of_now)
+    job = elastic_job(
+        plan, where, elastic.options, gpus, elastic.can_resize, elastic.words_of_now, elastic.describe_resume
+    )
     return run_elastic_job(job, output, direct_stdout)
 
 

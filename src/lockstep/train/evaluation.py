@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from lockstep.data.batch import Batch
+from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.train.custom.measures import Measures
 from lockstep.train.losses import Criterion, cross_entropy
 from lockstep.train.metrics import Meter, Totals
 from lockstep.train.precision import Precision
 
 
+@lost_loaders_named()
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],

@@ -19,6 +19,7 @@ import torch
 
 from lockstep.config.resume_command import how_to_resume
 from lockstep.data.batch import Batch
+from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import target_accuracy
@@ -91,6 +92,7 @@ class Result:
         }
 
 
+@lost_loaders_named()
 def train(job: Job) -> Result:
     """Train to the job's last step, or to the accuracy that is desired.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from PIL import Image
 from torchvision import models
 
 from lockstep import recipes
-from lockstep.cli import COMMANDS, main
+from lockstep.cli import COMMANDS, horovodrun, main, prepare_streams
 from lockstep.cli.data import ACTIONS
 from lockstep.data.catalog import NAMED
 from lockstep.data.sources import digits
@@ -33,6 +35,38 @@ def run(here: Path) -> Path:
     """A short run on the digits."""
     assert main(["train", "digits", "--max-steps", "3", "--run-dir", "a-run"]) == 0
     return here / "a-run"
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_a_job_has_started_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.cli.train.parse_train", _interrupt)
+    assert main(["train", "digits"]) == 130
+    assert capsys.readouterr().err == "\nlockstep: interrupted\n"
+    monkeypatch.setattr("lockstep.cli.horovodrun.parse_flags", _interrupt)
+    assert horovodrun.main(["-np", "2", "true"]) == 130
+    assert capsys.readouterr().err == "\nhorovodrun: interrupted\n"
+
+
+def test_closed_streams_are_replaced_under_their_own_numbers() -> None:
+    pid = os.fork()
+    if not pid:
+        code = 1
+        with suppress(BaseException):
+            for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+                os.close(number)
+                setattr(sys, name, None)
+            prepare_streams()
+            print("to nobody", file=sys.stdout, flush=True)
+            numbers = [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)]
+            if numbers == [0, 1, 2] and not sys.stdout.isatty() and all(map(os.get_inheritable, numbers)):
+                code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.cold

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
+from lockstep.errors import CheckpointError, ConfigError, DataError, LoaderError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.train import fit
 from lockstep.train.fit import configure
@@ -150,8 +150,23 @@ def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
                 os.kill(os.getpid(), 9)
             return super().__getitem__(index)
 
-    with pytest.raises(DataError, match="a loader process has ended"):
+    with pytest.raises(LoaderError, match="a loader process has ended"):
         fit(linear_net(), Deadly(*separable(320, 1).tensors), separable(64, 2), loader_workers=2, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_loader_process_that_dies_during_a_step_is_named_and_retried(tmp_path: Path, training: bool) -> None:
+    class Interrupted(nn.Flatten):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            # As torch's handler of SIGCHLD raises it, wherever the main thread is; one blank image checks the model.
+            if self.training == training and len(images) > 1:
+                raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+            return super().forward(images)
+
+    model = nn.Sequential(Interrupted(), linear_net())
+    with pytest.raises(LoaderError, match=r"a loader process has ended .*Killed") as error:
+        fit(model, separable(64, 1), separable(64, 2), epochs=1, loader_workers=0, run_dir=tmp_path)
+    assert error.value.retryable
 
 
 def test_resuming_from_an_older_checkpoint_abandons_the_later_ones(tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ from lockstep.data.augment.random_erasing import erase_
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.buffers import SharedRing, share
 from lockstep.data.pipeline.decode import Cut, Size, decode, evaluation_pixels, unless_skipped
+from lockstep.data.pipeline.lost_loaders import loader_error, lost_loaders_named
 from lockstep.data.pipeline.readers import Normalizer, Placement, change_at_random
 from lockstep.data.sets import EncodedSplit, InputSpec, UserSplit
-from lockstep.errors import CorruptImageError, DataError, first_line
+from lockstep.errors import CorruptImageError, DataError
 from lockstep.seeding import seed_all
 from lockstep.world import accelerator
 
@@ -178,25 +179,18 @@ class StreamReader:
                     raise DataError(
                         "a new pass over these images has begun, so the older one cannot go on; end it first"
                     )
-                yield self._batch(next(batches), request)
+                with lost_loaders_named():
+                    batch = self._batch(next(batches), request)
+                yield batch
         except DataError as error:
             if "Original Traceback" not in str(error):  # which torch adds to an error of a loader process
                 raise
             lines = str(error).splitlines()
             raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            if not self._loader_died(error):  # but it comes out of the data set itself
+        except (ConnectionError, EOFError) as error:  # while it handed over a tensor, whose descriptor is asked for
+            if not self._loader.num_workers or "Original Traceback" in str(error):  # it comes out of the data set
                 raise
-            raise DataError(
-                f"a loader process has ended ({first_line(error)}); if memory or /dev/shm ran out, lower "
-                f"--workers or --batch-size"
-            ) from error
-
-    def _loader_died(self, error: Exception) -> bool:
-        """Whether a loader process has ended, maybe while it handed over a tensor, whose descriptor is asked for."""
-        if isinstance(error, RuntimeError):
-            return str(error).startswith(("DataLoader worker", "Pin memory thread"))
-        return self._loader.num_workers > 0 and "Original Traceback" not in str(error)
+            raise loader_error(error) from error
 
     def _batch(self, raw: Raw, request: BatchRequest) -> Batch:
         device = self._placement.device

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from lockstep.errors import ConfigError
 from lockstep.launch.node import parent_death
@@ -16,6 +19,9 @@ from lockstep.launch.plan.hosts import Host, parse_discovered, slots_of
 
 POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+STOP_SECONDS = 10.0  # on a busy machine
+MOST_BYTES = 1 << 20
 FLAG = "--host-discovery-script"
 
 
@@ -27,23 +33,40 @@ class Discovery:
     Args:
         ask: Says which hosts there are, as `discover` does.
         check: Raises ConfigError where the job can do nothing with the hosts.
+        end: Set by `stop`, for `ask`.
 
     Raises:
         Exception: That of the first call, of `ask` or the check.
     """
 
     def __init__(
-        self, ask: Callable[[], Sequence[Host]], check: Callable[[Sequence[Host]], object] = lambda hosts: None
+        self,
+        ask: Callable[[], Sequence[Host]],
+        check: Callable[[Sequence[Host]], object] = lambda hosts: None,
+        end: threading.Event | None = None,
     ) -> None:
         self._ask_hosts = ask
         self._check = check
-        self._end = threading.Event()
+        self._end = end or threading.Event()
+        self._by_script = end is not None
         self._warned = False
         self.hosts = self._ask()
-        threading.Thread(target=self._poll, name="lockstep-discovery", daemon=True).start()
+        self._thread = threading.Thread(target=self._poll, name="lockstep-discovery", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def by_script(
+        cls, script: str, slots_per_host: int | None, check: Callable[[Sequence[Host]], object] = lambda hosts: None
+    ) -> Discovery:
+        """Ask a script, which `stop` ends if it runs then."""
+        end = threading.Event()
+        return cls(partial(discover, script, slots_per_host, end), check, end)
 
     def stop(self) -> None:
+        """End, with a script that runs now; a function is not waited for."""
         self._end.set()
+        if self._by_script:
+            self._thread.join(STOP_SECONDS)
 
     def _poll(self) -> None:
         while not self._end.wait(POLL_SECONDS):
@@ -62,23 +85,55 @@ class Discovery:
         return hosts
 
 
-def discover(script: str, slots_per_host: int | None) -> tuple[Host, ...]:
+def discover(script: str, slots_per_host: int | None, end: threading.Event | None = None) -> tuple[Host, ...]:
     """The hosts that the script prints now.
+
+    What the script leaves in its process group is killed.
+
+    Args:
+        end: Set when the answer is not needed any more; the script is killed then.
 
     Raises:
         ConfigError: It fails, or prints what names no host.
     """
     command, pipe = parent_death.command(["sh", "-c", script]), subprocess.PIPE
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
-    ) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         try:
-            out, err = process.communicate(timeout=SCRIPT_SECONDS)
-        except subprocess.TimeoutExpired:
+            out, err = _read_until_exit(process, script, end or threading.Event())
+        finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what the script has started
-            raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s") from None
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         said = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
         raise ConfigError(f"{FLAG} {script} ended with exit code {process.returncode}{said}")
     return parse_discovered(out, slots_per_host)
+
+
+def _read_until_exit(process: subprocess.Popen[bytes], script: str, end: threading.Event) -> tuple[str, str]:
+    """Return what a process has printed when it exits, even if a daemon that it started keeps its streams open.
+
+    Raises:
+        ConfigError: It takes or prints too much.
+    """
+    assert process.stdout
+    assert process.stderr
+    printed = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    deadline = time.monotonic() + SCRIPT_SECONDS
+    with selectors.DefaultSelector() as selector:
+        for descriptor in printed:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
+        has_exited = False
+        while not has_exited:
+            has_exited = process.poll() is not None  # then what is in the pipes is all
+            for key, _ in selector.select(0.0 if has_exited else LOOK_SECONDS):
+                part = os.read(key.fd, MOST_BYTES)
+                printed[key.fd] = (printed[key.fd] + part)[-MOST_BYTES:]
+                if not part:
+                    selector.unregister(key.fd)
+            if len(printed[process.stdout.fileno()]) == MOST_BYTES:
+                raise ConfigError(f"{FLAG} {script} printed more than {MOST_BYTES:,} bytes")
+            if end.is_set() or time.monotonic() > deadline:
+                raise ConfigError(f"{FLAG} {script} took longer than {SCRIPT_SECONDS:g} s")
+    out, err = (text.decode(errors="replace") for text in printed.values())
+    return out, err

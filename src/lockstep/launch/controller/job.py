@@ -145,6 +145,7 @@ class LaunchedJob:
         self._size = plan.workers
         self._give_up = asyncio.Event()
         self._killed = ""
+        self._has_ended = False
 
     @property
     def request(self) -> signal.Signals | None:
@@ -160,17 +161,20 @@ class LaunchedJob:
         """Have workers that understand it stop after the same step, with a checkpoint."""
         self._forward(signal.SIGUSR1)
 
-    async def run(self, goes_on: Callable[[JobOutcome], bool] = lambda outcome: False) -> JobOutcome:
+    async def run(
+        self, goes_on: Callable[[JobOutcome], bool] = lambda outcome: False, keeps_signals: bool = False
+    ) -> JobOutcome:
         """Carry out the plan.
 
         Args:
             goes_on: Whether the workers are to be started anew after this; the node processes then stay.
+            keeps_signals: Catch signals after the end, too, and note them in `request`.
         """
+        self._catch()
         allow_many_files()
         await self._pool.look()
         nodes = enumerate(self._plan.nodes)
         self._remotes = [self._pool.take(index, node, self._screen.show) for index, node in nodes]
-        self._catch()
         show_due = asyncio.create_task(self._screen.show_due())
         trouble: StartError | None = None
         away: tuple[str, ...] = ()
@@ -186,11 +190,13 @@ class LaunchedJob:
                 given_up = self._give_up.is_set()
                 show_due.cancel()
                 await self._end(at_once=given_up)
+            self._has_ended = True
             outcome = self._judge(ended, given_up, trouble, away)
             keep = goes_on(outcome)
         finally:
             await self._pool.give_back(self._remotes, keep)
-            self._release()
+            if not keeps_signals:
+                self._release()
         return outcome
 
     def tell(self, outcome: JobOutcome) -> None:
@@ -222,7 +228,7 @@ class LaunchedJob:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        started = self.has_started
+        started = self.has_started and not self._has_ended
         if number in NOTICE:
             self._notice = number
             if started:  # else it is sent then

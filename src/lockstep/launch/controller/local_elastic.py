@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from lockstep.launch.controller.discovery import Discovery, discover
+from lockstep.launch.controller.discovery import Discovery
 from lockstep.launch.controller.elastic_driver import POLL_SECONDS, Driver, HostSlot, JobFailedError
 from lockstep.launch.controller.job import JobOutcome, LaunchedJob
 from lockstep.launch.controller.node_pool import NodePool
@@ -135,8 +135,8 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
 
     try:
         if plan.discovery_script:
-            ask = partial(discover, plan.discovery_script, plan.slots_per_host)
-            discovery = Discovery(ask, partial(slots_here, names=names_of_this_machine()))
+            check = partial(slots_here, names=names_of_this_machine())
+            discovery = Discovery.by_script(plan.discovery_script, plan.slots_per_host, check)
         job = LocalElasticJob(plan, hosts, display)
         outcome = asyncio.run(job.run())
         job.tell(outcome)

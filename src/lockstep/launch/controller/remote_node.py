@@ -160,6 +160,8 @@ class Remote:
             self._process.stdin.close()
             with suppress(OSError):  # a broken pipe, which asyncio would print as an error that nobody has seen
                 await asyncio.wait_for(self._process.stdin.wait_closed(), self._timings.close)
+        if self._process:  # its other streams, too, which asyncio keeps open as long as any process has them
+            self._process._transport.close()  # type: ignore[attr-defined]
 
     async def _listen(self) -> None:
         assert self._process

@@ -44,6 +44,7 @@ class ElasticJob:
             change without a failure.
         slots_per_host: For a discovery script's hosts without a number.
         failure_code: The exit code when a worker has failed; None: the worker's own.
+        describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
     """
 
     plan: JobPlan
@@ -53,6 +54,7 @@ class ElasticJob:
     can_resize: bool
     slots_per_host: int | None = None
     failure_code: int | None = None
+    describe_resume: Callable[[], str] = str
 
 
 def elastic_job(
@@ -62,11 +64,13 @@ def elastic_job(
     gpus: Callable[[], int],
     can_resize: bool = False,
     words_of_now: Callable[[], list[str]] = list,
+    describe_resume: Callable[[], str] = str,
 ) -> ElasticJob:
     """The job that begins with a plan, which follows from what the user says of where it runs.
 
     Args:
         words_of_now: What its command has at the end in any further start.
+        describe_resume: As for `ElasticJob`.
 
     Raises:
         ConfigError: Its nodes are started by hand.
@@ -83,7 +87,8 @@ def elastic_job(
         command = [*plan.command, *words_of_now()]
         return plan_from(elsewhere, slots_of(hosts), command, environment, cores, gpus, here)
 
-    return ElasticJob(plan, offered_hosts(where, environment, gpus, plan), plan_on, options, can_resize)
+    offered = offered_hosts(where, environment, gpus, plan)
+    return ElasticJob(plan, offered, plan_on, options, can_resize, describe_resume=describe_resume)
 
 
 def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
@@ -109,7 +114,7 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
     """
     display = Display(replace(output, workers=max(output.workers, job.options.max_np or 0)))
     script = job.options.host_discovery_script
-    discovery = Discovery(partial(discover, script, job.slots_per_host)) if script else None
+    discovery = Discovery.by_script(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
         return asyncio.run(_Attempts(job, hosts, display, direct_stdout).run())
@@ -157,9 +162,11 @@ class _Attempts:
                 attempt = LaunchedJob(self._numbered(plan, newcomers), self._display, self._direct_stdout, self._pool)
                 watch = asyncio.create_task(self._watch(attempt, plan))
                 try:
-                    outcome = await attempt.run(partial(self._judge, watch))
+                    outcome = await attempt.run(partial(self._judge, watch), keeps_signals=True)
                 finally:
                     watch.cancel()
+                if outcome.request and self._number and not attempt.has_started:
+                    return self._stopped_between_starts(outcome.request)
                 if not self._verdict.resized:
                     attempt.tell(outcome)
                 if not self._verdict.goes_on:
@@ -170,8 +177,10 @@ class _Attempts:
                 elsewhere = {node.host for node in plan.nodes if not node.is_here}
                 self._membership.lose([host for host in outcome.away if host in elsewhere], bool(outcome.trouble))
                 following = await self._wait_for_slots(attempt, hosts)
+                if attempt.request:
+                    return self._stopped_between_starts(attempt.request)
                 if following is None:
-                    return self._given_up(attempt, outcome)
+                    return outcome.exit_code(self._job.failure_code)
                 plan, before = following, hosts
                 self._announce(plan)
         finally:
@@ -199,14 +208,11 @@ class _Attempts:
         elif self._restarts or not self._options.max_restarts:
             say(f"lockstep: the workers are not started anew once more: --max-restarts {self._options.max_restarts}")
 
-    def _given_up(self, attempt: LaunchedJob, outcome: JobOutcome) -> int:
-        """The exit code where there is no further start."""
-        if not attempt.request:
-            return outcome.exit_code(self._job.failure_code)
-        if not self._job.can_resize:
-            return 128 + attempt.request
-        say(f"lockstep: stopped by {attempt.request.name}; `--resume auto` goes on from the newest checkpoint")
-        return STOPPED
+    def _stopped_between_starts(self, request: signal.Signals) -> int:
+        """Report a stop that came while no worker ran, and return the exit code."""
+        resume = self._job.describe_resume()
+        say(f"lockstep: stopped by {request.name} between two starts of the workers{resume and f'; {resume}'}")
+        return STOPPED if resume else 128 + request
 
     def _announce(self, plan: JobPlan) -> None:
         where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"

@@ -14,12 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def remove_dead_sockets(since: float) -> None:
-    """Remove this user's folders of that kind that are newer than a time and whose sockets no process has open."""
-    for folder in Path(tempfile.gettempdir()).glob("pymp-*"):
+def socket_folders() -> set[Path]:
+    """Return the folders of that kind that are there now."""
+    return set(Path(tempfile.gettempdir()).glob("pymp-*"))
+
+
+def remove_dead_sockets(earlier: set[Path]) -> None:
+    """Remove this user's folders of that kind that are not among earlier ones and whose sockets no process has open."""
+    for folder in socket_folders() - earlier:  # by no clock, which may have been set
         with suppress(OSError):  # its owner removes it just now
-            status = folder.stat()
-            if status.st_uid != os.getuid() or status.st_mtime < since:
+            if folder.stat().st_uid != os.getuid():
                 continue
             paths = list(folder.iterdir())
             if paths and all(is_dead(path) for path in paths):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from lockstep.launch.node.dead_sockets import remove_dead_sockets
+from lockstep.launch.node.dead_sockets import remove_dead_sockets, socket_folders
 from lockstep.launch.node.descendants import adopt_orphans, end_with_parent, kill_descendants
 from lockstep.launch.node.snapshot_memory import SnapshotMemory
 
@@ -31,7 +30,7 @@ def guarded(work: Callable[[Path], int]) -> int:
         work: Gets a folder that is removed afterwards; returns the exit code. When this process is killed, it gets
             SIGHUP.
     """
-    since, scratch = time.time(), Path(mkdtemp(prefix="lockstep-"))
+    earlier, scratch = socket_folders(), Path(mkdtemp(prefix="lockstep-"))
     adopt_orphans()
     guard = os.getpid()
     pid = os.fork()
@@ -56,7 +55,7 @@ def guarded(work: Callable[[Path], int]) -> int:
     if (noted := scratch / SNAPSHOTS).exists():
         SnapshotMemory.remove_abandoned(Path(noted.read_text()))
     shutil.rmtree(scratch, ignore_errors=True)
-    remove_dead_sockets(since)
+    remove_dead_sockets(earlier)
     return code if code >= 0 else 128 - code
 
 

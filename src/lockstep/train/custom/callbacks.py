@@ -135,6 +135,7 @@ class CallbackHooks(Hooks):
 
     def __init__(self, called: Mapping[str, Sequence[Callback]], events: Collection[str], world: World):
         self._called, self._events, self._world = called, events, world
+        self._announced = -1  # the step of the last on_checkpoint
 
     def begin(self, state: TrainingState, tell: Callable[[str], None]) -> None:
         self._state, self._tell = state, tell
@@ -153,7 +154,8 @@ class CallbackHooks(Hooks):
         self._call("on_epoch_end", figures)
 
     def saved(self, saving: Saving) -> None:
-        if "on_checkpoint" not in self._events:
+        # A run that is ended at a checkpoint writes it again once it is evaluated.
+        if "on_checkpoint" not in self._events or self._announced == self._state.step == self.last_step:
             return
         with suppress(CheckpointError):  # it was not written, which is said elsewhere
             saving.checkpoints.wait()
@@ -161,6 +163,7 @@ class CallbackHooks(Hooks):
         is_there = newest is not None and checkpoint_folder.step_of(newest) == self._state.step
         path = self._world.from_main(str(newest) if is_there else None)
         if path:
+            self._announced = self._state.step
             self._call("on_checkpoint", Path(path))
 
     def _call(self, event: str, *arguments: Any, agree: bool = True) -> None:

@@ -23,7 +23,7 @@ from lockstep.data.pipeline.readers import Placement
 from lockstep.data.sets import FileSplit, InputSpec, UserSplit
 from lockstep.data.sharding import Indices
 from lockstep.data.sources import image_folder
-from lockstep.errors import CorruptImageError, DataError
+from lockstep.errors import CorruptImageError, DataError, LoaderError
 
 # What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
 pytestmark = [
@@ -285,7 +285,7 @@ def test_an_error_in_the_users_own_set_says_what_the_user_raised(
 def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], object]) -> None:
     """As when the kernel ends it for want of memory."""
     reader = _reader(UserSplit(_Broken(act)), processes=2)
-    with pytest.raises(DataError, match=r"a loader process has ended.*--workers"):
+    with pytest.raises(LoaderError, match=r"a loader process has ended.*--workers"):
         _read(reader, 0)
     reader.close()
 
@@ -304,7 +304,7 @@ def test_a_loader_process_that_ends_while_it_hands_a_tensor_over_is_that_error_t
 ) -> None:
     reader = _reader(UserSplit(_Broken(int)), processes=1)
     monkeypatch.setattr("torch.multiprocessing.reductions.rebuild_storage_fd", end)
-    with pytest.raises(DataError, match=r"a loader process has ended \(.+\).*--workers"):
+    with pytest.raises(LoaderError, match=r"a loader process has ended \(.+\).*--workers"):
         _read(reader, 0)
     reader.close()
 

@@ -57,14 +57,15 @@ def test_one_whose_child_holds_its_streams_is_left_behind(tmp_path: Path) -> Non
         await process.start(JOB)
         while not pid.exists():
             await asyncio.sleep(0.01)
-        try:
-            await asyncio.wait_for(process.close(), 60)
-        finally:
-            os.kill(int(pid.read_text()), signal.SIGKILL)
-        while psutil.Process().num_fds() > open_before:  # asyncio closes the streams at their ends
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            await process.close()
+            while psutil.Process().num_fds() > open_before:  # else asyncio closes them when its loop is gone
+                await asyncio.sleep(0.01)
 
-    asyncio.run(start_and_close())
+    try:
+        asyncio.run(start_and_close())
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def _trouble(script: str, kind: type[Message]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from lockstep.launch.node.dead_sockets import remove_dead_sockets
+from lockstep.launch.node.dead_sockets import remove_dead_sockets, socket_folders
 
 
 @pytest.fixture
@@ -28,7 +28,6 @@ def _listener(folder: Path) -> socket.socket:
 
 
 def test_only_folders_of_dead_sockets_go(temporary: Path) -> None:
-    since = time.time() - 1
     _listener(temporary / "pymp-dead").close()
     (temporary / "pymp-empty").mkdir()
     (temporary / "pymp-file").mkdir()
@@ -36,13 +35,16 @@ def test_only_folders_of_dead_sockets_go(temporary: Path) -> None:
     _listener(temporary / "other").close()
     with _listener(temporary / "pymp-living") as server:
         server.setblocking(False)
-        remove_dead_sockets(since)
+        remove_dead_sockets(set())
         with pytest.raises(BlockingIOError):
             server.accept()  # it has noticed nothing
     assert sorted(path.name for path in temporary.iterdir()) == ["other", "pymp-empty", "pymp-file", "pymp-living"]
 
 
 def test_what_is_older_than_the_job_stays(temporary: Path) -> None:
-    _listener(temporary / "pymp-dead").close()
-    remove_dead_sockets(time.time() + 1)
-    assert (temporary / "pymp-dead").exists()
+    _listener(temporary / "pymp-old").close()
+    earlier = socket_folders()
+    _listener(temporary / "pymp-new").close()
+    os.utime(temporary / "pymp-new", (1, 1))  # the clock was set back since
+    remove_dead_sockets(earlier)
+    assert [path.name for path in temporary.iterdir()] == ["pymp-old"]

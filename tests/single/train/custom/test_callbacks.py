@@ -88,15 +88,18 @@ def test_a_stop_ends_after_that_step_with_an_evaluation_and_a_checkpoint(
     assert f"stopping after step {step}: enough" in capsys.readouterr().out
 
 
-class StopAtCheckpoint(Callback):
+class StopAtCheckpoint(Diary):
     def on_checkpoint(self, run: TrainingState, path: Path) -> None:
+        super().on_checkpoint(run, path)
         if run.step == 2:
             run.stop()
 
 
 def test_a_stop_at_a_checkpoint_within_an_epoch_ends_the_run_there(tmp_path: Path) -> None:
-    result = _fit(tmp_path, StopAtCheckpoint(), checkpoint_steps=2)
+    diary = StopAtCheckpoint()
+    result = _fit(tmp_path, diary, checkpoint_steps=2)
     assert (result.steps, result.samples) == (2, 32)
+    assert diary.entries.count(("checkpoint", "step-00000002")) == 1  # though it is written again, once evaluated
     assert max((tmp_path / "checkpoints").glob("step-*")).name == "step-00000002"
 
 

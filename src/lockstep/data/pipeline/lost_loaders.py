@@ -1,0 +1,30 @@
+"""Loader processes that end, as torch reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lockstep.errors import LoaderError, first_line
+
+
+@contextmanager
+def lost_loaders_named() -> Iterator[None]:
+    """Raise LoaderError for torch's error about a loader process that ended.
+
+    Torch raises it in a signal handler, so anywhere in the main thread.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(("DataLoader worker", "Pin memory thread")):
+            raise
+        raise loader_error(error) from error
+
+
+def loader_error(error: Exception) -> LoaderError:
+    """Return the error that reports a loader process's end, from torch's own."""
+    return LoaderError(
+        f"a loader process has ended ({first_line(error).strip()}); if memory or /dev/shm ran out, lower --workers or "
+        f"--batch-size"
+    )
