@@ -170,7 +170,11 @@ def test_a_folder_of_images_trains_in_memory_and_as_a_stream(
     assert main([*common, *stream, "--run-dir", "stream"]) == 0
     assert capsys.readouterr().out.count("of 10 validation images right") == 2
     assert main(["eval", "stream", str(folder), "--in-memory", "never", "--image-size", "32", "-j", "0"]) == 0
+    capsys.readouterr()
     assert main(["predict", "stream", *map(str, sorted((folder / "val" / "red").iterdir()))]) == 0
+    predicted = capsys.readouterr().out
+    assert main(["predict", "stream", str(folder / "val" / "red")]) == 0
+    assert capsys.readouterr().out == predicted
 
 
 def test_synthetic_images_need_no_files(here: Path) -> None:

@@ -75,17 +75,31 @@ def _list_files(folder: Path, numbers: dict[str, int]) -> FileSplit:
     labels: list[int] = []
     ignored: Counter[str] = Counter()
     for name in sorted(numbers):
-        before = len(paths)
-        for place, files in sorted(_walk(folder / name)):
-            for file in sorted(file for file in files if not file.startswith(".")):
-                if file.lower().endswith(IMAGE_EXTENSIONS):
-                    paths.append(Path(place, file))
-                else:
-                    ignored[os.path.splitext(file)[1].lower()] += 1
-        if len(paths) == before:
-            raise DataError(f"{folder / name} has no images ({' '.join(IMAGE_EXTENSIONS)})")
-        labels += [numbers[name]] * (len(paths) - before)
+        images = images_in(folder / name, ignored)
+        paths += images
+        labels += [numbers[name]] * len(images)
     return FileSplit(paths, labels, ignored)
+
+
+def images_in(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
+    """The image files of a folder and all within it.
+
+    Args:
+        ignored: Counts the other files, by extension.
+
+    Raises:
+        DataError: It has no images.
+    """
+    images: list[Path] = []
+    for place, files in sorted(_walk(folder)):
+        for file in sorted(file for file in files if not file.startswith(".")):
+            if file.lower().endswith(IMAGE_EXTENSIONS):
+                images.append(Path(place, file))
+            elif ignored is not None:
+                ignored[os.path.splitext(file)[1].lower()] += 1
+    if not images:
+        raise DataError(f"{folder} has no images ({' '.join(IMAGE_EXTENSIONS)})")
+    return images
 
 
 def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
