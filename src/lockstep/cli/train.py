@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
-KILLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+FATAL_SIGNAL = 128  # plus the number of the signal: the exit code where one ended the job or a worker
 
 
 def main(words: Sequence[str]) -> int:
@@ -59,7 +58,7 @@ def main(words: Sequence[str]) -> int:
             check_start=partial(_check_start, config, named),
         )
     )
-    if code in KILLED and Place.from_environment().launcher == "none" and not config.run.evaluate:
+    if code > FATAL_SIGNAL and Place.from_environment().launcher == "none" and not config.run.evaluate:
         print(f"lockstep: {_describe_left(config, earlier)}", file=sys.stderr)
     return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,16 @@ def test_a_folder_of_images_trains_in_memory_and_as_a_stream(
     predicted = capsys.readouterr().out
     assert main(["predict", "stream", str(folder / "val" / "red")]) == 0
     assert capsys.readouterr().out == predicted
+
+
+def test_how_to_go_on_follows_a_worker_that_a_signal_ended(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["train", "--max-steps", "2", "--run-dir", "run", "--quiet"]) == 0
+    for number in (signal.SIGKILL, signal.SIGSEGV):
+        monkeypatch.setattr("lockstep.cli.train.run_workers", lambda command, code=128 + number: code)
+        assert main(["train", "--resume", "run"]) == 128 + number
+        assert capsys.readouterr().err.startswith("lockstep: the newest checkpoint is of step 2, ")
 
 
 def test_synthetic_images_need_no_files(here: Path) -> None:
