@@ -33,7 +33,7 @@ def load(folder: Path, config: DataConfig) -> ImageData:
     notes = ["there is only one class, so top-1 is always 100 %"] if len(classes) == 1 else []
     if ignored := Counter(train.ignored) + Counter(val.ignored):
         kinds = ", ".join(f"{count:,} {kind or 'without extension'}" for kind, count in ignored.most_common(5))
-        notes.append(f"ignored {ignored.total():,} files that have no image extension: {kinds}")
+        notes.append(f"ignored files that have no image extension: {kinds}")
     return replace(from_splits(name_of(folder), classes, train, val, config), notes=notes)
 
 

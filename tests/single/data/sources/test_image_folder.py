@@ -110,7 +110,7 @@ def test_files_that_are_no_images_are_counted(folder: Path) -> None:
     assert not _load(folder).notes
     for name in ("a.gif", "b.GIF", "notes"):
         (folder / "train" / "red" / name).touch()
-    assert _load(folder).notes == ["ignored 3 files that have no image extension: 2 .gif, 1 without extension"]
+    assert _load(folder).notes == ["ignored files that have no image extension: 2 .gif, 1 without extension"]
 
 
 def test_a_single_class_is_noted(folder: Path) -> None:
