@@ -10,6 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from lockstep.cli.parse import Arch, parse
+from lockstep.data.sources.folder_listing import images_in
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import printable_name
 
@@ -21,7 +22,7 @@ class PredictCommand:
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
     """A run folder, a checkpoint folder or an exported .safetensors file."""
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
-    """Image files."""
+    """Image files, or folders of them."""
     arch: Arch = None
     """The network, where it is MODULE:FUNCTION: that code is run."""
     top: int = 3
@@ -31,15 +32,16 @@ class PredictCommand:
         if self.top < 1:
             raise ConfigError(f"--top must be 1 or more; got {self.top}")
         if not self.images:
-            raise ConfigError("name at least one IMAGE")
+            raise ConfigError("give the run or checkpoint first, then at least one image: lockstep predict RUN IMAGE")
 
 
 def main(words: Sequence[str]) -> int:
     command = parse(PredictCommand, "predict", words)
+    images = [image for path in command.images for image in (images_in(path) if path.is_dir() else [path])]
     from lockstep.train.inference import load_network, predict
 
     network = load_network(command.checkpoint, command.arch)
-    for prediction in predict(network, command.images, command.top):
+    for prediction in predict(network, images, command.top):
         named = "  ".join(f"{name} {100 * share:.1f} %" for name, share in prediction.classes)
         print(printable_name(f"{prediction.path}: {named}"), flush=True)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +23,8 @@ from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
-KILLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
-RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # and signals; others name their own fix
+FATAL_SIGNAL = 128  # plus its number: the exit code if a signal ended the job or a worker
+RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # other errors name their own fix
 
 
 def main(words: Sequence[str]) -> int:
@@ -62,8 +61,9 @@ def main(words: Sequence[str]) -> int:
             check_start=partial(_check_start, config, named),
         )
     )
-    if (code > 128 or code in RESUMABLE) and Place.from_environment().launcher == "none" and not config.run.evaluate:
-        nothing = "no checkpoint was written, so there is nothing to resume" if code in KILLED else ""
+    is_killed = code > FATAL_SIGNAL
+    if (is_killed or code in RESUMABLE) and Place.from_environment().launcher == "none" and not config.run.evaluate:
+        nothing = "no checkpoint was written, so there is nothing to resume" if is_killed else ""
         if left := _describe_resume(config, earlier) or nothing:
             print(f"lockstep: {left}", file=sys.stderr)
     return code

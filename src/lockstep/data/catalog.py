@@ -79,6 +79,10 @@ def locate(config: DataConfig) -> Path:
             f"{path} is not there: ImageNet may not be fetched automatically; put its train/ and val/ class folders "
             f"there (`lockstep data prepare imagenet` makes them), or name their folder: lockstep train FOLDER"
         )
+    if path.exists():
+        raise DataError(f"{path} is a file; give the folder that holds train/ and val/")
+    if len(path.parts) > 1 or config.source.startswith("."):
+        raise DataError(f"there is no folder {path}")
     near = get_close_matches(config.source, NAMED, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMED)}"
     raise DataError(f"{config.source!r} is neither a data set nor a folder; {hint}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -100,10 +100,11 @@ class _ImageOfSplit:
 
 @dataclass(frozen=True)
 class FileSplit(EncodedSplit):
-    """Images in a file each."""
+    """Images in a file each; `ignored` counts the files beside them that are no images, by extension."""
 
     paths: Sequence[Path]
     labels: Sequence[int]
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     def name(self, sample: int) -> str:
         return str(self.paths[sample])
@@ -133,7 +134,12 @@ Split = MemorySplit | EncodedSplit | UserSplit
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set ready for training. `left_out` lists the files that could not be decoded and were skipped."""
+    """A data set ready for training.
+
+    Attributes:
+        left_out: The files that could not be decoded and were skipped.
+        notes: Lines on what the user may not expect of this data set.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -141,3 +147,4 @@ class ImageData:
     val: Split
     input: InputSpec
     left_out: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()

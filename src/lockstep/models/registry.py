@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config.references import resolve
@@ -110,7 +111,7 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
         ConfigError: The name is unknown (the message names the nearest), or the model cannot take such images.
     """
     if ":" in arch:
-        return _check(arch, resolve("--model", arch)(num_classes=num_classes))
+        return _check(arch, _call(arch, resolve("--model", arch), num_classes))
     if arch.startswith(TIMM):
         from lockstep.models import timm_models
 
@@ -146,6 +147,9 @@ def _build_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Modu
     if name not in known:
         near = get_close_matches(name, [*ZOO, *known], n=1)
         hint = f"did you mean {near[0]}?" if near else "`lockstep models` lists them"
+        module, _, function = name.rpartition(".")
+        if module and not near:
+            hint = f"to name a function of yours, write --model {module}:{function}"
         raise ConfigError(f"--arch {name}: there is no such model; {hint}")
     if in_channels != 3:
         raise ConfigError(
@@ -155,6 +159,19 @@ def _build_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Modu
     # These two give auxiliary outputs in training unless told not to; no weights are loaded, so init_weights is ours.
     extra = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     return _check(name, models.get_model(name, weights=None, num_classes=num_classes, **extra))
+
+
+def _call(reference: str, function: Callable[..., Any], num_classes: int) -> Any:
+    try:
+        signature(function).bind(num_classes=num_classes)
+    except TypeError as error:
+        raise ConfigError(
+            f"--model {reference} is called with num_classes={num_classes}, which it does not take ({error}); "
+            f"define it as {getattr(function, '__name__', 'build')}(num_classes)"
+        ) from None
+    except ValueError:
+        pass  # a builtin has no signature
+    return function(num_classes=num_classes)
 
 
 def _check(arch: str, model: object) -> nn.Module:

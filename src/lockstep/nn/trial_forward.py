@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from itertools import chain
 from typing import Any
 
@@ -14,8 +15,11 @@ from lockstep.errors import first_line
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
 
 
+LIBRARIES = ("lockstep", "torch", "torchvision", "timm")
+
+
 class UnfitImageError(Exception):
-    """A model does not take an image; the text is the first line of its own error."""
+    """A model does not take an image; the text is the first line of its own error and where in the user's code."""
 
 
 def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
@@ -32,7 +36,17 @@ def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
         with torch.no_grad():
             return model(image.to(like.device, like.dtype))
     except UNFIT as error:
-        raise UnfitImageError(first_line(error)) from None
+        raise UnfitImageError(first_line(error) + _place_in_user_code(error)) from None
     finally:
         for module in training:
             module.training = True
+
+
+def _place_in_user_code(error: Exception) -> str:
+    """The innermost line of the traceback that is in no library of networks, or nothing."""
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
+    ]
+    return " ({}:{})".format(*frames[-1]) if frames else ""

@@ -8,9 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -25,16 +23,15 @@ from lockstep.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from lockstep.data.sets import ImageData
 from lockstep.data.sources.user_dataset import describe
 from lockstep.errors import ConfigError
-from lockstep.nn.trial_forward import UnfitImageError, send_blank
 from lockstep.train.custom.callbacks import Callback
 from lockstep.train.custom.custom_loss import Loss
 from lockstep.train.custom.custom_optimizer import OptimizerFactory
 from lockstep.train.custom.custom_schedule import SchedulerFactory
 from lockstep.train.custom.measures import Metric
 from lockstep.train.custom.parts import CustomParts
+from lockstep.train.guards.model_check import check_model
 from lockstep.train.loop import Result
 from lockstep.train.run import run_with
 from lockstep.world.launcher_environment import Place
@@ -192,7 +189,9 @@ def fit(
         data=dataclasses.replace(config.data, data=_name_of(train_set)),
     )
     data = describe(type(train_set).__name__, train_set, val_set)
-    _check_outputs(model, data)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={model!r:.80} is not a torch.nn.Module")
+    check_model("model=", model, data)
     with connect(Place.from_environment(), config.device, config.parallel.dist_backend) as world:
         return run_with(config, world, data, model, custom=custom)
 
@@ -200,32 +199,6 @@ def fit(
 def _name_of(thing: Any) -> str:
     """MODULE:CLASS of an object, for records and messages."""
     return f"{type(thing).__module__}:{type(thing).__qualname__}"
-
-
-def _check_outputs(model: nn.Module, data: ImageData) -> None:
-    """Refuse a model that cannot take the data's images or tell its classes apart, by one blank image.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model={model!r:.80} is not a torch.nn.Module")
-    if any(is_lazy(parameter) for parameter in model.parameters()):
-        return  # which is refused later, by the parameter's name
-    shape, classes = (data.input.channels, data.input.height, data.input.width), len(data.classes)
-    try:
-        outputs = send_blank(model, torch.zeros(1, *shape))
-    except UnfitImageError as error:
-        raise ConfigError(f"model= cannot take train_set's images, {list(shape)}: {error}") from None
-    if not isinstance(outputs, torch.Tensor):
-        got = f"a {type(outputs).__name__}"
-    elif outputs.ndim != 2 or outputs.shape[1] < classes:
-        got = f"a tensor of shape {list(outputs.shape)}"
-    else:
-        return
-    raise ConfigError(
-        f"model= returned {got} for one image, but the data has {classes} classes: return logits [N, {classes}]"
-    )
 
 
 def _check_unused(given: Mapping[str, Any], name: str, value: Any, settings: Sequence[str]) -> None:

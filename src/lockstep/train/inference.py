@@ -93,8 +93,8 @@ def agree_on_arch(path: Path, named: str, given: str | None) -> str:
         raise CheckpointError(f"{path} holds {named}, not -a {given}; leave -a out, or name the file of that network")
     if given is None and ":" in named:
         raise CheckpointError(
-            f"{path} names its network {named}, which is code to be imported and run, and nothing of it was; if you "
-            f"trust that code, add -a {named}"
+            f"{path} holds the network {named}, which is code that was not imported; if you trust that code, add "
+            f"-a {named}"
         )
     return named
 

@@ -132,20 +132,22 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     sharding = job.loading.train_loader.sharding
     parameters = sum(parameter.numel() for parameter in job.network.model.parameters())
     rest = f", dropping the last {sharding.dropped} samples" if sharding.dropped else ", the last one smaller"
+    classes, steps = len(data.classes), job.steps_per_epoch
     exact = sharding.samples % sharding.global_batch == 0
     lines = [
         f"Lockstep {__version__}, torch {torch.__version__}",
         f"{config.model.arch} ({parameters:,} parameters) on "
-        f"{data.name} ({len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes)",
+        f"{data.name} ({len(data.train):,} + {len(data.val):,} images, {classes} class{'es' if classes > 1 else ''})",
         *workers,
         f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
-        f"{job.steps_per_epoch} steps an epoch = {sharding.samples:,} / {sharding.global_batch}{'' if exact else rest}",
+        f"{steps} step{'s' if steps > 1 else ''} an epoch = {sharding.samples:,} / {sharding.global_batch}"
+        f"{'' if exact else rest}",
         f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.saving.folder.path}",
     ]
-    lines += [*_describe_sizes(config, data), *job.notes, *list_left_out(data.left_out)]
+    lines += [*_describe_sizes(config, data), *data.notes, *job.notes, *list_left_out(data.left_out)]
     if progress.step:
         epoch = -(-progress.step // job.steps_per_epoch)
         lines.append(f"resumed after step {progress.step:,} (epoch {epoch})")
@@ -157,7 +159,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
             "unix_time": time.time(),
             "workers": job.world.size,
             "global_batch": optim.batching.global_batch,
-            "steps_per_epoch": job.steps_per_epoch,
+            "steps_per_epoch": steps,
             "peak_lr": optim.schedule.peak,
             "arch": config.model.arch,
             "data": job.loading.data.name,
@@ -193,7 +195,7 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
     return [
         f"top-1 {100 * result.top1:.2f} % ({right:,} of {result.samples:,} validation images right, over "
         f"{job.world.size} worker{'s' if job.world.size > 1 else ''})",
-        f"{result.steps:,} steps, {result.seconds:,.1f} s of training",
+        f"{result.steps:,} step{'s' if result.steps > 1 else ''}, {result.seconds:,.1f} s of training",
         f"best {100 * result.best_top1:.2f} % after step {job.progress.best_step:,}; "
         f"{_describe_weights(job, written.exported_step)}",
         *target_accuracy.describe(job.config, job.progress, job.steps_per_epoch),

@@ -34,6 +34,7 @@ from lockstep.train.custom.custom_schedule import SCHEDULED, CustomSchedule
 from lockstep.train.custom.measures import CustomMeasures, Measures
 from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.job_consistency import check_same_job
+from lockstep.train.guards.model_check import check_model
 from lockstep.train.guards.nonfinite import build_guard
 from lockstep.train.guards.replica_check import build_replica_check
 from lockstep.train.job import Job
@@ -74,10 +75,18 @@ def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
     """The model with this data's classes and channels; its weights depend on the seed alone.
 
     One that is calibrated depends on the training images too.
+
+    Raises:
+        ConfigError: The model is unknown, or does not fit the data.
     """
     seed_all(config.seed, 0, 0)
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
+    if ":" in config.model.arch:
+        check_model(f"--model {config.model.arch}", model, data)
+    else:
+        fix = "; choose another network (`lockstep models` lists them) or, for a folder, another --image-size"
+        check_model(f"--arch {config.model.arch}", model, data, fix)
     calibrate(model, config.model.arch, data)
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -104,7 +105,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["trian"], "did you mean `lockstep train`?"),
         (["train", "cifar01"], "did you mean cifar10?"),
-        (["train", "nowhere/images"], "neither a data set nor a folder"),
+        (["train", "nowhere/images"], "there is no folder nowhere/images"),
         (["train", "imagenet"], "put its train/ and val/ class folders"),
         (["train", "--config", "mnits"], "did you mean mnist?"),
         (["train", "-a", "resnet19", "--epochs", "1"], "did you mean resnet18?"),
@@ -204,7 +205,21 @@ def test_a_folder_of_images_trains_in_memory_and_as_a_stream(
     assert main([*common, *stream, "--run-dir", "stream"]) == 0
     assert capsys.readouterr().out.count("of 10 validation images right") == 2
     assert main(["eval", "stream", str(folder), "--in-memory", "never", "--image-size", "32", "-j", "0"]) == 0
+    capsys.readouterr()
     assert main(["predict", "stream", *map(str, sorted((folder / "val" / "red").iterdir()))]) == 0
+    predicted = capsys.readouterr().out
+    assert main(["predict", "stream", str(folder / "val" / "red")]) == 0
+    assert capsys.readouterr().out == predicted
+
+
+def test_how_to_go_on_follows_a_worker_that_a_signal_ended(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["train", "--max-steps", "2", "--run-dir", "run", "--quiet"]) == 0
+    for number in (signal.SIGKILL, signal.SIGSEGV):
+        monkeypatch.setattr("lockstep.cli.train.run_workers", lambda command, code=128 + number: code)
+        assert main(["train", "--resume", "run"]) == 128 + number
+        assert capsys.readouterr().err.startswith("lockstep: the newest checkpoint is of step 2, ")
 
 
 def test_synthetic_images_need_no_files(here: Path) -> None:

@@ -102,7 +102,7 @@ def test_predict_says_what_is_wrong_with_an_image_and_offers_no_flag_of_training
     for name, reason in (
         ("missing.jpg", "missing.jpg cannot be read (No such file or directory)"),
         ("text.jpg", "text.jpg cannot be decoded (it is not JPEG, PNG,"),
-        ("folder.png", "folder.png cannot be read (Is a directory)"),
+        ("folder.png", "folder.png has no images (.jpg "),
     ):
         assert main(["predict", "run", name]) == 4
         said = capsys.readouterr().err

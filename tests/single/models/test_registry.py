@@ -126,6 +126,7 @@ def my_nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "class Net(nn.Linear):\n"
         "    def __init__(self, num_classes, width=4): super().__init__(width, num_classes)\n"
         "def nothing(num_classes): return num_classes\n"
+        "def fixed(): return nn.Linear(3, 10)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -145,3 +146,7 @@ def test_a_function_that_builds_no_network_is_named(my_nets: str) -> None:
         registry.build(f"{my_nets}:nothing", 10, 3, 32)
     with pytest.raises(ConfigError, match=f"--model {my_nets}:missing"):
         registry.build(f"{my_nets}:missing", 10, 3, 32)
+    with pytest.raises(ConfigError, match=r"num_classes=10, which it does not take .*define it as fixed\(num_classes"):
+        registry.build(f"{my_nets}:fixed", 10, 3, 32)
+    with pytest.raises(ConfigError, match=f"--model {my_nets}:build"):
+        registry.build(f"{my_nets}.build", 10, 3, 32)

@@ -284,7 +284,7 @@ class TwoHeads(nn.Linear):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(7, 3), r"model= cannot take train_set's images, \[3, 4, 4\]: .*mat1 and mat2"),
+        (nn.Linear(7, 3), r"model= cannot take images of shape \[3, 4, 4\]: .*mat1 and mat2"),
         (nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), r"shape \[1, 2\] for one image, .* 3 classes: return logits"),
         (nn.Conv2d(3, 3, 1), r"a tensor of shape \[1, 3, 4, 4\] for one image"),
         (TwoHeads(48, 3), "model= returned a tuple for one image"),

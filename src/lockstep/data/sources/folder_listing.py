@@ -1,6 +1,7 @@
 """The files of a folder of images, in the order of torchvision's ImageFolder; without torch, which imports slowly.
 
-Facts: `find_classes` and `make_dataset` in torchvision/datasets/folder.py.
+Unlike there, names that begin with a dot are left out: .ipynb_checkpoints is not a class, and macOS's ._1.jpg not an
+image. Facts: `find_classes` and `make_dataset` in torchvision/datasets/folder.py.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
     Raises:
         DataError: The folder is not FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), or holds no images.
     """
-    train_folder, val_folder = folder / "train", validation_folder(folder)
+    train_folder = folder / "train"
     if not train_folder.is_dir():
-        raise DataError(f"{folder} has no train/ folder; expected {folder}/train/CLASS/image.jpg")
+        raise DataError(f"{folder} has no train/; expected {folder}/train/CLASS/image.jpg{_found(folder)}")
+    val_folder = validation_folder(folder)
     classes, present = _list_classes(train_folder), _list_classes(val_folder)
     unknown = sorted(set(present) - set(classes))
     if unknown:
@@ -48,11 +50,21 @@ def validation_folder(folder: Path) -> Path:
     for name in ("val", "test", "valid", "validation"):
         if (folder / name).is_dir():
             return folder / name
-    raise DataError(f"{folder} has neither val/ nor test/; expected {folder}/val/CLASS/image.jpg")
+    raise DataError(f"{folder} has neither val/ nor test/; expected {folder}/val/CLASS/image.jpg{_found(folder)}")
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _found(folder: Path) -> str:
+    names = [f"{name}/" for name in _folders(folder)]
+    more = ", ..." if len(names) > 5 else ""
+    return f"; {folder} has {', '.join(names[:5])}{more}" if names else f"; {folder} has no folders"
 
 
 def _list_classes(folder: Path) -> tuple[str, ...]:
-    classes = tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+    classes = tuple(_folders(folder))
     if not classes:
         raise DataError(f"{folder} has no class folders; expected {folder}/CLASS/image.jpg")
     return classes
@@ -61,14 +73,33 @@ def _list_classes(folder: Path) -> tuple[str, ...]:
 def _list_files(folder: Path, numbers: dict[str, int]) -> FileSplit:
     paths: list[Path] = []
     labels: list[int] = []
+    ignored: Counter[str] = Counter()
     for name in sorted(numbers):
-        before = len(paths)
-        for place, files in sorted(_walk(folder / name)):
-            paths += [Path(place, file) for file in sorted(files) if file.lower().endswith(IMAGE_EXTENSIONS)]
-        if len(paths) == before:
-            raise DataError(f"{folder / name} has no images ({' '.join(IMAGE_EXTENSIONS)})")
-        labels += [numbers[name]] * (len(paths) - before)
-    return FileSplit(paths, labels)
+        images = images_in(folder / name, ignored)
+        paths += images
+        labels += [numbers[name]] * len(images)
+    return FileSplit(paths, labels, ignored)
+
+
+def images_in(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
+    """The image files of a folder and all within it.
+
+    Args:
+        ignored: Counts the other files, by extension.
+
+    Raises:
+        DataError: It has no images.
+    """
+    images: list[Path] = []
+    for place, files in sorted(_walk(folder)):
+        for file in sorted(file for file in files if not file.startswith(".")):
+            if file.lower().endswith(IMAGE_EXTENSIONS):
+                images.append(Path(place, file))
+            elif ignored is not None:
+                ignored[os.path.splitext(file)[1].lower()] += 1
+    if not images:
+        raise DataError(f"{folder} has no images ({' '.join(IMAGE_EXTENSIONS)})")
+    return images
 
 
 def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
@@ -78,7 +109,7 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
     for place, inner, files in os.walk(top, followlinks=True):
         yield place, files
         here = above.pop(place)
-        entered = [(each, _identity(os.path.join(place, each))) for each in inner]
+        entered = [(each, _identity(os.path.join(place, each))) for each in inner if not each.startswith(".")]
         inner[:] = [each for each, identity in entered if identity not in here]
         for each, identity in entered:
             if identity not in here:

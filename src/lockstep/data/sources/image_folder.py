@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,11 @@ def load(folder: Path, config: DataConfig) -> ImageData:
         ConfigError: Flags that this folder cannot follow.
     """
     classes, train, val = list_images(folder)
-    return from_splits(name_of(folder), classes, train, val, config)
+    notes = ["there is only one class, so top-1 is always 100 %"] if len(classes) == 1 else []
+    if ignored := Counter(train.ignored) + Counter(val.ignored):
+        kinds = ", ".join(f"{count:,} {kind or 'without extension'}" for kind, count in ignored.most_common(5))
+        notes.append(f"ignored files that have no image extension: {kinds}")
+    return replace(from_splits(name_of(folder), classes, train, val, config), notes=notes)
 
 
 def from_splits(

@@ -15,6 +15,7 @@ from lockstep.train.monitoring.loader_tuning import LoaderProcesses, cores_of_wo
 from lockstep.world.world import World
 
 MUCH = 0.1  # the share of an epoch's time from which on a remedy is named
+LITTLE_SECONDS = 0.5  # of an epoch, for which no advice is worth reading
 NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "panfs", "wekafs", "afs"})
 
 
@@ -151,7 +152,7 @@ class DataWait:
     def lines(self, wait_seconds: float, epoch_seconds: float) -> list[str]:
         """What to tell people after an epoch of `epoch_seconds`, of which `wait_seconds` went into waiting."""
         start, self._start_seconds = self._start_seconds, 0.0
-        if wait_seconds <= MUCH * epoch_seconds:
+        if wait_seconds <= max(LITTLE_SECONDS, MUCH * epoch_seconds):
             return []
         if wait_seconds - start <= MUCH * (epoch_seconds - start):
             return [f"waiting for data took {wait_seconds:.1f} s, {start:.1f} s of it for the session's first batch"]

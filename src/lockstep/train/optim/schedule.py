@@ -52,7 +52,8 @@ class Schedule:
     def describe(self, config: OptimConfig, global_batch: int) -> str:
         """The peak rate and how it came about, and the course."""
         peak, how = peak_rate(config, global_batch)
-        return f"{peak:g} = {how}; {self.kind}, {self.warmup_steps} steps of warm-up"
+        s = "" if self.warmup_steps == 1 else "s"
+        return f"{peak:g} = {how}; {self.kind}, {self.warmup_steps} step{s} of warm-up"
 
     def rate(self, step: int) -> float:
         """The learning rate of the step that comes after `step` steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,27 @@ def test_classes_numbers_and_files_are_those_of_torchvisions_image_folder(tmp_pa
         assert list(ours) == theirs.samples
 
 
+def test_names_that_begin_with_a_dot_are_no_classes_and_no_images(folder: Path) -> None:
+    before = list_images(folder)
+    shutil.copytree(folder / "train" / "blue", folder / "train" / ".ipynb_checkpoints")
+    shutil.copytree(folder / "train" / "blue", folder / "train" / "blue" / ".ipynb_checkpoints")
+    (folder / "train" / "red" / "._000.png").write_bytes(b"\0\5\x16\7")
+    assert list_images(folder) == before
+
+
+def test_files_that_are_no_images_are_counted(folder: Path) -> None:
+    assert not _load(folder).notes
+    for name in ("a.gif", "b.GIF", "notes"):
+        (folder / "train" / "red" / name).touch()
+    assert _load(folder).notes == ["ignored files that have no image extension: 2 .gif, 1 without extension"]
+
+
+def test_a_single_class_is_noted(folder: Path) -> None:
+    for split in ("train", "val"):
+        shutil.rmtree(folder / split / "red")
+    assert _load(folder).notes == ["there is only one class, so top-1 is always 100 %"]
+
+
 def test_a_class_without_validation_images_keeps_the_others_numbers(folder: Path) -> None:
     for file in (folder / "val" / "blue").iterdir():
         file.unlink()
@@ -135,8 +157,8 @@ def _empty(name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_without("train"), ["no train/"]),
-        (_without("val"), ["val/", "test/"]),
+        (_without("train"), ["no train/", "has elsewhere/, val/"]),
+        (_without("val"), ["val/", "test/", "has elsewhere/, train/"]),
         (_empty("train"), ["train"]),
         (_empty("val"), ["val"]),
         (_empty_class, ["green"]),

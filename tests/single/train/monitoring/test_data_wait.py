@@ -67,6 +67,7 @@ def test_advice_fits_how_the_images_reach_the_worker(changes: dict[str, object],
 def test_nothing_is_said_up_to_10_percent_and_each_advice_once() -> None:
     wait = DataWait(FILES)
     assert wait.lines(1.0, 10.0) == []
+    assert wait.lines(0.4, 0.6) == []  # nobody gains anything there
     (line,) = wait.lines(2.0, 10.0)
     assert line.startswith("waiting for data took 20 % of the epoch: the cores are the limit")
     assert wait.lines(3.0, 10.0) == []
