@@ -7,31 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import Arch, parse
-from lockstep.errors import ConfigError
+from lockstep.config.flags import Positional, arg
+from lockstep.errors import ConfigError, require
 from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
 class PredictCommand:
-    """Name what is on images: the most probable classes and their probabilities."""
+    """Classify images: print the most probable classes of each."""
 
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
-    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    """Run folder, checkpoint or exported .safetensors file."""
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
     """Image files."""
     arch: Arch = None
-    """The network, where it is MODULE:FUNCTION: that code is run."""
+    """Model, if it is MODULE:FUNCTION; its code is run."""
     top: int = 3
-    """Classes to name for each image."""
+    """Number of classes to print per image."""
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise ConfigError(f"--top must be 1 or more; got {self.top}")
+        require(self.top >= 1, "--top", self.top, "at least 1")
         if not self.images:
-            raise ConfigError("name at least one IMAGE")
+            raise ConfigError("missing IMAGE; add at least one image file")
 
 
 def main(words: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 
 HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
 # Also user@host and addresses. What else ssh or a shell would obey, such as a leading dash, is in no host's name.
@@ -95,8 +95,7 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     Raises:
         ConfigError: There are not as many, or none is asked for.
     """
-    if workers < 1:
-        raise ConfigError(f"-np is a number of workers, 1 or more, or auto; got {workers}")
+    require(workers >= 1, "-np", workers, "at least 1")
     slots = slots_of(hosts)
     if workers > slots:
         raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")
