@@ -50,6 +50,7 @@ TAILS = {
     "study batch": "-- TRAINING FLAGS",
 }
 WIDEST = 120  # columns; longer lines are hard to read
+NARROWEST = 40
 WIDEST_TERM = 26
 EXAMPLES = "Examples:\n"
 Rows = Mapping[str, str]  # from terms, such as "-b, --batch-size INT", to what they mean
@@ -83,7 +84,7 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
 
 def page(usage_line: str, about: str, sections: Mapping[str, Rows], more: str = "") -> str:
     """Lay out a help page: paragraphs and examples of `about` around the sections that are not empty."""
-    width = min(shutil.get_terminal_size().columns, WIDEST) - 1
+    width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST)) - 1
     paragraphs = inspect.cleandoc(about).split("\n\n")
     prose = [" ".join(part.split()) for part in paragraphs if not part.startswith(EXAMPLES)]
     examples = [part.removeprefix(EXAMPLES) for part in paragraphs if part.startswith(EXAMPLES)]

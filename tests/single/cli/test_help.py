@@ -114,3 +114,7 @@ def test_trains_help_has_the_defaults_that_will_hold(
     text = " ".join(explain(" ".join(["train", *words]), "--help-all").split())
     for flag, value in defaults.items():
         assert re.findall(rf"{re.escape(flag)}.*?\(default: (.*?)\)", text)[0] == value, flag
+
+
+def test_a_terminal_too_narrow_to_read_still_gets_help(explain: Explain) -> None:
+    assert explain("train", columns=1) == explain("train", columns=40)
