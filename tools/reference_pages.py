@@ -1,160 +1,65 @@
-"""Write docs/reference/command-line.md and docs/reference/recipes.md from the parsers, dataclasses and YAML files.
+"""Write docs/reference/command-line and docs/reference/recipes.md from the parsers, dataclasses and YAML files.
 
     python tools/reference_pages.py
 
-The words are those of the dataclasses themselves, and not of `--help`, whose form changes with tyro's version and the
-terminal's width. tests/docs/test_reference.py checks that the committed pages are what this writes, and that `--help`
-has the same flags.
+tests/docs/test_reference.py checks that the committed pages are what this writes, and that `--help-all` has the same
+flags.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
 import itertools
 import re
-import sys
-import typing
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal
-
-from tyro.conf import Positional
+from typing import Any
 
 from lockstep import recipes
 from lockstep.cli import COMMANDS
 from lockstep.cli.data import ACTIONS
+from lockstep.cli.help import TITLES, names_of, sentence_case, show_value, usage
 from lockstep.cli.study import STUDIES
+from lockstep.config.flags import Flag, flags_of, groups_of
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
 from lockstep.files.untrusted import parse_yaml
-from lockstep.launch.plan.horovodrun_flags import build_parser
+from lockstep.launch.plan.horovodrun_flags import build_parser, value_of
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NOTICE = "<!-- tools/reference_pages.py writes this page from the source; a test compares. -->"
-# What follows the flags, which no dataclass has.
-TAILS = {
-    "run": "-- COMMAND ...",
-    "script": "-- COMMAND ...",
-    "study scaling": "-- TRAIN'S FLAGS",
-    "study batch": "-- TRAIN'S FLAGS",
-}
-# Groups of flags that several commands share, with where they are explained.
-SHARED = {LaunchOptions: "Where a job runs", RestartOptions: "Restarts"}
-POSITIONAL = typing.get_args(Positional[str])[1]
-PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", NoneType: "None"}
+# Groups of flags that several commands share, on a page of their own.
+SHARED = (LaunchOptions, RestartOptions)
+NESTED = {"data": ACTIONS, "study": STUDIES}
 
 
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """One flag or positional word of a command."""
-
-    names: tuple[str, ...]
-    value: str
-    default: str
-    help: str
-    path: str
-    is_positional: bool
-
-
-def flags_of(kind: Any) -> Iterator[Flag]:
-    """The flags of a dataclass's own fields, without those of dataclasses in it."""
-    hints, helps = typing.get_type_hints(kind, include_extras=True), help_texts(kind)
-    for item in dataclasses.fields(kind):
-        hint, extras = _unwrap(hints[item.name])
-        if not dataclasses.is_dataclass(hint):
-            yield _flag(item, hint, extras, helps[item.name])
-
-
-def groups_of(kind: Any) -> list[Any]:
-    """The dataclasses among a dataclass's fields."""
-    hints = typing.get_type_hints(kind)
-    fields = (hints[item.name] for item in dataclasses.fields(kind))
-    return [hint for hint in fields if dataclasses.is_dataclass(hint)]
-
-
-def help_texts(kind: type) -> dict[str, str]:
-    """The docstring under each field."""
-    (body,) = [
-        node.body
-        for node in ast.parse(inspect.getsource(inspect.getmodule(kind) or sys)).body
-        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
-    ]
-    texts = {}
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            texts[node.target.id] = " ".join(ast.literal_eval(after.value).split()) if is_text else ""  # type: ignore
-    return texts
-
-
-def _flag(item: dataclasses.Field[Any], hint: Any, extras: tuple[Any, ...], text: str) -> Flag:
-    told: dict[str, Any] = {}
-    for extra in extras:
-        told |= {name: value for name in ("name", "metavar", "aliases") if (value := getattr(extra, name, None))}
-    long = "--" + told.get("name", item.name).replace("_", "-")
-    names = (long, *told.get("aliases", ()))
-    if hint is bool:
-        names = (*names, "--no-" + long.removeprefix("--"))
-    value = "" if hint is bool else told.get("metavar") or _value(hint)
-    if typing.get_origin(hint) is tuple and "..." not in value:
-        value = f"{value} ..."
-    return Flag(names, value, _default(item, hint, text), text, item.name, POSITIONAL in extras)
-
-
-def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    extras: tuple[Any, ...] = ()
-    while typing.get_origin(hint) is typing.Annotated:
-        hint, *more = typing.get_args(hint)
-        extras += tuple(more)
-    return hint, extras
-
-
-def _value(hint: Any) -> str:
-    """How a value of a type is written."""
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "|".join(map(str, options))
-    if origin in (typing.Union, UnionType):
-        kinds = [option for option in options if option is not NoneType or bool in options]
-        return "|".join("True|False" if kind is bool else _value(kind) for kind in kinds)
-    return _value(options[0]) if origin is tuple else PLAIN[hint]
-
-
-def _default(item: dataclasses.Field[Any], hint: Any, text: str) -> str:
-    """The words on a flag's default; empty where the help text has them, or where there is none to name."""
-    value = item.default
-    if value is dataclasses.MISSING:
-        return "Required."
-    if value in (None, "", ()) or "efault" in text:
-        return ""
-    if hint is bool:
-        return f"Default: {'yes' if value else 'no'}."
-    values = value if isinstance(value, tuple) else (value,)
-    return f"Default: `{' '.join(f'{each:g}' if isinstance(each, float) else str(each) for each in values)}`."
-
-
-def entry(flag: Flag, path: str = "") -> str:
+def entry(flag: Flag, default: str, path: str = "") -> str:
     """A flag as an entry of a definition list; `path` is its place in a recipe, if that is to be told."""
-    body = " ".join(part for part in (prose(flag.help), flag.default) if part)
+    body = " ".join(part for part in (prose(flag.help), default) if part)
     return f"`{path}`\n:   {term(flag)}. {body}\n" if path else f"{term(flag)}\n:   {body}\n"
 
 
 def term(flag: Flag) -> str:
     """A flag's names and values."""
+    value = flag.metavar + " ..." * flag.is_many
     if flag.is_positional:
-        optional = re.fullmatch(r"\[([^][]*)\]", flag.value)
-        return f"`{optional[1] if optional else flag.value}`"
-    if len(flag.names) == 1 and flag.value:
-        return f"`{flag.names[0]} {flag.value}`"
-    return ", ".join(f"`{name}`" for name in flag.names) + (f" `{flag.value}`" if flag.value else "")
+        return f"`{value}`"
+    return ", ".join(f"`{name}`" for name in names_of(flag)) + (f" `{value}`" if value else "")
+
+
+def default_of(flag: Flag) -> str:
+    """The sentence on a flag's default; empty if the help text has it, or there is none to name."""
+    if flag.default is dataclasses.MISSING:
+        return "Required."
+    value = show_value(flag, flag.default)
+    return f"Default: `{value}`." if value else ""
 
 
 def prose(text: str) -> str:
@@ -166,30 +71,36 @@ def prose(text: str) -> str:
     return "".join(parts)
 
 
-def command_line() -> str:
-    """The page of all commands."""
-    parts = [COMMAND_LINE_HEAD]
-    for name, about in COMMANDS.items():
-        if name in ("data", "study"):
-            actions = ACTIONS if name == "data" else STUDIES
-            parts.append(f"## lockstep {name}\n\n{_sentence(about)}\n")
-            parts += [_command(f"{name} {action}", "###") for action in actions]
-        else:
-            parts.append(_command(name, "##"))
-    parts += [_shared(kind, title) for kind, title in SHARED.items()]
-    return "\n".join([*parts, _horovodrun()])
+def command_line_pages() -> dict[str, Callable[[], str]]:
+    """Each page of the command line by its path: an index, and one for each command."""
+    pages = {name: partial(_command_page, name) for name in COMMANDS}
+    return {
+        "command-line/index.md": _index,
+        **{f"command-line/{name}.md": page for name, page in pages.items()},
+        "command-line/hosts-and-restarts.md": _shared_page,
+        "command-line/horovodrun.md": _horovodrun,
+    }
+
+
+def _index() -> str:
+    rows = [f"| [lockstep {name}]({name}.md) | {_sentence(about)} |" for name, about in COMMANDS.items()]
+    return f"{INDEX_HEAD}\n| command | |\n|---|---|\n" + "\n".join(rows) + f"\n{INDEX_TAIL}"
+
+
+def _command_page(name: str) -> str:
+    if name not in NESTED:
+        return _command(name, "#")
+    parts = [f"# lockstep {name}\n", f"{NOTICE}\n", f"{_sentence(COMMANDS[name])}\n"]
+    return "\n".join([*parts, *(_command(f"{name} {action}", "##") for action in NESTED[name])])
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
+    return f"{sentence_case(text)}."
 
 
 def dataclass_of(name: str) -> Any:
-    """The dataclass that a command's words are read into."""
-    if name == "train":
-        module = import_module("lockstep.cli.parse")
-    else:
-        module = import_module(f"lockstep.cli.{name.replace(' ', '.')}")
+    """The dataclass that a command's arguments are read into."""
+    module = import_module("lockstep.cli.parse" if name == "train" else f"lockstep.cli.{name.replace(' ', '.')}")
     own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
     (kind,) = [each for each in own if each.__name__.endswith("Command")]
     return kind
@@ -197,113 +108,104 @@ def dataclass_of(name: str) -> Any:
 
 def _command(name: str, level: str) -> str:
     kind = dataclass_of(name)
-    flags = list(flags_of(kind))
-    within = [group for group in groups_of(kind) if group not in SHARED]
-    every = [*flags, *(flag for group in with_inner(within) for flag in flags_of(group))]
-    words = [_positional(flag) for flag in every if flag.is_positional]
-    has_flags = len(every) > len(words) or groups_of(kind)
-    usage = " ".join(["lockstep", name, *words, *(["[flags]"] if has_flags else []), *TAILS.get(name, "").split()])
-    parts = [f"{level} lockstep {name}\n", f"```text\n{usage}\n```\n"]
-    parts += [prose(paragraph) + "\n" for paragraph in _paragraphs(kind)]
-    parts += [entry(flag) for flag in flags]
-    for group in with_inner(within):
-        if name != "train" and group in _train_groups():
-            continue
-        title = f"Train: {_train_groups()[group]}" if group in _train_groups() else ""
-        if title:
-            parts += [f"{level}# {title}\n", f"{_about(group)}\n"]
-        parts += [entry(_with_recipes(flag, group)) for flag in flags_of(group)]
-    titles = SHARED | ({} if name == "train" else {group: f"Train: {of}" for group, of in _train_groups().items()})
-    linked = [f"[{titles[group].lower()}](#{_slug(titles[group])})" for group in groups_of(kind) if group in titles]
+    about, *others = _paragraphs(kind)
+    notice = [f"{NOTICE}\n"] if level == "#" else []
+    parts = [f"{level} lockstep {name}\n", *notice, f"{about}\n", f"```text\n{usage(kind, name)}\n```\n", *others]
+    flags = flags_of(kind)
+    for group in groups_of(kind):
+        own = [flag for flag in flags if flag.group is group and group not in SHARED]
+        if group is not kind and own:
+            parts.append(f"{level}# {TITLES[group]}\n")
+        of_recipes = name == "train"
+        parts += [entry(flag, _default_by_recipe(flag) if of_recipes else default_of(flag)) for flag in own]
+    linked = [f"[{TITLES[group].lower()}](hosts-and-restarts.md#{TITLES[group].lower()})" for group in SHARED]
+    linked = [link for link, group in zip(linked, SHARED, strict=True) if group in groups_of(kind)]
     if linked:
         parts.append(f"Further flags: {' and '.join(linked)}.\n")
     return "\n".join(parts)
 
 
-def _with_recipes(flag: Flag, group: Any) -> Flag:
-    """The flag with the digits' default, if recipes set others than the source does."""
-    name = _train_groups().get(group)
-    path = flag.path if group is TrainConfig else f"{name}.{flag.path}"
-    if name is None or flag.is_positional:
-        return flag
-    source, *values = (dict(_flat(config))[path] for config in (TrainConfig(), *map(recipes.load, recipes.names())))
+def _default_by_recipe(flag: Flag) -> str:
+    """A flag's default; that of the digits, if recipes set others than the source does."""
+    names = [recipes.for_source("digits"), *recipes.names()]
+    instances = [TrainConfig(), *map(recipes.load, names)]
+    if flag.is_positional or flag.group not in groups_of(TrainConfig):
+        return default_of(flag)
+    source, of_digits, *values = (_value_in(config, flag) for config in instances)
     if all(value == source for value in values):
-        return flag
-    value = values[recipes.names().index("digits")]
-    of_digits = "none" if value is None else f"`{_yaml(value)}`"
-    if isinstance(value, bool):
-        of_digits = "yes" if value else "no"
-    return dataclasses.replace(flag, default=f"Default: by [recipe](recipes.md); digits: {of_digits}.")
+        return default_of(flag)
+    shown = show_value(flag, of_digits)
+    return f"Default: by [recipe](../recipes.md); digits: {f'`{shown}`' if shown else 'none'}."
 
 
-def with_inner(groups: list[Any]) -> list[Any]:
-    """The groups, each followed by those in it."""
-    return [each for group in groups for each in (group, *with_inner(groups_of(group)))]
-
-
-def _train_groups() -> dict[Any, str]:
-    hints = typing.get_type_hints(TrainConfig)
-    return {TrainConfig: "job"} | {kind: name for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-
-
-def _positional(flag: Flag) -> str:
-    return flag.value if flag.default == "Required." or flag.value.startswith("[") else f"[{flag.value}]"
+def _value_in(config: TrainConfig, flag: Flag) -> Any:
+    """A flag of `lockstep train` in a configuration, without the command's own field before it."""
+    value: Any = config
+    for name in flag.path[1:]:
+        value = getattr(value, name)
+    return value
 
 
 def _paragraphs(kind: type) -> list[str]:
-    return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
+    """A docstring's paragraphs as Markdown; examples become a block."""
+    parts = []
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+        title, _, lines = paragraph.partition("\n")
+        if title == "Examples:":
+            parts.append(f"<!-- not run: they need data or hosts -->\n```sh\n{inspect.cleandoc(lines)}\n```\n")
+        else:
+            parts.append(prose(" ".join(paragraph.split())) + "\n")
+    return parts
 
 
-def _about(kind: type) -> str:
-    return prose(_paragraphs(kind)[0])
+def _shared_page() -> str:
+    return "\n".join([f"# Hosts and restarts\n\n{NOTICE}\n", *map(_shared, SHARED)])
 
 
-def _slug(title: str) -> str:
-    return title.lower().replace(":", "").replace(" ", "-")
-
-
-def _shared(kind: Any, title: str) -> str:
+def _shared(kind: Any) -> str:
     users = [name for name in all_commands() if kind in groups_of(dataclass_of(name))]
     of = ", ".join(f"`lockstep {name}`" for name in users)
-    return "\n".join([f"## {title}\n", f"{_about(kind)} Flags of {of}.\n", *map(entry, flags_of(kind))])
+    flags = (entry(flag, default_of(flag)) for flag in flags_of(kind))
+    return "\n".join([f"## {TITLES[kind]}\n", f"Flags of {of}.\n", *flags])
 
 
 def all_commands() -> list[str]:
-    plain = [name for name in COMMANDS if name not in ("data", "study")]
-    return [*plain, *(f"data {action}" for action in ACTIONS), *(f"study {study}" for study in STUDIES)]
+    plain = [name for name in COMMANDS if name not in NESTED]
+    return [*plain, *(f"{name} {action}" for name, actions in NESTED.items() for action in actions)]
 
 
 def _horovodrun() -> str:
     parser = build_parser()
-    parts = ["## horovodrun\n", "```text\nhorovodrun -np N [flags] COMMAND ...\n```\n", HOROVODRUN]
+    parts = [f"# horovodrun\n\n{NOTICE}\n", HOROVODRUN, "```text\nhorovodrun -np N [flags] COMMAND ...\n```\n"]
     for group in parser._action_groups:
-        actions = [action for action in group._group_actions if action.option_strings and action.dest != "help"]
-        if actions and group.title not in ("options", "optional arguments"):
-            parts.append(f"### horovodrun: {group.title}\n")
-        flags = [_argument(action) for action in actions]
-        idle = [flag for flag in flags if flag.help == "No effect."]
-        parts += [entry(flag) for flag in flags if flag not in idle]
+        actions = [
+            action
+            for action in group._group_actions
+            if action.option_strings and action.dest not in ("help", "help_all")
+        ]
+        if actions and group.title != "options":
+            parts.append(f"## {sentence_case(group.title or '')}\n")
+        idle = [action for action in actions if action.help == "no effect"]
+        acting = [action for action in actions if action not in idle]
+        parts += [f"{_horovodrun_term(each)}\n:   {prose(_sentence(each.help or ''))}\n" for each in acting]
         if idle:
-            parts.append("\n".join(map(term, idle)) + "\n:   No effect.\n")
+            parts.append("\n".join(map(_horovodrun_term, idle)) + "\n:   No effect.\n")
     return "\n".join(parts)
 
 
-def _argument(action: argparse.Action) -> Flag:
-    names, value = action.metavar or (), ""
-    if action.nargs != 0:
-        choices = "|".join(map(str, action.choices or ()))
-        value = choices or (" ".join(names) if isinstance(names, tuple) else names)
-    return Flag(tuple(action.option_strings), value, "", _sentence(action.help or ""), action.dest, False)
+def _horovodrun_term(action: argparse.Action) -> str:
+    value = value_of(action)
+    return ", ".join(f"`{name}`" for name in action.option_strings) + (f" `{value}`" if value else "")
 
 
 def recipes_page() -> str:
     """The page of all recipes, and of every field of a configuration."""
     parts = [RECIPES_HEAD, *map(_recipe, recipes.names()), FIELDS_HEAD]
-    for kind, name in _train_groups().items():
-        prefix = "" if kind is TrainConfig else f"{name}."
-        title = "The job" if kind is TrainConfig else name
-        parts += [f"### {title}\n", f"{_about(kind)}\n"]
-        parts += [entry(flag, prefix + flag.path) for flag in flags_of(kind)]
+    for group in groups_of(TrainConfig):
+        flags = [flag for flag in flags_of(TrainConfig) if flag.group is group]
+        title = "The job" if group is TrainConfig else flags[0].path[0]
+        parts += [f"### {title}\n", _paragraphs(group)[0]]
+        parts += [entry(flag, default_of(flag), ".".join(flag.path)) for flag in flags]
     return "\n".join(parts)
 
 
@@ -371,21 +273,24 @@ def _yaml(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-COMMAND_LINE_HEAD = f"""# The command line
+INDEX_HEAD = f"""# The command line
 
 {NOTICE}
 
-Every command of `lockstep`, then `horovodrun`, with each flag, the values it takes, its default and what it does.
-`--help` (`-h`) after a command says the same in the terminal; `lockstep --version` prints the version.
+`--help` (`-h`) after a command prints its flags in the terminal; `--help-all` also those that few need.
+`lockstep --version` prints the version.
+"""
+INDEX_TAIL = """
+[Hosts and restarts](hosts-and-restarts.md) has the flags that several commands share. [horovodrun](horovodrun.md) is
+the command of the distribution `lockstep-horovod`.
 
-A flag that is yes or no has two forms, such as `--flip` and `--no-flip`. `A|B` is a choice, `A ...` takes several
-values, and where no default is named, nothing is set. `lockstep train` also takes the flags of older scripts
-([old-scripts.md](../howto/old-scripts.md)).
+`--[no-]flip` means that there are two flags, `--flip` and `--no-flip`. `{A,B}` is a choice, and `A ...` takes several
+values. If a flag is given twice, the last one counts. `lockstep train` also takes the flags of
+[older scripts](../../howto/old-scripts.md).
 """
 HOROVODRUN = """Start a command on N workers, for scripts of Horovod's API. It comes with the distribution
 `lockstep-horovod`. Flags without effect are accepted so that old command lines run; each is answered by
-a line that says why.
-[horovod.md](horovod.md#elastic-jobs) says more on elastic jobs.
+a line that says why. [Horovod's API](../horovod.md#elastic-jobs) explains elastic jobs.
 """
 RECIPES_HEAD = f"""# Recipes and configuration
 
@@ -413,7 +318,7 @@ By its place in a recipe, with the flag of `lockstep train`, the values, and the
 same names without the group, such as `lr=0.1`, are the settings of `lockstep.train.fit`. An unknown field or a value of
 the wrong type is an error (exit code 2) that names the nearest field, or the type.
 """
-PAGES: dict[str, Callable[[], str]] = {"command-line.md": command_line, "recipes.md": recipes_page}
+PAGES: dict[str, Callable[[], str]] = {**command_line_pages(), "recipes.md": recipes_page}
 
 
 def main() -> None:

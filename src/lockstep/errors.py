@@ -43,6 +43,16 @@ class ConfigError(LockstepError, ValueError):
     exit_code = 2
 
 
+def require(holds: bool, flag: str, value: object, wanted: str) -> None:
+    """Refuse the value of a flag unless a condition holds.
+
+    Raises:
+        ConfigError: "FLAG VALUE: must be WANTED".
+    """
+    if not holds:
+        raise ConfigError(f"{flag} {f'{value:g}' if isinstance(value, float) else value}: must be {wanted}")
+
+
 class WorldError(LockstepError):
     """The worker's place in the job is unknown or contradictory, or the job cannot be connected. Exit code 3."""
 

@@ -144,7 +144,7 @@ def test_a_files_own_network_may_have_fields_of_its_own(tmp_path: Path) -> None:
         ("for_arch: [alexnet]", "for_arch must be a mapping"),
         ("for_arch: {alexnet: 3}", "for_arch.alexnet: the file must be a mapping"),
         ("for_arch: {alexnet: {optim: {lrr: 1}}}", "for_arch.alexnet: unknown field optim.lrr; did you mean optim.lr?"),
-        ("for_arch: {alexnet: {optim: {lr: 0}}}", "--lr must be above 0"),
+        ("for_arch: {alexnet: {optim: {lr: 0}}}", "--lr 0: must be above 0"),
     ],
 )
 def test_a_wrong_field_for_a_network_is_named_whatever_network_is_chosen(tmp_path: Path, text: str, words: str) -> None:

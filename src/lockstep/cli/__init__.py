@@ -17,20 +17,21 @@ from lockstep.errors import INTERRUPTED, LockstepError
 from lockstep.files.untrusted import printable
 
 COMMANDS = {
-    "train": "train a network on a data set or a folder of images",
-    "run": "start any program as the workers of a job, on one host or several",
+    "train": "train a model on a data set or a folder of images",
+    "run": "run any command as the workers of a job, on one or several hosts",
     "eval": "evaluate a checkpoint",
-    "predict": "name what is on images",
-    "export": "write a trained model for other programs",
-    "models": "list the networks",
+    "predict": "classify images",
+    "export": "export a trained model for other programs",
+    "models": "list the models",
     "datasets": "list the data sets",
-    "data": "fetch, pack, verify and prepare data sets",
-    "study": "measure a job: scaling, batch sizes, collectives, loading; predict more workers",
-    "watch": "show how a run is doing, live in the terminal",
-    "report": "draw what runs and studies recorded: figures, tables and a page",
-    "script": "write a batch script for a job of Slurm, PBS or LSF",
-    "doctor": "say what this machine offers, what is wrong, and how to mend it",
+    "data": "download, pack, verify and prepare data sets",
+    "study": "measure scaling, batch sizes, collectives and data loading",
+    "watch": "show the progress of a run live in the terminal",
+    "report": "write a report on runs and studies: figures, tables and a page",
+    "script": "write a batch script for Slurm, PBS or LSF",
+    "doctor": "check this machine or a job's hosts, and show how to fix problems",
 }
+HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
 NEEDED = ("torch", "torchvision")  # by what measures or trains; the rest also works where they are not
 # What `python -m torch.distributed.launch -m lockstep ...` puts before our words; LOCAL_RANK says the same.
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0].startswith(INJECTED):
         del words[0]
     prepare_streams()
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in (*HELP, "help"):
         print(_help())
         return 0 if words else USAGE_ERROR
     if words[0] == "--version":
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] not in COMMANDS:
         near = get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean `lockstep {near[0]}`?" if near else "`lockstep --help` lists the commands"
-        print(f"lockstep: error: there is no command {words[0]!r}; {hint}", file=sys.stderr)
+        kind = "flag" if words[0].startswith("-") else "command"
+        print(f"lockstep: error: {words[0]}: unknown {kind}; {hint}", file=sys.stderr)
         return USAGE_ERROR
     try:
         os.getcwd()
@@ -95,7 +97,7 @@ def _help() -> str:
     rows = "\n".join(f"  {name:{width}}  {about}" for name, about in COMMANDS.items())
     return (
         f"Lockstep {__version__}: synchronous data-parallel training for PyTorch\n\n"
-        f"usage: lockstep COMMAND ...\n\n{rows}\n\n"
-        f"lockstep COMMAND --help explains a command; lockstep --version prints the version.\n"
-        f"To begin: lockstep train -np 2"
+        f"usage: lockstep COMMAND [arguments]\n\n{rows}\n\n"
+        f"`lockstep COMMAND --help` shows the flags of a command.\n"
+        f"Try it: lockstep train -np 2"
     )

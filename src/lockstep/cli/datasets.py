@@ -10,7 +10,7 @@ from lockstep.cli.parse import parse
 
 @dataclass(frozen=True)
 class DatasetsCommand:
-    """List the data sets that `lockstep train` knows by name."""
+    """List the data sets that `lockstep train` takes by name."""
 
 
 def main(words: Sequence[str]) -> int:

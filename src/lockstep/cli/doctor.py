@@ -11,9 +11,10 @@ from lockstep.launch.plan.options import LaunchOptions
 
 @dataclass(frozen=True)
 class DoctorCommand:
-    """Say what this machine offers, what is wrong, and how to mend it. Exit code 1 if something is.
+    """Check this machine, or the hosts of a job, and print how to fix each problem.
 
-    With -H, --hostfile or --launcher: the hosts of a job, their clocks, and how fast they talk to each other.
+    With -H, --hostfile or --launcher, also check the hosts' clocks and network. The exit code is 1 if there is a
+    problem.
     """
 
     where: LaunchOptions = field(default_factory=LaunchOptions)

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import Arch, Workers, parse
 from lockstep.config.device_choice import DeviceChoice
+from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig, NumericsConfig, TrainConfig
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.world.world import World
@@ -19,21 +18,21 @@ from lockstep.world.world import World
 
 @dataclass(frozen=True)
 class EvalCommand:
-    """Evaluate a checkpoint: each validation image once, over all workers."""
+    """Evaluate a checkpoint on a data set's validation images."""
 
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
-    """A run folder, a checkpoint folder, an exported .safetensors file, or an older script's checkpoint file."""
+    """Run folder, checkpoint, .safetensors file, or older script's checkpoint."""
     data: DataConfig = field(default_factory=DataConfig)
     arch: Arch = None
-    """The network, where an older script's file does not name it, or where it is MODULE:FUNCTION."""
+    """Model, if the file does not name it or it is MODULE:FUNCTION."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
-    """Images of one worker in one forward pass."""
+    """Images per worker and forward pass."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """bf16: autocast to bfloat16. fp64: double precision."""
+    """Precision; bf16: autocast."""
     device: DeviceChoice = "auto"
-    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
+    """Device; auto: the GPU if there is one."""
     workers: Workers = None
-    """Workers on this machine; auto: one a GPU; by default 1."""
+    """Workers on this machine; auto: one per GPU. Default: 1."""
 
 
 def main(words: Sequence[str]) -> int:

@@ -7,26 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import Arch, parse
+from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a trained model as weights or as a program, and check the file against the model."""
+    """Export a trained model as weights or as a program, and verify the result."""
 
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
-    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    """Run folder, checkpoint or exported .safetensors file."""
     format: tuple[Literal["safetensors", "torch", "onnx"], ...] = ()
-    """safetensors: weights. torch: torch.export's .pt2. onnx: ONNX. Default: --output's ending, or safetensors."""
+    """File formats; torch: a torch.export program. Default: by --output, or safetensors."""
     output: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """The file to write, for a single format. Default: CHECKPOINT's name in the current folder."""
+    """Output file, for a single format. Default: CHECKPOINT's name, here."""
     arch: Arch = None
-    """The network, where it is MODULE:FUNCTION: that code is run."""
+    """Model, if it is MODULE:FUNCTION; its code is run."""
     with_normalization: bool = False
-    """Let a program take pixels (uint8) instead of normalised numbers (float32)."""
+    """Export a program that takes uint8 pixels instead of normalized floats."""
 
 
 def main(words: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ Its exit code is 0, 1 when a worker failed (Horovod's rule), 2 for a wrong flag,
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -20,13 +21,21 @@ from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
 from lockstep.launch.controller.signals import on_stopping
 from lockstep.launch.output.display import say
-from lockstep.launch.plan.horovodrun_flags import parse_flags
+from lockstep.launch.plan.horovodrun_flags import REFUSED, build_parser, parse_flags, value_of
 from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, ElasticPlan, HorovodPlan, HostsPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host, are_here, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.world.world import usable_cores
 
 FAILED = 1
+ABOUT = """Run a command on N workers, for scripts that use Horovod's API.
+
+Examples:
+    horovodrun -np 4 python train.py
+    horovodrun -np 16 -H host1:8,host2:8 python train.py
+"""
+TITLES = {"options": "Job"}
+SELDOM = ("Tuning", "Timeline, stalls and log")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_streams()
     try:
         flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
+        if flags.help or flags.help_all:
+            print(_help(shows_all=flags.help_all))
+            return 0
         if flags.version:
             print(f"Lockstep {__version__}, with the interface of Horovod 0.28.1")
             return 0
@@ -108,6 +120,32 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
         time.sleep(POLL_SECONDS)
         hosts = discover(script, flags.get("slots_per_host"))
     return hosts
+
+
+def _help(shows_all: bool) -> str:
+    """The flags in their groups; unless all are wanted, without those that have no effect or that few need."""
+    from lockstep.cli.help import page, sentence_case
+
+    parser = build_parser()
+    sections: dict[str, dict[str, str]] = {}
+    for group in parser._action_groups:
+        title = TITLES.get(group.title or "", sentence_case(group.title or ""))
+        if shows_all or title not in SELDOM:
+            sections[title] = {
+                _term(action, shows_all): sentence_case(action.help or "")
+                for action in group._group_actions
+                if action.option_strings
+                and "help" not in action.dest
+                and (shows_all or action.help not in ("no effect", REFUSED))
+            }
+    more = "" if shows_all else "`horovodrun --help-all` shows all flags."
+    return page("horovodrun -np N [flags] COMMAND ...", ABOUT, sections, more)
+
+
+def _term(action: argparse.Action, all_names: bool) -> str:
+    names = sorted(action.option_strings, key=lambda name: name.startswith("--"))
+    shown = names if all_names or len(names) < 2 else [names[0], next((n for n in names if n.startswith("--")), "")]
+    return f"{', '.join(dict.fromkeys(shown))} {value_of(action)}".strip()
 
 
 def _build() -> str:

@@ -13,7 +13,7 @@ from lockstep.cli.parse import parse
 
 @dataclass(frozen=True)
 class ModelsCommand:
-    """List the networks that `--arch` knows, with what they cost and the accuracy that is published for them."""
+    """List the models that --arch takes, with their sizes and published accuracies."""
 
 
 def _torchvision_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Read a command's arguments into its dataclass, with tyro, and a recipe's values under the flags."""
+"""Read a command's arguments into its dataclass; those of `train` over the values of a recipe."""
 
 from __future__ import annotations
 
@@ -6,53 +6,65 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-import tyro
-from tyro.conf import OmitArgPrefixes, arg
-
-from lockstep.cli.argument_errors import raised
+from lockstep.cli import HELP
+from lockstep.cli.arguments import read
+from lockstep.config.flags import arg
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import LockstepError
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 
 T = TypeVar("T")
-HELP = ("-h", "--help")
 # Of commands that use a checkpoint; training has a default.
-Arch = Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME|MODULE:FUNCTION")]
+Arch = Annotated[str | None, arg(aliases=["-a", "--model"], metavar="MODEL")]
 Workers = Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")]
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Train a network on a data set or a folder of images.
+    """Train a model on a data set or a folder of images.
+    Defaults are those of the data set's recipe; --print-config prints the resulting configuration.
 
-    The defaults in --help are those of the recipe of DATASET, or of --config; --print-config prints them as YAML.
+    Examples:
+        lockstep train cifar10 -np 4
+        lockstep train photos/ -a resnet50 --pretrained default -np auto
+        lockstep train imagenet -H host1:8,host2:8 --resume auto
     """
+
+    common: ClassVar[dict[str, str]] = {
+        "Data": "DATASET|FOLDER --data --workers",
+        "Model": "--arch --pretrained",
+        "Training": "--config --epochs --batch-size --global-batch-size --optimizer --lr --weight-decay --precision"
+        " --seed",
+        "Workers": "--np --device --hosts --max-restarts",
+        "Output": "--run-dir --resume --evaluate --quiet --print-config --dry-run",
+    }
 
     job: TrainConfig = field(default_factory=TrainConfig)
     workers: Workers = None
-    """Workers in all; auto: one a GPU; by default 1, or one a slot of the hosts or the batch job."""
+    """Number of workers; auto: one per GPU. Default: 1, or one per slot."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     restarts: RestartOptions = field(default_factory=RestartOptions)
     config: Annotated[str | None, arg(metavar="RECIPE|FILE.yaml")] = None
-    """Start from this recipe instead of the data set's own."""
+    """Recipe to start from, instead of the data set's own."""
     print_config: bool = False
-    """Print the outcome of recipe and flags as YAML, and stop."""
+    """Print the resulting configuration as YAML and exit."""
 
 
 def parse(kind: type[T], command: str, words: Sequence[str], default: T | None = None) -> T:
-    """Read arguments into a dataclass; --help prints the help and ends the process.
+    """Read arguments into a dataclass; --help and --help-all print the help and end the process.
 
     Raises:
         ConfigError: An argument is unknown, missing or wrong; the message says what was meant.
     """
-    prog = f"lockstep {command}"
-    with raised(kind):
-        if default is None:
-            return tyro.cli(kind, prog=prog, args=words, config=(OmitArgPrefixes,))
-        return tyro.cli(kind, prog=prog, args=words, default=default, config=(OmitArgPrefixes,))
+    if asked := [word for word in words if word in HELP]:
+        from lockstep.cli.help import explain
+
+        print(explain(kind, command, default, shows_all="--help-all" in asked))
+        raise SystemExit(0)
+    return read(kind, command, words, default)
 
 
 def parse_train(words: Sequence[str]) -> TrainCommand:
@@ -71,7 +83,7 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
         defaults = _parse_train(others)
     except LockstepError:  # help is what was asked for
         defaults = _parse_train(())
-    return parse(TrainCommand, "train", ["--help"], defaults)
+    return parse(TrainCommand, "train", words, defaults)
 
 
 @lru_cache(1)
@@ -80,14 +92,14 @@ def _parse_train(words: tuple[str, ...]) -> TrainCommand:
 
     # Some flags need others, which the recipe may set; so the flags are first read over a recipe, too.
     first = recipes.load(_config_named_in(words) or recipes.for_source(""))
-    flags = parse(TrainCommand, "train", words, TrainCommand(job=_without_choices(first)))
+    flags = read(TrainCommand, "train", words, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
-    command = parse(TrainCommand, "train", words, TrainCommand(job=_give_way(recipe, flags.job)))
+    command = read(TrainCommand, "train", words, TrainCommand(job=_give_way(recipe, flags.job)))
     for_arch = recipes.load(name, _whole_name(command.job))
     if for_arch == recipe:
         return command
-    return parse(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
+    return read(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
 
 
 def _whole_name(job: TrainConfig) -> str:
@@ -104,7 +116,7 @@ def _whole_name(job: TrainConfig) -> str:
 def named_arch(command: TrainCommand, words: Sequence[str]) -> str | None:
     """The network that the user has named, by a flag or as MODULE:FUNCTION in a recipe; None: a recipe's choice."""
     nameless = replace(command.job, model=replace(command.job.model, arch=""))
-    arch = parse(TrainCommand, "train", words, TrainCommand(job=nameless)).job.model.arch
+    arch = read(TrainCommand, "train", words, TrainCommand(job=nameless)).job.model.arch
     return arch or (command.job.model.arch if ":" in command.job.model.arch else None)
 
 

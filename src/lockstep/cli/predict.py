@@ -7,32 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import Arch, parse
+from lockstep.config.flags import Positional, arg
 from lockstep.data.sources.folder_listing import images_in
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
 class PredictCommand:
-    """Name what is on images: the most probable classes and their probabilities."""
+    """Classify images: print the most probable classes of each."""
 
     checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
-    """A run folder, a checkpoint folder or an exported .safetensors file."""
+    """Run folder, checkpoint or exported .safetensors file."""
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")]
     """Image files, or folders of them."""
     arch: Arch = None
-    """The network, where it is MODULE:FUNCTION: that code is run."""
+    """Model, if it is MODULE:FUNCTION; its code is run."""
     top: int = 3
-    """Classes to name for each image."""
+    """Number of classes to print per image."""
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise ConfigError(f"--top must be 1 or more; got {self.top}")
+        require(self.top >= 1, "--top", self.top, "at least 1")
         if not self.images:
-            raise ConfigError("give the run or checkpoint first, then at least one image: lockstep predict RUN IMAGE")
+            raise ConfigError("missing IMAGE; give the run or checkpoint, then images: lockstep predict RUN IMAGE")
 
 
 def main(words: Sequence[str]) -> int:

@@ -8,28 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import printable
 
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Draw what runs and studies recorded: RESULTS.md, index.html, and each chart as PNG and SVG.
+    """Write a report on runs and studies: RESULTS.md, index.html, and each chart as PNG and SVG.
 
-    Needs no torch. What is missing or damaged is said, and the rest is reported.
+    Missing or damaged records are reported as warnings.
     """
 
-    sources: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN|STUDY [...]", help_behavior_hint="")]
-    """Run folders, TensorBoard folders, a study's .jsonl files, or folders of such as runs/ and study/."""
+    sources: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN|STUDY")]
+    """Run folders, TensorBoard folders, study files, or folders of these."""
     out: Annotated[Path, arg(aliases=["-o"], metavar="DIR")] = Path("report")
-    """Folder that the report is written to."""
+    """Output folder."""
     title: str = "Training results"
-    """Heading of the report."""
+    """Title of the report."""
     verbose: Annotated[bool, arg(aliases=["-v"])] = False
-    """List every file that was written."""
+    """Print the name of each file."""
 
 
 def main(words: Sequence[str]) -> int:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import arg
-
+from lockstep.cli import HELP
 from lockstep.cli.parse import parse
+from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.gpus import count_gpus
@@ -28,26 +28,28 @@ LOGS = Path("lockstep-logs")
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Start a program as the workers of a job: lockstep run [flags] -- COMMAND ...
+    """Run any command as the workers of a job, on this machine, on hosts, or in a batch job.
 
-    Without -H it runs on this machine, or, in a batch job of Slurm, PBS, LSF, Cobalt or Grid Engine, on all its hosts.
+    Examples:
+        lockstep run -np 4 -- python train.py
+        lockstep run -H host1:8,host2:8 -- python train.py
     """
 
     where: LaunchOptions = field(default_factory=LaunchOptions)
     workers: Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")] = None
-    """Workers in all (for each node, where nodes are started by hand); by default one a slot, or a GPU, or 1."""
+    """Number of workers, per node with --nodes. Default: one per slot or GPU, or 1."""
     prefix: bool = False
-    """Put [rank]<stream>: before each line of output."""
+    """Prefix each line of output with [rank]<stream>."""
     restarts: RestartOptions = field(default_factory=RestartOptions)
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """For worker-N.log, the output of each worker; by default a new folder in lockstep-logs."""
+    """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
 
 
 def main(words: Sequence[str]) -> int:
     flags, command = split(words)
     options = parse(RunCommand, "run", flags)
     if not command:
-        raise ConfigError("there is no command to run; put it after the flags: lockstep run -np 2 -- python train.py")
+        raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
     if not shutil.which(command[0]) and options.where.launcher in ("auto", "local"):
         raise ConfigError(f"{command[0]} is no program that can be run; scripts need `python` before them")
     options = replace(options, where=first_hosts(options.where, options.restarts))
@@ -78,7 +80,7 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags, and the command: what follows "--", or the first word that is neither a flag nor a flag's value."""
-    plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload") for no in ("", "no-")} | {"-h", "--help"}
+    plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload") for no in ("", "no-")} | set(HELP)
     position = 0
     while position < len(words) and words[position].startswith("-"):
         word = words[position]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.batch_job import BatchJob
 from lockstep.launch.plan.batch_script import SUBMIT, System, render
@@ -18,15 +17,19 @@ from lockstep.launch.plan.batch_script import SUBMIT, System, render
 
 @dataclass(frozen=True)
 class ScriptCommand:
-    """Write a batch script that starts the command after -- as a job of Slurm, PBS or LSF."""
+    """Write a batch script that runs a command as a job of Slurm, PBS or LSF.
+
+    Examples:
+        lockstep script slurm --nodes 2 --gpus-per-node 4 -- python train.py
+    """
 
     system: Annotated[Positional[System], arg(metavar="slurm|pbs|lsf")]
-    """The batch system."""
+    """Batch system."""
     job: BatchJob = field(default_factory=BatchJob)
     output: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write to this new file instead of the terminal."""
+    """New file to write, instead of the terminal."""
     force: bool = False
-    """Replace the file of --output."""
+    """Overwrite the file of --output."""
 
 
 def main(words: Sequence[str]) -> int:

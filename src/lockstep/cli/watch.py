@@ -13,10 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
-from lockstep.errors import INTERRUPTED, ConfigError
+from lockstep.config.flags import Positional, arg
+from lockstep.errors import INTERRUPTED, require
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -29,21 +28,20 @@ WITHOUT_TERMINAL = 30  # lines
 
 @dataclass(frozen=True)
 class WatchCommand:
-    """Show how a run is doing, in the terminal, until it has finished or you press q.
+    """Show the progress of a run in the terminal until it finishes or you press q.
 
-    Only what the run writes into its folder is read, so the run may be on another machine, and over.
+    Only the run folder is read, so the run may be on another machine or finished.
     """
 
-    run: Annotated[Positional[Path | None], arg(metavar="[RUN]", help_behavior_hint="")] = None
-    """A run folder. Default: the newest in runs/."""
+    run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
+    """Run folder. Default: the newest in runs/."""
     interval: float = 2.0
-    """Seconds between two looks."""
+    """Seconds between updates."""
     once: bool = False
-    """Print one frame and end, as always where the output is no terminal."""
+    """Print one frame and exit, as when the output is not a terminal."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.interval < float("inf"):
-            raise ConfigError(f"--interval must be above 0 seconds; got {self.interval:g}")
+        require(0 < self.interval < float("inf"), "--interval", self.interval, "above 0 seconds")
 
 
 def main(words: Sequence[str]) -> int:

@@ -8,15 +8,12 @@ may be started with either words.
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any
+from types import NoneType
 
+from lockstep.config.flags import flags_of
 from lockstep.errors import ConfigError
 
 RENAMED = {
@@ -99,7 +96,8 @@ def translate(words: Sequence[str], command: type) -> Translation:
     Raises:
         ConfigError: A flag has no equal, or a yes-or-no flag another value; the message says what to write.
     """
-    flags, rest = flags_of(command), list(words)
+    own = {name: flag for flag in flags_of(command) for name in flag.names}
+    rest = list(words)
     done: list[str] = []
     notes: list[str] = []
     seen: set[str] = set()
@@ -110,7 +108,8 @@ def translate(words: Sequence[str], command: type) -> Translation:
             break
         flag, equals, value = word.partition("=")
         flag = _canonical(flag)
-        full = flags.names.get(RENAMED.get(flag, flag), flag)
+        known = own.get(RENAMED.get(flag, flag))
+        full = known.names[0] if known else flag
         seen.add(full)
         if flag in REFUSED:
             raise ConfigError(f"{flag} is an older script's flag: {REFUSED[flag]}")
@@ -120,9 +119,9 @@ def translate(words: Sequence[str], command: type) -> Translation:
             done += FIXED[flag]
         elif flag in RENAMED:
             done += [RENAMED[flag], value] if equals else [RENAMED[flag]]
-        elif full in flags.yes_or_no:
+        elif known and bool in known.kinds:
             given = value if equals else _take(rest)
-            done.append(_yes_or_no(full, given, full in flags.optional))
+            done.append(_yes_or_no(full, given, NoneType in known.kinds))
         elif full in BARE and not equals and _is_missing(full, rest):
             default, note = BARE[full]
             done += [word, default]
@@ -161,46 +160,3 @@ def _is_missing(flag: str, rest: list[str]) -> bool:
         return True
     # In the ImageNet examples --pretrained took no value, and the data's folder often came next.
     return flag == "--pretrained" and Path(rest[0], "train").is_dir()
-
-
-@dataclass(frozen=True)
-class Flags:
-    """The flags of a command: the long name of each and of each alias, and which are yes or no, or may be neither."""
-
-    names: dict[str, str]
-    yes_or_no: frozenset[str]
-    optional: frozenset[str]
-
-
-@cache
-def flags_of(command: type) -> Flags:
-    """Read the flags from a dataclass and those in it, as tyro does."""
-    names: dict[str, str] = {}
-    yes_or_no, optional = set(), set()
-    for full, aliases, kinds in _fields(command):
-        names |= dict.fromkeys([full, *aliases], full)
-        if bool in kinds:
-            yes_or_no.add(full)
-            optional |= {full} if NoneType in kinds else set()
-    return Flags(names, frozenset(yes_or_no), frozenset(optional))
-
-
-def _fields(command: type) -> Iterator[tuple[str, Iterable[str], tuple[Any, ...]]]:
-    hints = typing.get_type_hints(command, include_extras=True)
-    for item in dataclasses.fields(command):
-        kind, *extras = _unwrap(hints[item.name])
-        if dataclasses.is_dataclass(kind):
-            yield from _fields(typing.cast(type, kind))
-            continue
-        name = next((extra.name for extra in extras if getattr(extra, "name", None)), item.name)
-        aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
-        is_union = typing.get_origin(kind) in (typing.Union, UnionType)
-        yield f"--{name.replace('_', '-')}", aliases, typing.get_args(kind) if is_union else (kind,)
-
-
-def _unwrap(hint: Any) -> tuple[Any, ...]:
-    """A type and its annotations."""
-    if typing.get_origin(hint) is typing.Annotated:
-        kind, *extras = typing.get_args(hint)
-        return (kind, *extras)
-    return (hint,)

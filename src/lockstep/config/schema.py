@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.config.flags import Positional, arg
 from lockstep.config.time_limit import parse_time_limit
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 
 
 @dataclass(frozen=True)
@@ -23,35 +23,36 @@ class DataConfig:
     """Which images, and how they reach the worker."""
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET|FOLDER")] = ""
-    """A data set's name (see `lockstep datasets`) or a folder with train/ and val/ (or test/). Default: digits."""
+    """Data set (see `lockstep datasets`) or image folder. Default: digits."""
     data: Annotated[str | None, arg(metavar="MODULE:FUNCTION")] = None
-    """Your own data: a function that returns (training set, validation set)."""
+    """Custom data: a function that returns (training set, validation set)."""
     data_dir: Path = Path("data")
-    """Where named data sets are kept."""
+    """Folder for downloaded data sets."""
     download: bool = True
-    """Fetch a named data set that is not there."""
+    """Download the data set if it is missing."""
     loader_workers: Annotated[int | Literal["auto"], arg(name="workers", aliases=["-j"])] = "auto"
-    """Loader processes of each worker, for data that is not held in memory; auto measures how many help."""
+    """Loader processes per worker; auto: tuned while training."""
     in_memory: Literal["auto", "always", "never"] = "auto"
-    """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
+    """Decode a folder once and keep it in memory; auto: if small enough."""
     image_size: int | None = None
-    """Side of the square that a folder's images are cropped to, in pixels."""
+    """Side of the square crop of a folder's images, in pixels."""
     decode: Literal["cpu", "gpu"] = "cpu"
-    """Where a folder's training images are decoded: gpu is for JPEG, on NVIDIA GPUs."""
+    """Device that decodes a folder's training images; gpu: JPEG on NVIDIA."""
     progressive_sizes: Annotated[tuple[str, ...], arg(metavar="EPOCH:SIDE")] = ()
-    """Train on smaller images at first: from EPOCH (0 is the first) on, squares of SIDE pixels, as 0:128 30:224."""
+    """Side of training images from each epoch on, such as 0:128 30:224."""
     drop_last: bool = False
-    """Drop an epoch's last, smaller global batch instead of training on it."""
+    """Drop the last global batch of an epoch if it is smaller."""
     skip_corrupt: bool = False
-    """Leave out images that cannot be decoded, count and list them, instead of stopping."""
+    """Skip and list images that cannot be decoded, instead of failing."""
 
     def __post_init__(self) -> None:
         if self.dataset and self.data:
             raise ConfigError(f"DATASET {self.dataset!r} and --data {self.data!r} contradict: give one of them")
-        if self.data and ":" not in self.data:
-            raise ConfigError(f"--data takes MODULE:FUNCTION, such as mypackage.data:load; got {self.data!r}")
-        if isinstance(self.loader_workers, int) and self.loader_workers < 0:
-            raise ConfigError(f"--workers is a number of processes, 0 or more; got {self.loader_workers}")
+        if self.data:
+            require(":" in self.data, "--data", self.data, "MODULE:FUNCTION, such as mypackage.data:load")
+        require(
+            self.loader_workers == "auto" or self.loader_workers >= 0, "--workers", self.loader_workers, "at least 0"
+        )
         _positive("--image-size", self.image_size)
         self.sizes_by_epoch  # noqa: B018  (checks them)
 
@@ -68,10 +69,8 @@ class DataConfig:
             pairs = [(-1, 0)]
         epochs = [epoch for epoch, _ in pairs]
         if pairs and (epochs != sorted(set(epochs)) or epochs[0] != 0 or any(side < 1 for _, side in pairs)):
-            raise ConfigError(
-                f"--progressive-sizes takes EPOCH:SIDE pairs with rising epochs from 0 on, such as 0:128 30:224; "
-                f"got {' '.join(self.progressive_sizes)}"
-            )
+            given = " ".join(self.progressive_sizes)
+            require(False, "--progressive-sizes", given, "EPOCH:SIDE pairs from epoch 0 on, such as 0:128 30:224")
         return dict(pairs)
 
     @property
@@ -85,35 +84,35 @@ class AugmentConfig:
     """Random changes to each training image, drawn from (seed, epoch, sample)."""
 
     shift: int = 0
-    """Move by up to this many pixels each way (crop after padding); in-memory images only."""
+    """Shift in-memory images by up to this many pixels in each direction."""
     shift_padding: Literal["zero", "reflect"] = "zero"
-    """What the shift brings in at the edge."""
+    """Padding at the edges of shifted images."""
     flip: bool = False
-    """Mirror left to right, every second image on average."""
+    """Mirror images left to right with probability 1/2."""
     flip_alternate: bool = False
-    """With --flip: mirror an image in every second epoch, instead of at random."""
+    """With --flip: mirror each image in alternate epochs instead of randomly."""
     rotate: float = 0.0
-    """Rotate by up to this many degrees; in-memory images only."""
+    """Rotate in-memory images by up to this many degrees."""
     zoom: float = 0.0
-    """Scale by a factor from 1 - ZOOM to 1 + ZOOM; in-memory images only."""
+    """Scale in-memory images by a factor between 1 - ZOOM and 1 + ZOOM."""
     shear: float = 0.0
-    """Slant by up to this many degrees; in-memory images only."""
+    """Shear in-memory images by up to this many degrees."""
     cutout: int = 0
-    """Blank a square of this many pixels; in-memory images only."""
+    """Blank a square of this side, in pixels, in in-memory images."""
     min_crop: float = 0.08
-    """Smallest share of the area that the random crop of a folder's image keeps."""
+    """Smallest fraction of a folder image's area kept by random crops."""
     rand_augment: int = 0
-    """Random changes of colour and geometry that each image gets (RandAugment); 2 is usual."""
+    """RandAugment: number of random transforms per image; typically 2."""
     rand_augment_magnitude: int = 9
-    """How strong they are, from 0 to 30."""
+    """Strength of RandAugment's transforms, from 0 to 30."""
     trivial_augment: bool = False
-    """One random change of color or geometry to each image, at a random strength (TrivialAugment)."""
+    """TrivialAugment: apply one random transform of random strength to each image."""
     random_erasing: Annotated[float, arg(metavar="P")] = 0.0
-    """Blank a random rectangle in this share of the images; 0.1 is usual."""
+    """Probability of blanking a random rectangle; typically 0.1."""
     mixup: float = 0.0
-    """Blend pairs of images, by shares drawn from Beta(MIXUP, MIXUP); 0.2 is usual."""
+    """Mixup: blend pairs of images with weights from Beta(MIXUP, MIXUP); typically 0.2."""
     cutmix: float = 0.0
-    """Exchange rectangles between pairs of images, by areas drawn from Beta(CUTMIX, CUTMIX); 1 is usual."""
+    """CutMix: swap rectangles with areas from Beta(CUTMIX, CUTMIX); typically 1."""
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -123,49 +122,41 @@ class AugmentConfig:
             ("--mixup", self.mixup),
             ("--cutmix", self.cutmix),
         ):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{flag} must be 0 or more; got {value}")
+            require(0 <= value < math.inf, flag, value, "at least 0")
         for flag, angle in (("--rotate", self.rotate), ("--shear", self.shear)):
-            if not 0 <= angle < 90:
-                raise ConfigError(f"{flag} is an angle in degrees, at least 0 and below 90; got {angle}")
-        if not 0 <= self.zoom < 1:
-            raise ConfigError(f"--zoom must be at least 0 and below 1; got {self.zoom}")
-        if not 0 < self.min_crop <= 1:
-            raise ConfigError(f"--min-crop is a share of the area, above 0 and up to 1; got {self.min_crop}")
+            require(0 <= angle < 90, flag, angle, "at least 0 and below 90 degrees")
+        require(0 <= self.zoom < 1, "--zoom", self.zoom, "at least 0 and below 1")
+        require(0 < self.min_crop <= 1, "--min-crop", self.min_crop, "above 0 and at most 1")
         if self.rand_augment_magnitude != 9 and not self.rand_augment:
-            raise ConfigError("--rand-augment-magnitude is for --rand-augment N, which is not given")
-        if not 0 <= self.rand_augment_magnitude <= 30:
-            raise ConfigError(f"--rand-augment-magnitude must be from 0 to 30; got {self.rand_augment_magnitude}")
+            raise ConfigError("--rand-augment-magnitude needs --rand-augment N")
+        magnitude = self.rand_augment_magnitude
+        require(0 <= magnitude <= 30, "--rand-augment-magnitude", magnitude, "between 0 and 30")
         if self.trivial_augment and self.rand_augment:
-            raise ConfigError(
-                "--trivial-augment and --rand-augment both choose how to change an image: leave one of them out"
-            )
-        if not 0 <= self.random_erasing <= 1:
-            raise ConfigError(f"--random-erasing is a share of the images, from 0 to 1; got {self.random_erasing}")
+            raise ConfigError("--trivial-augment cannot be combined with --rand-augment; remove one of them")
+        require(0 <= self.random_erasing <= 1, "--random-erasing", self.random_erasing, "between 0 and 1")
         if self.flip_alternate and not self.flip:
-            raise ConfigError("--flip-alternate says how to flip: add --flip")
+            raise ConfigError("--flip-alternate needs --flip")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Which network."""
 
-    arch: Annotated[str, arg(aliases=["-a", "--model"], metavar="NAME|MODULE:FUNCTION")] = "digits-net"
-    """A model's name (see `lockstep models`), or your own function, called with num_classes=N."""
+    arch: Annotated[str, arg(aliases=["-a", "--model"], metavar="MODEL")] = "digits-net"
+    """Model (see `lockstep models`) or MODULE:FUNCTION."""
     pretrained: Annotated[str | None, arg(metavar="default|FILE")] = None
-    """Start from these weights: torchvision's published ones (default), or those in a file."""
+    """Initial weights: torchvision's published ones (default) or a file."""
     freeze: Annotated[tuple[str, ...], arg(metavar="PATTERN")] = ()
-    """Parameters to leave as they are: names of modules or globs, such as backbone or 'layer[12].*'."""
+    """Parameters not to train: module names or globs, such as 'layer[12].*'."""
     channels_last: bool = False
-    """Keep tensors in NHWC order in memory; faster on most hardware for convolutions."""
+    """Use the NHWC memory format, which speeds up most convolutions."""
     compile: bool = False
-    """Compile the training step's model with torch.compile."""
+    """Compile the model with torch.compile."""
     ema_decay: float = 0.0
-    """Average the weights with this decay a step and evaluate the average; 0 is off, 0.999 is usual."""
+    """Evaluate an exponential moving average of the weights; 0: off, typically 0.999."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"--ema-decay must be at least 0 and below 1; got {self.ema_decay}")
+        require(0 <= self.ema_decay < 1, "--ema-decay", self.ema_decay, "at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -173,52 +164,52 @@ class OptimConfig:
     """How a step changes the weights."""
 
     optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
-    """sgd has Nesterov momentum (unless --no-nesterov); lars and lamb are for large batches."""
+    """Optimizer; lars and lamb are for large batches."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
-    """Peak learning rate at a global batch of --lr-base-batch samples."""
+    """Peak learning rate for a batch of --lr-base-batch."""
     lr_base_batch: int = 128
-    """Global batch that --lr is meant for."""
+    """Global batch size that --lr refers to."""
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """How the rate grows when the global batch does."""
+    """Scaling of the learning rate with the global batch size."""
     momentum: float = 0.9
-    """Momentum of sgd and lars; first beta of the others."""
+    """Momentum of sgd and lars, or beta1 of the other optimizers."""
     nesterov: bool = True
-    """Nesterov's form of momentum."""
+    """Use Nesterov momentum."""
     weight_decay: Annotated[float, arg(aliases=["--wd"])] = 5e-4
-    """Weight decay (L2 for sgd and adam, decoupled for the others)."""
+    """Weight decay: L2 for sgd and adam, else decoupled."""
     decay_all: bool = True
-    """Decay every parameter; --no-decay-all spares norms and biases."""
+    """Apply weight decay to norms and biases too."""
     schedule: Literal["cosine", "onecycle", "step", "constant"] = "cosine"
-    """Course of the rate after the warm-up."""
+    """Learning rate schedule after warm-up."""
     warmup_epochs: float = 0.0
-    """Epochs in which the rate climbs linearly to its peak; at 0, onecycle climbs for a quarter of the run."""
+    """Epochs of linear warm-up; with 0, onecycle uses a quarter of the run."""
     lr_milestones: tuple[float, ...] = (30.0, 60.0, 80.0)
-    """Epochs at which the step schedule lowers the rate."""
+    """Epochs at which the step schedule lowers the learning rate."""
     lr_gamma: float = 0.1
-    """Factor by which the step schedule lowers it."""
+    """Factor of the step schedule at each milestone."""
     lr_final: float = 0.0
-    """Share of the peak that cosine and onecycle end at."""
+    """Final learning rate of cosine and onecycle, as a fraction of the peak."""
     label_smoothing: float = 0.0
-    """Share of the target that is spread over all classes."""
+    """Label smoothing."""
     clip_norm: float = 0.0
-    """Largest norm of the whole gradient; 0 does not clip."""
+    """Clip the gradient to this norm; 0: no clipping."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--lr", self.lr), ("--lr-base-batch", self.lr_base_batch)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{flag} must be above 0; got {value}")
+            require(0 < value < math.inf, flag, value, "above 0")
         for flag, value in (
             ("--weight-decay", self.weight_decay),
             ("--warmup-epochs", self.warmup_epochs),
+            ("--lr-gamma", self.lr_gamma),
+            ("--lr-final", self.lr_final),
             ("--clip-norm", self.clip_norm),
         ):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{flag} must be 0 or more; got {value}")
+            require(0 <= value < math.inf, flag, value, "at least 0")
         for flag, value in (("--momentum", self.momentum), ("--label-smoothing", self.label_smoothing)):
-            if not 0 <= value < 1:
-                raise ConfigError(f"{flag} must be at least 0 and below 1; got {value}")
-        if any(b <= a for a, b in zip(self.lr_milestones, self.lr_milestones[1:], strict=False)):
-            raise ConfigError(f"--lr-milestones must rise; got {self.lr_milestones}")
+            require(0 <= value < 1, flag, value, "at least 0 and below 1")
+        given = " ".join(f"{epoch:g}" for epoch in self.lr_milestones)
+        is_rising = all(a < b for a, b in pairwise(self.lr_milestones)) and min(self.lr_milestones, default=0) >= 0
+        require(is_rising, "--lr-milestones", given, "at least 0 and in ascending order")
 
 
 @dataclass(frozen=True)
@@ -226,26 +217,24 @@ class ParallelConfig:
     """How replicas are kept equal."""
 
     strategy: Literal["auto", "single", "dp", "ddp", "horovod"] = "auto"
-    """auto: single for one worker, ddp for more. dp: one worker that uses all GPUs it sees."""
+    """Parallel strategy; auto: ddp for several workers, else single."""
     find_unused_parameters: bool = False
-    """Let ddp find parameters that a step does not use (costs a little each step)."""
+    """With ddp: find parameters that a step does not use, at some cost."""
     sync_bn: bool = False
-    """Take batch norm's statistics over all workers' samples."""
+    """Synchronize batch norm statistics across workers."""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """How gradients travel: whole, in half the bytes, or as low-rank factors (powersgd, with ddp)."""
+    """Gradient compression; powersgd requires ddp."""
     powersgd_rank: int = 4
-    """Rank of PowerSGD's factors: bytes grow with it, and so does fidelity."""
+    """Rank of PowerSGD's approximation; a higher rank sends more bytes."""
     shard_optimizer: bool = False
-    """Keep a share of the optimizer's state on each worker (ZeRO stage 1), with ddp."""
+    """With ddp: shard the optimizer's state across workers (ZeRO stage 1)."""
     dist_backend: BackendChoice = "auto"
-    """What carries the gradients. auto: the GPUs' own library (nccl, Intel's xccl), gloo between CPUs. By gloo, workers
-    may share a GPU."""
+    """Communication backend; auto: the GPUs' own, gloo for CPUs."""
     check_replicas: Annotated[int, arg(metavar="STEPS")] = 100
-    """Compare the workers' weights every so many steps, and before each checkpoint; 0 does not."""
+    """Steps between checks that all workers have equal weights; 0: off."""
 
     def __post_init__(self) -> None:
-        if self.check_replicas < 0:
-            raise ConfigError(f"--check-replicas is a number of steps, 0 or more; got {self.check_replicas}")
+        require(self.check_replicas >= 0, "--check-replicas", self.check_replicas, "at least 0")
         _positive("--powersgd-rank", self.powersgd_rank)
         if self.powersgd_rank != 4 and self.compress != "powersgd":
             raise ConfigError(f"--powersgd-rank is for --compress powersgd, but --compress is {self.compress}")
@@ -273,17 +262,17 @@ class NumericsConfig:
     """In which number formats a step computes."""
 
     precision: Annotated[Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"], arg(aliases=["--opt-level"])] = "fp32"
-    """bf16: autocast. O0: fp32. O1: fp16 autocast. O2: fp16 with fp32 master weights. O3: fp16. fp64: for checks."""
+    """bf16, O1: autocast. O2: fp16, fp32 weights. O3: fp16."""
     loss_scale: float | Literal["dynamic"] | None = None
-    """Factor of the loss in fp16; dynamic finds it. Default: dynamic for O1 and O2, 1 for O3."""
+    """Loss scale for fp16. Default: dynamic for O1 and O2, 1 for O3."""
     keep_batchnorm_fp32: bool | None = None
-    """Keep batch norm in fp32. Default: yes for O2, no for O3."""
+    """Keep batch norm in fp32. Default: True for O2, False for O3."""
     on_nan: Literal["stop", "skip", "rewind"] = "stop"
-    """Where a gradient is NaN or infinite: skip leaves the step out, rewind goes back to the last good checkpoint."""
+    """If a gradient is NaN or infinite: stop, skip the step, or rewind to a checkpoint."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.loss_scale, float | int) and not 0 < self.loss_scale < math.inf:
-            raise ConfigError(f"--loss-scale must be above 0, or dynamic; got {self.loss_scale}")
+        if isinstance(self.loss_scale, float | int):
+            require(0 < self.loss_scale < math.inf, "--loss-scale", self.loss_scale, "above 0, or dynamic")
         if self.loss_scale not in (None, 1.0) and self.precision not in ("O1", "O2", "O3"):
             raise ConfigError(f"--loss-scale is for fp16 (O1, O2, O3), but --precision is {self.precision}")
         if self.keep_batchnorm_fp32 is not None and self.precision not in ("O2", "O3"):
@@ -295,36 +284,35 @@ class RunConfig:
     """What is kept of the run, and when."""
 
     run_dir: Path | None = None
-    """The run's folder. Default: runs/DATASET-ARCH-TIME."""
-    resume: Annotated[str | None, arg(aliases=["-r"])] = None
-    """Go on from a run folder, a checkpoint, an older script's checkpoint file, or the newest run (auto)."""
+    """Run folder. Default: runs/DATASET-ARCH-TIME."""
+    resume: Annotated[str | None, arg(aliases=["-r"], metavar="RUN|auto")] = None
+    """Resume a run folder or checkpoint; auto: the newest run."""
     start_epoch: int | None = None
-    """Begin at this epoch (0 is the first), whatever epoch the checkpoint was written after."""
+    """First epoch, from 0. Default: the checkpoint's next epoch."""
     evaluate: Annotated[bool, arg(aliases=["-e"])] = False
-    """Only evaluate the checkpoint named by --resume, or the weights named by --pretrained."""
+    """Only evaluate the weights given by --resume or --pretrained."""
     desired_acc: float | None = None
-    """Stop after the evaluation whose top-1 (a share, such as 0.75) reaches this, and say how long it took."""
+    """Stop at this top-1 accuracy, such as 0.75, and print the time to reach it."""
     time_limit: Annotated[str | None, arg(metavar="TIME")] = None
-    """Stop with a checkpoint before this is over ([DAYS-]HOURS:MINUTES:SECONDS, or MINUTES); none: without limit.
-    Default: the batch job's, where Slurm or Torque tell it."""
+    """Checkpoint and stop before this limit, or none. Default: the batch job's limit."""
     checkpoint_epochs: int = 1
-    """Write a checkpoint every so many epochs; 0 only at the end."""
+    """Epochs between checkpoints; 0: only at the end."""
     checkpoint_steps: int = 0
-    """Write a checkpoint every so many steps as well; 0 does not."""
+    """Steps between additional checkpoints; 0: none."""
     snapshot_steps: int | None = None
-    """With --max-restarts: keep the state in memory every so many steps; 0 does not. Default: as --log-every."""
+    """With --max-restarts: steps between in-memory snapshots; 0: none. Default: as --log-every."""
     keep: int = 3
-    """Checkpoints to keep, newest first; the best by top-1 is kept besides."""
+    """Number of newest checkpoints to keep, besides the best."""
     log_every: Annotated[int, arg(aliases=["--print-freq", "-p"])] = 20
-    """Steps between two records of the training loss."""
+    """Steps between records of the training loss."""
     io_every: Annotated[float, arg(metavar="SECONDS")] = 5.0
-    """Seconds between two records of the bytes and operations read and written; 0 keeps none."""
+    """Seconds between records of I/O counters; 0: none."""
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
-    """Where figures go besides metrics.jsonl."""
+    """Experiment trackers besides metrics.jsonl."""
     quiet: Annotated[bool, arg(aliases=["-q"])] = False
     """Print only warnings, errors and the result."""
     verbose: Annotated[bool, arg(aliases=["-v"])] = False
-    """Also print each checkpoint, and steps on terminals and in short epochs."""
+    """Also print checkpoints and every recorded step."""
 
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
@@ -336,19 +324,16 @@ class RunConfig:
             ("--checkpoint-steps", self.checkpoint_steps),
             ("--snapshot-steps", self.snapshot_steps or 0),
         ):
-            if value < 0:
-                raise ConfigError(f"{flag} must be 0 or more; got {value}")
-        if not 0 <= self.io_every < math.inf:
-            raise ConfigError(f"--io-every is a number of seconds, 0 or more; got {self.io_every}")
+            require(value >= 0, flag, value, "at least 0")
+        require(0 <= self.io_every < math.inf, "--io-every", self.io_every, "at least 0 seconds")
         if self.time_limit is not None:
             try:
                 parse_time_limit(self.time_limit)
             except ValueError as error:
-                raise ConfigError(f"--time-limit {error}, nor the word none") from None
-        if self.start_epoch is not None and self.start_epoch < 0:
-            raise ConfigError(f"--start-epoch counts from 0; got {self.start_epoch}")
-        if self.desired_acc is not None and not 0 < self.desired_acc <= 1:
-            raise ConfigError(f"--desired-acc is a share, above 0 and up to 1, such as 0.75; got {self.desired_acc}")
+                raise ConfigError(f"--time-limit {error}") from None
+        require((self.start_epoch or 0) >= 0, "--start-epoch", self.start_epoch, "at least 0")
+        if self.desired_acc is not None:
+            require(0 < self.desired_acc <= 1, "--desired-acc", self.desired_acc, "above 0 and at most 1, such as 0.75")
 
 
 @dataclass(frozen=True)
@@ -365,19 +350,19 @@ class TrainConfig:
     epochs: int = 10
     """Passes over the training set."""
     max_steps: int | None = None
-    """Stop after this many optimizer steps in all; the schedule keeps the length that --epochs gives it."""
+    """Stop after this many optimizer steps; does not shorten the schedule."""
     batch_size: Annotated[int | None, arg(aliases=["-b"])] = None
-    """Samples of one worker in one forward pass."""
+    """Samples per worker and forward pass."""
     global_batch_size: int | None = None
-    """Samples of one optimizer step over all workers; replaces --batch-size."""
+    """Samples per optimizer step over all workers, instead of --batch-size."""
     batch_workers: int | None = None
-    """Workers that --batch-size is meant for, where there may be more or fewer: the global batch stays the same."""
+    """Number of workers that --batch-size refers to; keeps the global batch size."""
     accumulate: int = 1
-    """Forward passes in one optimizer step."""
+    """Forward passes per optimizer step."""
     seed: int = 0
-    """Decides the order of samples, the augmentation and the initial weights."""
+    """Seed of sample order, augmentation and initial weights."""
     device: DeviceChoice = "auto"
-    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
+    """Device; auto: the GPU if there is one."""
 
     def _check_weights(self) -> None:
         """Refuse two sources of weights, and an evaluation of none."""
@@ -410,8 +395,7 @@ class TrainConfig:
             )
         if self.batch_size is not None and self.global_batch_size is not None:
             raise ConfigError("--batch-size (per worker) and --global-batch-size contradict: give one of them")
-        if self.seed < 0:
-            raise ConfigError(f"--seed must be 0 or more; got {self.seed}")
+        require(self.seed >= 0, "--seed", self.seed, "at least 0")
         if self.parallel.strategy == "dp" and self.model.compile:
             raise ConfigError(
                 "--compile does not go with --strategy dp, which makes its replicas anew each step; use ddp"
@@ -468,5 +452,4 @@ def check_workers(config: TrainConfig, workers: int) -> None:
 
 
 def _positive(flag: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{flag} must be 1 or more; got {value}")
+    require(value is None or value >= 1, flag, value, "at least 1")

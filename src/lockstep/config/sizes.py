@@ -20,5 +20,5 @@ def parse_size(text: str, flag: str) -> int:
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = matched and UNITS.get(matched[2].lower())
     if not matched or not unit or (size := int(float(matched[1]) * unit)) < 1:
-        raise ConfigError(f"{flag} is a size such as 4096, 64KiB or 1.5GB; got {text!r}")
+        raise ConfigError(f"{flag} {text}: must be a size such as 4096, 64KiB or 1.5GB")
     return size

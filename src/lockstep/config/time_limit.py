@@ -38,5 +38,5 @@ def parse_time_limit(text: str) -> int | None:
     elif text.isascii() and text.isdecimal():
         days, hours, minutes, seconds = 0, 0, int(text), 0
     else:
-        raise ValueError(f"{text!r} is no time limit of the form {FORMS}")
+        raise ValueError(f"{text}: must be {FORMS}, or none")
     return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None

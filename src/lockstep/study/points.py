@@ -69,7 +69,7 @@ def plan_points(
         ConfigError: A number is not positive or stands twice.
     """
     if min(counts) < 1 or len(set(counts)) < len(counts):
-        raise ConfigError(f"--np takes different numbers of workers, 1 or more; got {','.join(map(str, counts))}")
+        raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
     smallest = min(counts)
     batch = plan_batches(config, smallest).global_batch
     batches: dict[tuple[int, int], list[Mode]] = {}

@@ -10,11 +10,10 @@ import pytest
 
 PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.before_fork\n"
 READ_AGAIN = """\
-import tyro
-from lockstep.cli.parse import parse_train
+from lockstep.cli import parse
 def refuse(*arguments, **settings): raise AssertionError("read again")
-tyro.cli = refuse
-print(parse_train(sys.argv[2:]).job.batch_size)
+parse.read = refuse
+print(parse.parse_train(sys.argv[2:]).job.batch_size)
 """
 
 

@@ -32,11 +32,10 @@ def test_single_dash_words_are_flags() -> None:
     assert (flags.prefix_timestamp, flags.hostfile, flags.ssh_port, flags.ssh_identity_file) == (True, "f", 22, "key")
 
 
-def test_a_flag_may_be_shortened_while_it_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_may_be_shortened_while_it_is_clear() -> None:
     assert parse_flags(["--num-p", "2", "x"]).num_proc == 2
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(ConfigError, match="ambiguous option: --num could match"):
         parse_flags(["--num", "2", "x"])
-    assert "ambiguous option: --num could match" in capsys.readouterr().err
 
 
 # The flags of Horovod 0.28.1's parser, hidden and deprecated ones included, with a value where they take one.
@@ -170,7 +169,7 @@ def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, messag
     ("words", "message"),
     [
         (["python", "x.py"], "-np says how many workers"),
-        (["-np", "2"], "there is no command"),
+        (["-np", "2"], "missing COMMAND"),
         (["-np", "2", "train.py"], "train.py is no program"),
         (["-np", "3", "-H", "node7:2", "python"], "the hosts have 2 slots"),
     ],
@@ -210,4 +209,4 @@ def test_a_job_over_hosts_waits_until_the_script_names_enough(
     assert main(flags) == 2  # not before the hosts are there is the wrong limit found
     said = capsys.readouterr().err
     assert "there are 1 slots, the job begins with 3; waiting for hosts" in said
-    assert "--reset-limit is a number of restarts" in said
+    assert "--reset-limit -1: must be at least 0" in said

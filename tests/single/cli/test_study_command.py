@@ -34,14 +34,14 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "hint"),
     [
         (["laoding"], "did you mean `lockstep study loading`?"),
-        (["nothing"], "there are: scaling, predict, batch"),
-        (["scaling", "--", "digits"], "--np takes numbers of workers, such as --np 1,2,4; got none"),
-        (["scaling", "--np", "1,x", "--", "digits"], "got 1,x"),
-        (["scaling", "--np", "0,1", "--", "digits"], "--np takes different numbers of workers, 1 or more"),
+        (["nothing"], "must be one of scaling, predict, batch"),
+        (["scaling", "--", "digits"], "-np '': must be numbers of workers, such as 1,2,4"),
+        (["scaling", "--np", "1,x", "--", "digits"], "-np 1,x: must be numbers of workers"),
+        (["scaling", "--np", "0,1", "--", "digits"], "-np 0,1: must be numbers of workers"),
         (["scaling", "--np", "1,2"], "there is no job to measure"),
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "come before the --"),
         (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "leave --resume and --evaluate out"),
-        (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit is a size such as"),
+        (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
         (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
@@ -59,9 +59,9 @@ def test_wrong_words_are_told_with_a_hint(words: list[str], hint: str, capsys: p
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["-j", "-1"], "-j takes numbers of processes, 0 or more"),
-        (["--seconds", "0"], "--seconds must be above 0"),
-        (["--repeats", "0"], "--repeats must be 1 or more"),
+        (["-j", "-1"], "-j -1: workers must be at least 0"),
+        (["--seconds", "0"], "--seconds 0: must be above 0"),
+        (["--repeats", "0"], "--repeats 0: must be at least 1"),
     ],
 )
 @pytest.mark.usefixtures("here")

@@ -61,8 +61,8 @@ def test_without_a_terminal_one_frame_is_printed(
         (["nowhere"], "there is no folder nowhere"),
         (["."], "is no run folder and holds none"),
         ([], "there is no run in runs/ here"),
-        (["--interval", "0"], "--interval must be above 0 seconds"),
-        (["--interval", "nan"], "--interval must be above 0 seconds"),
+        (["--interval", "0"], "--interval 0: must be above 0 seconds"),
+        (["--interval", "nan"], "--interval nan: must be above 0 seconds"),
     ],
 )
 def test_wrong_words_name_the_fix(

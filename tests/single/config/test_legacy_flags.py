@@ -11,7 +11,8 @@ import yaml
 
 from lockstep.cli import main
 from lockstep.cli.parse import TrainCommand, parse_train
-from lockstep.config.legacy_flags import BARE, FIXED, REFUSED, RENAMED, flags_of, translate
+from lockstep.config.flags import flags_of
+from lockstep.config.legacy_flags import BARE, FIXED, REFUSED, RENAMED, translate
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import ConfigError
 
@@ -77,11 +78,11 @@ def test_wrong_values_of_booleans_are_refused() -> None:
 
 
 def test_no_flag_of_locksteps_own_is_translated_and_what_is_written_exists() -> None:
-    own = flags_of(TrainCommand).names
-    assert not own.keys() & {*RENAMED, *FIXED, *REFUSED}
-    assert own.keys() >= {*RENAMED.values(), *(flag for flag, _ in FIXED.values()), *BARE}
+    own = {name for flag in flags_of(TrainCommand) for name in flag.names}
+    assert not own & {*RENAMED, *FIXED, *REFUSED}
+    assert own >= {*RENAMED.values(), *(flag for flag, _ in FIXED.values()), *BARE}
     named = {flag for text in REFUSED.values() for flag in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text)}
-    assert named <= own.keys()
+    assert named <= own
 
 
 def test_the_folder_after_a_bare_pretrained_is_the_data(folder: Path) -> None:

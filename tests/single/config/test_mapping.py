@@ -62,7 +62,7 @@ def test_an_unknown_field_names_the_nearest_and_the_file(values: dict[Any, Any],
         ({"run": {"track": ["mlflow", "paper"]}}, "run.track is ['mlflow', 'paper'], but must be a list of"),
         ({"run": {"track": "mlflow"}}, "run.track is 'mlflow', but must be a list of"),
         ({"model": "resnet18"}, "model must be a mapping, not 'resnet18'"),
-        ({"augment": {"zoom": 2}}, "--zoom must be at least 0 and below 1; got 2.0"),
+        ({"augment": {"zoom": 2}}, "--zoom 2: must be at least 0 and below 1"),
         ({"batch_size": 3, "global_batch_size": 4}, "--batch-size (per worker) and --global-batch-size contradict"),
     ],
 )

@@ -35,7 +35,7 @@ def test_slurms_forms_are_understood(text: str, seconds: float | None) -> None:
     "text", ["", "-1", "1.5", "1h", "1:60", "1:60:00", "2-", "2-1:2:3:4", "1:2:3:4", "²", "INVALID"]
 )
 def test_another_form_is_refused_and_the_forms_are_named(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--time-limit .* DAYS-HOURS\[:MINUTES\[:SECONDS\]\], nor the word none"):
+    with pytest.raises(ConfigError, match=r"--time-limit .* DAYS-HOURS\[:MINUTES\[:SECONDS\]\], or none"):
         configure(time_limit=text)
 
 

@@ -8,21 +8,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig
 from lockstep.errors import DataError
 
 
 @dataclass(frozen=True)
 class GetCommand:
-    """Fetch a data set, so that a job on nodes without a network finds it."""
+    """Download a data set, for jobs on nodes without internet access."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
-    """The data set (see `lockstep datasets`)."""
+    """Data set (see `lockstep datasets`)."""
     data_dir: Path = Path("data")
-    """Where to keep it; give the same to `lockstep train`."""
+    """Folder to keep it in, as for `lockstep train`."""
 
 
 def main(words: Sequence[str]) -> int:

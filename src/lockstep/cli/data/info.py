@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
 from lockstep.files.untrusted import printable_name
 
 if TYPE_CHECKING:
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InfoCommand:
-    """Say what a folder of images or a pack holds: classes, images, bytes, forms and sizes."""
+    """Describe a folder of images or a pack: classes, images, bytes, formats and sizes."""
 
     path: Annotated[Positional[Path], arg(metavar="PATH")]
-    """A folder with train/ and val/ (or test/), or a pack."""
+    """Folder with train/ and val/ (or test/), or a pack."""
 
 
 def main(words: Sequence[str]) -> int:

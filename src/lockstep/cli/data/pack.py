@@ -7,42 +7,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.data.processes_flag import Jobs, check_jobs, cores
 from lockstep.cli.parse import parse
-from lockstep.errors import ConfigError
+from lockstep.config.flags import Positional, arg
+from lockstep.errors import require
 from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
 class PackCommand:
-    """Pack a folder of images into WebDataset tar files with an index; `lockstep train OUT` reads them like the folder.
+    """Pack a folder of images into WebDataset tar files, for `lockstep train OUT`.
 
-    The same command goes on where it was stopped. Without --short-side and --format, files are stored byte for byte.
+    The same command continues after an interruption. Without --short-side and --format, files are stored unchanged.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
-    """The images: FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test)."""
+    """Folder with train/CLASS/... and val/CLASS/... (or test)."""
     out: Annotated[Positional[Path], arg(metavar="OUT")]
-    """The folder to make."""
+    """Folder to create."""
     short_side: Annotated[int | None, arg(metavar="PIXELS")] = None
-    """Resize images whose short side is larger to this one, and re-encode them; smaller ones are stored as they are."""
+    """Shrink larger images to this short side and re-encode them."""
     format: Literal["jpeg", "webp", "png"] | None = None
-    """Re-encode images of other forms to this one. Default: only resized images are re-encoded, as jpeg."""
+    """Re-encode other formats to this one. Default: jpeg, for resized images only."""
     quality: Annotated[int | None, arg(metavar="1..100")] = None
-    """Of re-encoded JPEG (with 4:2:0 chroma) and WebP. Default: 90."""
+    """Quality of re-encoded JPEG and WebP. Default: 90."""
     shard_mb: Annotated[int, arg(metavar="N")] = 128
-    """A tar file ends where the files that went into it reach so many MiB."""
+    """Size of each tar file, in MiB."""
     skip_corrupt: bool = False
-    """Leave out images that cannot be read, or not decoded where they must be, and list them, instead of stopping."""
+    """Skip and list images that cannot be read, instead of failing."""
     jobs: Jobs = "auto"
-    """Processes; auto: one a core."""
+    """Number of processes; auto: one per core."""
 
     def __post_init__(self) -> None:
         check_jobs(self.jobs)
-        if self.shard_mb < 1:
-            raise ConfigError(f"--shard-mb is a number of MiB, 1 or more; got {self.shard_mb}")
+        require(self.shard_mb >= 1, "--shard-mb", self.shard_mb, "at least 1")
 
 
 def main(words: Sequence[str]) -> int:

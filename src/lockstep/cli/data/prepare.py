@@ -7,31 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
 from lockstep.errors import DataError
 
 
 @dataclass(frozen=True)
 class PrepareCommand:
-    """Make DEST/train/CLASS/*.JPEG and DEST/val/CLASS/*.JPEG from ImageNet's official archives (ILSVRC2012).
+    """Extract ImageNet's official archives (ILSVRC2012) into DEST/train/CLASS and DEST/val/CLASS.
 
-    The same command goes on where it was stopped; what is there already is compared by names and sizes.
+    The same command continues after an interruption; extracted files are compared by name and size.
     """
 
     name: Annotated[Positional[Literal["imagenet"]], arg(metavar="imagenet")]
-    """The data set."""
+    """Data set."""
     train: Annotated[Positional[Path], arg(metavar="TRAIN.tar")]
-    """ILSVRC2012_img_train.tar, which holds one tar a class."""
+    """ILSVRC2012_img_train.tar, the training images."""
     val: Annotated[Positional[Path], arg(metavar="VAL.tar")]
-    """ILSVRC2012_img_val.tar, which holds the validation images."""
+    """ILSVRC2012_img_val.tar, the validation images."""
     devkit: Annotated[Positional[Path], arg(metavar="DEVKIT.tar.gz")]
-    """ILSVRC2012_devkit_t12.tar.gz, which holds the validation images' labels."""
+    """ILSVRC2012_devkit_t12.tar.gz, the validation labels."""
     dest: Annotated[Positional[Path], arg(metavar="DEST")]
-    """The folder to make, such as data/imagenet."""
+    """Folder to create, such as data/imagenet."""
     md5: bool = False
-    """First compare each archive's MD5 sum with the official one, and stop if it is another; reads all once more."""
+    """First compare each archive's MD5 checksum with the official one."""
 
 
 def main(words: Sequence[str]) -> int:

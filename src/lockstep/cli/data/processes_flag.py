@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from tyro.conf import arg
-
-from lockstep.errors import ConfigError
+from lockstep.config.flags import arg
+from lockstep.errors import require
 from lockstep.world.world import usable_cores
 
 Jobs = Annotated[int | Literal["auto"], arg(aliases=["-j"], metavar="N|auto")]
 
 
 def check_jobs(jobs: int | Literal["auto"]) -> None:
-    """Refuse a number of processes that cannot be."""
-    if jobs != "auto" and jobs < 1:
-        raise ConfigError(f"-j is a number of processes, 1 or more, or auto; got {jobs}")
+    """Refuse a number of processes below 1."""
+    require(jobs == "auto" or jobs >= 1, "--jobs", jobs, "at least 1, or auto")
 
 
 def cores(jobs: int | Literal["auto"]) -> int:

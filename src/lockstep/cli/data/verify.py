@@ -7,22 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.data.processes_flag import Jobs, check_jobs, cores
 from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
 from lockstep.errors import DataError
 from lockstep.files.untrusted import printable_name
 
 
 @dataclass(frozen=True)
 class VerifyCommand:
-    """Look for damage: of a pack, every checksum is compared; of a folder, every image is decoded."""
+    """Find damaged images: check a pack's checksums, or decode every image of a folder."""
 
     path: Annotated[Positional[Path], arg(metavar="PATH")]
-    """A folder with train/ and val/ (or test/), or a pack."""
+    """Folder with train/ and val/ (or test/), or a pack."""
     jobs: Jobs = "auto"
-    """Processes; auto: one a core."""
+    """Number of processes; auto: one per core."""
 
     def __post_init__(self) -> None:
         check_jobs(self.jobs)

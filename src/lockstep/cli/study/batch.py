@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
-
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.study.common import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
+from lockstep.config.flags import arg
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.sizes import parse_size
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
@@ -29,35 +28,35 @@ MEMORY = {"device": "of the GPU's memory", "resident": "resident"}
 
 @dataclass(frozen=True)
 class BatchCommand:
-    """Measure a training job's steps by batch size: doubled until memory ends, then halfway to the largest that fits.
+    """Measure throughput and memory by batch size, and find the largest that fits.
 
-    The job stands after `--` in the words of `lockstep train`. What is recorded already is not measured again.
+    The job's `lockstep train` flags follow `--`. Recorded measurements are not repeated.
+
+    Examples:
+        lockstep study batch -- cifar10 -a resnet18
     """
 
     workers: Annotated[int, arg(name="np", aliases=["-np"], metavar="N")] = 1
-    """Workers, each with a batch of that size."""
+    """Number of workers."""
     first: int = 16
-    """The smallest batch of a worker."""
+    """Smallest batch size per worker."""
     last: int | None = None
-    """The largest. Default: the worker's share of the training set, or what fits."""
+    """Largest batch size per worker. Default: what fits."""
     memory_limit: Annotated[str | None, arg(metavar="SIZE")] = None
-    """Memory of a worker, such as 8GB. Default: all of its GPU's; on the CPU, its share of what is free."""
+    """Memory per worker, such as 8GB. Default: the GPU's, or a share of free memory."""
     steps: int = 10
-    """Steps of each measurement."""
+    """Steps per measurement."""
     warmup_steps: int = 3
-    """Steps before it that do not count."""
+    """Warm-up steps before each measurement."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     out: Path = Path("study/batch.jsonl")
-    """File that the records are appended to."""
+    """File to append the records to."""
 
     def __post_init__(self) -> None:
         for flag, value in (("-np", self.workers), ("--first", self.first), ("--steps", self.steps)):
-            if value < 1:
-                raise ConfigError(f"{flag} must be 1 or more; got {value}")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"--warmup-steps must be 0 or more; got {self.warmup_steps}")
-        if self.last is not None and self.last < self.first:
-            raise ConfigError(f"--last {self.last} is less than --first {self.first}")
+            require(value >= 1, flag, value, "at least 1")
+        require(self.warmup_steps >= 0, "--warmup-steps", self.warmup_steps, "at least 0")
+        require(self.last is None or self.last >= self.first, "--last", self.last, f"at least --first {self.first}")
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import arg
-
 from lockstep.cli.parse import Workers, parse
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.config.flags import arg
 from lockstep.config.sizes import parse_size
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world.world import World
@@ -28,48 +27,43 @@ Name = Literal["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 @dataclass(frozen=True)
 class CollectivesCommand:
-    """Measure latency and bandwidth of collectives between the workers of a job, by the size of their messages.
+    """Measure latency and bandwidth of collectives between workers, by message size.
 
-    Sizes and bandwidths are those of nccl-tests. Operations that the file already has with the same settings are not
-    measured again.
+    Sizes and bandwidths are defined as in nccl-tests. Operations recorded with the same settings are not repeated.
     """
 
-    operations: tuple[Name, ...] = ()
-    """Which to measure. Default: all."""
+    operations: Annotated[tuple[Name, ...], arg(metavar="NAME")] = ()
+    """all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all or barrier. Default: all."""
     min_size: Annotated[str, arg(metavar="BYTES")] = "4"
-    """Smallest size of the whole array, such as 4 or 1K (1,024 bytes)."""
+    """Smallest size of the whole array, such as 4 or 1K."""
     max_size: Annotated[str, arg(metavar="BYTES")] = "64MiB"
-    """Largest size."""
+    """Largest size of the whole array."""
     factor: int = 4
-    """Each size is so many times the one before."""
+    """Factor between successive sizes."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """The numbers in the messages."""
+    """Data type."""
     repeats: int = 20
-    """How often each size is measured, at most."""
+    """Maximum number of measurements per size."""
     seconds: float = 1.0
-    """How long about one size is measured; three repeats are made in any case."""
+    """Approximate time per size; at least three measurements are made."""
     workers: Workers = None
-    """Workers in all; auto: one a GPU; by default one a slot of the hosts or the batch job."""
+    """Total number of workers; auto: one per GPU. Default: one per slot."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     device: DeviceChoice = "auto"
-    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
+    """Device; auto: the GPU if there is one."""
     dist_backend: BackendChoice = "auto"
-    """What carries the messages; auto: the library of the GPUs, Gloo for the CPU."""
+    """Communication backend; auto: the GPUs' own, gloo for CPUs."""
     out: Path = Path("study/collectives.jsonl")
-    """File that a record for each operation is appended to."""
+    """File to append the records to."""
     again: bool = False
-    """Measure also what the file already has."""
+    """Repeat recorded measurements."""
 
     def __post_init__(self) -> None:
         low, high = parse_size(self.min_size, "--min-size"), parse_size(self.max_size, "--max-size")
-        if low > high:
-            raise ConfigError(f"--min-size {self.min_size} is above --max-size {self.max_size}; exchange them")
-        if self.factor < 2:
-            raise ConfigError(f"--factor must be 2 or more; got {self.factor}")
-        if self.repeats < 1:
-            raise ConfigError(f"--repeats must be 1 or more; got {self.repeats}")
-        if not 0 < self.seconds < float("inf"):
-            raise ConfigError(f"--seconds must be above 0; got {self.seconds:g}")
+        require(low <= high, "--min-size", self.min_size, f"at most --max-size {self.max_size}")
+        require(self.factor >= 2, "--factor", self.factor, "at least 2")
+        require(self.repeats >= 1, "--repeats", self.repeats, "at least 1")
+        require(0 < self.seconds < float("inf"), "--seconds", self.seconds, "above 0")
 
 
 def main(words: Sequence[str]) -> int:

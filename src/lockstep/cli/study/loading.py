@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from tyro.conf import Positional, arg
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from lockstep.cli.parse import Arch, parse
 from lockstep.config.device_choice import DeviceChoice
+from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import require
 from lockstep.world import accelerator
 
 if TYPE_CHECKING:
@@ -23,51 +22,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadingCommand:
-    """Measure how fast training images are loaded: each stage alone, then all of them by loader processes.
+    """Measure data loading: the rate of each stage, then of loader processes.
 
     Augmentation is that of the data set's recipe, as in `lockstep train`; flags override it.
     """
 
+    common: ClassVar[dict[str, str]] = {
+        "Data": "DATASET|FOLDER --data --data-dir --download --in-memory --image-size --skip-corrupt",
+        "Model": "--arch --precision --device",
+        "Measurement": "--workers --batch-size --repeats --seconds --out",
+    }
+
     dataset: Annotated[Positional[str], arg(metavar="DATASET|FOLDER")] = ""
-    """A data set's name (see `lockstep datasets`) or a folder with train/ and val/. Default: digits."""
+    """Data set (see `lockstep datasets`) or image folder. Default: digits."""
     data: Annotated[str | None, arg(metavar="MODULE:FUNCTION")] = None
-    """Your own data: a function that returns (training set, validation set)."""
-    processes: Annotated[tuple[int, ...], arg(name="workers", aliases=["-j"], metavar="N [N ...]")] = ()
-    """Numbers of loader processes to measure. Default: 0, 1, 2, 4, ... up to the cores."""
+    """Custom data: a function that returns (training set, validation set)."""
+    processes: Annotated[tuple[int, ...], arg(name="workers", aliases=["-j"], metavar="N")] = ()
+    """Numbers of loader processes. Default: 0, 1, 2, 4, ... up to the cores."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
-    """Images of one batch."""
+    """Images per batch."""
     arch: Arch = None
-    """Measure also what this network takes: forward, backward and step on the device."""
+    """Also measure the training steps of this model on the device."""
     precision: Literal["fp32", "bf16", "O0", "O1", "O2", "O3"] = "fp32"
-    """The number formats of that network."""
+    """Precision of the model."""
     device: DeviceChoice = "auto"
-    """auto: the GPU where there is one. gpu: that of any maker: cuda (NVIDIA and AMD), xpu (Intel), mps (Apple)."""
+    """Device; auto: the GPU if there is one."""
     data_dir: Path = Path("data")
-    """Where named data sets are kept."""
+    """Folder for downloaded data sets."""
     download: bool = True
-    """Fetch a named data set that is not there."""
+    """Fail if the data set is missing, instead of downloading it."""
     in_memory: Literal["auto", "always", "never"] = "auto"
-    """Decode a folder once and keep it in memory. auto: when its images are small and of one size."""
+    """Decode a folder once and keep it in memory; auto: if small enough."""
     image_size: int | None = None
-    """Side of the square that a folder's images are cropped to, in pixels."""
+    """Side of the square crop of a folder's images, in pixels."""
     skip_corrupt: bool = False
-    """Leave out images that cannot be decoded, instead of stopping."""
+    """Skip images that cannot be decoded, instead of failing."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     repeats: int = 5
-    """How often each thing is measured."""
+    """Repeats of each measurement."""
     seconds: float = 0.5
-    """How long each time."""
+    """Seconds per repeat."""
     out: Path = Path("study/loading.jsonl")
-    """File that the record is appended to."""
+    """File to append the record to."""
 
     def __post_init__(self) -> None:
-        if any(number < 0 for number in self.processes):
-            raise ConfigError(f"-j takes numbers of processes, 0 or more; got {' '.join(map(str, self.processes))}")
+        given = " ".join(map(str, self.processes))
+        require(all(number >= 0 for number in self.processes), "--workers", given, "at least 0")
         for flag, value in (("--batch-size", self.batch_size), ("--repeats", self.repeats)):
-            if value < 1:
-                raise ConfigError(f"{flag} must be 1 or more; got {value}")
-        if not 0 < self.seconds < float("inf"):
-            raise ConfigError(f"--seconds must be above 0; got {self.seconds}")
+            require(value >= 1, flag, value, "at least 1")
+        require(0 < self.seconds < float("inf"), "--seconds", self.seconds, "above 0")
 
     @property
     def data_config(self) -> DataConfig:

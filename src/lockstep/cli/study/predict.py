@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from lockstep.cli.parse import parse
-from lockstep.errors import ConfigError, DataError, LockstepError
+from lockstep.config.flags import Positional, arg
+from lockstep.errors import ConfigError, DataError, LockstepError, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,19 +24,19 @@ MOST_WORKERS = 10_000_000
 
 @dataclass(frozen=True)
 class StudyPredictCommand:
-    """Predict throughput on more workers than were measured, from the records of `lockstep study scaling`.
+    """Predict the throughput on more workers from the records of `lockstep study scaling`.
 
-    Each series (a job, in the strong or the weak mode) is fitted by itself.
+    Each series (a job, with strong or weak scaling) is fitted separately.
     """
 
-    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE.jsonl ...]", help_behavior_hint="")] = ()
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE.jsonl")] = ()
     """Files of scaling records. Default: study/scaling.jsonl."""
-    counts: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...", help_behavior_hint="")] = ""
-    """Numbers of workers to predict. Default: 2, 4 and 8 times the largest one measured."""
-    only: Annotated[str, arg(name="from", metavar="N,N,...", help_behavior_hint="")] = ""
-    """Fit to these numbers of workers alone; the other points check the fit. Default: all that were measured."""
+    counts: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
+    """Numbers of workers to predict. Default: 2, 4 and 8 times the largest measured."""
+    only: Annotated[str, arg(name="from", metavar="N,N,...")] = ""
+    """Numbers of workers to fit to; the others check the fit. Default: all."""
     out: Path = Path("study/predict.jsonl")
-    """File that the records are appended to, one a series."""
+    """File to append the records to."""
 
     def __post_init__(self) -> None:
         parse_counts("--np", self.counts)
@@ -51,8 +50,8 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
         ConfigError: One is not a whole number of 1 or more.
     """
     words = [word.strip() for word in text.split(",")] if text else []
-    if any(not word.isdecimal() or len(word) > 8 or not 1 <= int(word) <= MOST_WORKERS for word in words):
-        raise ConfigError(f"{flag} takes numbers of workers, 1 or more, such as {flag} 16,64,256; got {text}")
+    is_valid = all(word.isdecimal() and len(word) <= 8 and 1 <= int(word) <= MOST_WORKERS for word in words)
+    require(is_valid, flag, text, "numbers of workers, such as 16,64,256")
     return tuple(sorted({int(word) for word in words}))
 
 

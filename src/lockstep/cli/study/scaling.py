@@ -8,13 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import arg
-
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.cli.study.common import TO_GO_ON, empty_table, read_job, show_number, until_interrupted
+from lockstep.config.flags import arg
 from lockstep.config.schema import check_workers
-from lockstep.errors import ConfigError
+from lockstep.errors import require
 from lockstep.launch.plan.options import LaunchOptions
 
 if TYPE_CHECKING:
@@ -37,34 +36,35 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ScalingCommand:
-    """Measure a training job's steps on several numbers of workers: throughput, and where the time goes.
+    """Measure throughput and the time of each part of a step on different numbers of workers.
 
-    The job stands after `--` in the words of `lockstep train`; at the smallest number of workers its batch is as given.
-    What is recorded already is not measured again, so the same command goes on after an interruption.
+    The job's `lockstep train` flags follow `--`; its batch size is that of the smallest number of workers.
+    Recorded measurements are not repeated, so the same command continues after an interruption.
+
+    Examples:
+        lockstep study scaling -np 1,2,4 -- cifar10 -a resnet18
     """
 
     workers: Annotated[str, arg(name="np", aliases=["-np"], metavar="N,N,...")] = ""
     """Numbers of workers, such as 1,2,4,8."""
     mode: Literal["strong", "weak", "both"] = "both"
-    """strong: the same global batch on all. weak: the same batch of each worker."""
+    """strong: constant global batch size. weak: constant batch size per worker."""
     repeats: int = 3
-    """How often each number is measured, each time in new processes."""
+    """Measurements per number of workers, each in new processes."""
     steps: int = 30
-    """Steps of each measurement."""
+    """Steps per measurement."""
     warmup_steps: int = 5
-    """Steps before it that do not count."""
+    """Warm-up steps before each measurement."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
     seed: int = 0
-    """Of the random order in which measurements are taken."""
+    """Seed of the random order of measurements."""
     out: Path = Path("study/scaling.jsonl")
-    """File that the records are appended to."""
+    """File to append the records to."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--repeats", self.repeats), ("--steps", self.steps)):
-            if value < 1:
-                raise ConfigError(f"{flag} must be 1 or more; got {value}")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"--warmup-steps must be 0 or more; got {self.warmup_steps}")
+            require(value >= 1, flag, value, "at least 1")
+        require(self.warmup_steps >= 0, "--warmup-steps", self.warmup_steps, "at least 0")
 
     @property
     def length(self) -> StepLength:
@@ -127,8 +127,8 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
 
 def _counts(text: str) -> list[int]:
     words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--np takes numbers of workers, such as --np 1,2,4; got {text or 'none'}")
+    is_valid = bool(words) and all(word.isdecimal() and int(word) > 0 for word in words)
+    require(is_valid, "-np", text or "''", "numbers of workers, such as 1,2,4")
     return [int(word) for word in words]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from lockstep.data.pipeline.image_header import GREY_MODES, check_scans, eight_bits, fault_of, open_encoded
-from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line
+from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require
 
 # Pillow's names, and the extensions that WebDataset's readers know.
 FORMS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
@@ -29,10 +29,8 @@ class Encoding:
     quality: int | None = None
 
     def __post_init__(self) -> None:
-        if self.short_side is not None and self.short_side < 1:
-            raise ConfigError(f"--short-side is a number of pixels, 1 or more; got {self.short_side}")
-        if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ConfigError(f"--quality is between 1 and 100; got {self.quality}")
+        require(self.short_side is None or self.short_side >= 1, "--short-side", self.short_side, "at least 1")
+        require(self.quality is None or 1 <= self.quality <= 100, "--quality", self.quality, "between 1 and 100")
         if self.quality is not None and (not self.changes or self.form == "png"):
             raise ConfigError(
                 "--quality is for images that are re-encoded with loss: add --short-side or --format jpeg"

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated
 
-from tyro.conf import arg
-
-from lockstep.errors import ConfigError
+from lockstep.config.flags import arg
+from lockstep.errors import ConfigError, require
 
 WARNING_SECONDS = 120  # from the signal to the time limit; less in a job of less than 8 minutes
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-5][0-9]):([0-5][0-9])")
@@ -25,25 +24,25 @@ class BatchJob:
     """
 
     nodes: int = 1
-    """Nodes of the job."""
+    """Number of nodes."""
     workers_per_node: int | None = None
-    """Workers on each node. Default: one a GPU, or 1."""
+    """Workers per node. Default: one per GPU, or 1."""
     workers: Annotated[int | None, arg(name="np", aliases=["-np"], metavar="N")] = None
-    """Workers in all, instead of --workers-per-node."""
+    """Total number of workers, instead of --workers-per-node."""
     gpus_per_node: Annotated[int, arg(metavar="G")] = 0
-    """GPUs of each node; each worker has one of its own."""
+    """GPUs per node, one per worker."""
     cpus_per_worker: Annotated[int | None, arg(metavar="C")] = None
-    """CPUs of each worker, also for loading data. Default: 4 in Slurm and PBS; one slot's in LSF."""
+    """CPUs per worker. Default: 4, or those of a slot in LSF."""
     time: Annotated[str, arg(metavar="[D-]HH:MM:SS")] = "01:00:00"
     """Time limit."""
     name: str = "lockstep"
-    """Name of the job, and of its output file."""
+    """Name of the job and its output file."""
     account: str | None = None
-    """Account (in LSF: project) that pays."""
+    """Account, or project in LSF."""
     queue: Annotated[str | None, arg(aliases=["--partition"])] = None
     """Queue or partition."""
     setup: str = ""
-    """Shell commands before the job's own, such as 'module load cuda; source venv/bin/activate'."""
+    """Shell commands to run first, such as 'module load cuda'."""
 
     def __post_init__(self) -> None:
         for flag, number, least in (
@@ -53,16 +52,14 @@ class BatchJob:
             ("--gpus-per-node", self.gpus_per_node, 0),
             ("--cpus-per-worker", self.cpus_per_worker, 1),
         ):
-            if number is not None and number < least:
-                raise ConfigError(f"{flag} is {least} or more; got {number}")
+            require(number is None or number >= least, flag, number, f"at least {least}")
         for flag, word in (("--name", self.name), ("--account", self.account), ("--queue", self.queue)):
-            if word is not None and not WORD.fullmatch(word):
-                raise ConfigError(f"{flag} is one word of letters, digits and _.+:@/,-; got {word!r}")
-        if "/" in self.name:
-            raise ConfigError(f"--name also names the output file and has no /; got {self.name!r}")
+            is_valid = word is None or WORD.fullmatch(word) is not None
+            require(is_valid, flag, repr(word), "one word of letters, digits and _.+:@/,-")
+        require("/" not in self.name, "--name", self.name, "without /, as it also names the output file")
         match = TIME.fullmatch(self.time)
-        if not match or not self.seconds:
-            raise ConfigError(f"--time is HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00; got {self.time!r}")
+        is_valid = match is not None and self.seconds > 0
+        require(is_valid, "--time", repr(self.time), "[D-]HH:MM:SS, such as 12:00:00 or 2-00:00:00")
         if self.workers is not None:
             if self.workers_per_node not in (None, self.workers / self.nodes):
                 raise ConfigError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
@@ -20,15 +22,15 @@ SPECIAL_KEYS = {
     ("logging", "hide_timestamp"): "log_without_timestamp",
     ("logging", "with_timestamp"): "log_without_timestamp",  # the opposite
 }
-REFUSED = "refused; start the workers by its own command instead"
+REFUSED = "refused; start the workers with its own command"
 OPPOSITES = ("stall_check.enabled", "logging.with_timestamp")
 
 
 def parse_flags(words: Sequence[str]) -> argparse.Namespace:
-    """Read `horovodrun`'s words, with those of --config-file before them, so that the command line wins.
+    """Read `horovodrun`'s arguments, after those of --config-file, so that the command line wins.
 
     Raises:
-        ConfigError: The file cannot be read, or has a key that is no flag.
+        ConfigError: An argument is wrong, or the file cannot be read or has an unknown key.
     """
     parser = build_parser()
     flags = parser.parse_args(words)
@@ -39,52 +41,81 @@ def parse_flags(words: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise a ConfigError of the form that all commands have."""
+        if found := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
+            message = f"{found[1]} {found[2]}"
+            action = next(each for each in self._actions if found[1] in each.option_strings)
+            if value := re.search(r"value: '(.*)'", found[2]):
+                wanted = "a whole number" if action.type is int else "a number"
+                message = f"{found[1]} {value[1] or repr('')}: must be {wanted}"
+            elif value := re.search(r"choice: '(.*?)'", found[2]):
+                *others, last = action.choices or ()
+                message = f"{found[1]} {value[1]}: must be {', '.join(others)} or {last}"
+            elif "expected" in found[2] and (metavar := value_of(action)):
+                message = f"{found[1]} needs a value: {metavar}"
+        elif found := re.match(r"unrecognized arguments: ([^\s=]*)", message):
+            near = get_close_matches(found[1], self._option_string_actions, n=1, cutoff=0.7)
+            hint = f"did you mean {near[0]}?" if near else "`horovodrun --help` lists the arguments"
+            message = f"{found[1]}: unknown flag; {hint}"
+        raise ConfigError(message)
+
+
+def value_of(action: argparse.Action) -> str:
+    """The placeholder of a flag's value; empty if it takes none."""
+    if action.nargs == 0:
+        return ""
+    if action.choices:
+        return f"{{{','.join(map(str, action.choices))}}}"
+    names = action.metavar or ""
+    return " ".join(names) if isinstance(names, tuple) else names
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all flags; a flag that is not given is None or False."""
-    parser = argparse.ArgumentParser(
-        prog="horovodrun",
-        usage="horovodrun -np N [flags] command ...",
-        description="Start a command on N workers, for scripts of Horovod's API.",
-    )
+    parser = _Parser(prog="horovodrun", add_help=False)
     add = parser.add_argument
+    add("-h", "--help", action="store_true", help="print the usual flags and exit")
+    add("--help-all", action="store_true", help="print all flags and exit")
     add("-np", "--num-proc", type=int, metavar="N", help="number of workers")
-    add("-v", "--version", action="store_true", help="print the version and stop")
-    add("-cb", "--check-build", action="store_true", help="print what this installation offers and stop")
-    add("--verbose", action="store_true", help="print the plan of the job before it starts")
-    add("--config-file", metavar="YAML", help="flags from a file; the command line's win")
-    add("--output-filename", metavar="DIR", help="write DIR/rank.N/stdout and DIR/rank.N/stderr as well")
+    add("-v", "--version", action="store_true", help="print the version and exit")
+    add("-cb", "--check-build", action="store_true", help="print the available frameworks and backends and exit")
+    add("--verbose", action="store_true", help="print the plan of the job first")
+    add("--config-file", metavar="YAML", help="file with flags; the command line takes precedence")
+    add("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and DIR/rank.N/stderr")
     prefix = ("-prefix-timestamp", "--prefix-output-with-timestamp", "--prefix-timestamp")
-    add(*prefix, dest="prefix_timestamp", action="store_true", help="put the time before each line of output")
-    add("--start-timeout", type=int, metavar="S", help="seconds in which all hosts must have answered (120)")
-    add("--disable-cache", action="store_true", help="no effect: nothing is cached")
+    add(*prefix, dest="prefix_timestamp", action="store_true", help="prefix each line of output with the time")
+    add("--start-timeout", type=int, metavar="S", help="seconds for all hosts to connect (default: 120)")
+    add("--disable-cache", action="store_true", help="no effect")
     _add_cluster(parser.add_argument_group("hosts and network"))
     _add_tuning(parser.add_argument_group("tuning"))
     _add_elastic(parser.add_argument_group("elastic jobs"))
     _add_watching(parser.add_argument_group("timeline, stalls and log"))
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what each worker runs")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run in each worker")
     return parser
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their numbers of workers")
-    add("-hostfile", "--hostfile", metavar="FILE", help="the same, in lines `host slots=N`")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="of SSH on other hosts")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="the key for SSH")
+    add("-hostfile", "--hostfile", metavar="FILE", help="file with one host per line: `host slots=N`")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="SSH port of the other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="SSH key")
     interfaces = ("--network-interfaces", "--network-interface")
-    add(*interfaces, action="append", metavar="A,B", help="the only interfaces to use between hosts; may be repeated")
-    for name, meaning in (("gloo", "what is used in any case"), ("mpi", REFUSED), ("jsrun", REFUSED)):
+    add(*interfaces, action="append", metavar="A,B", help="network interfaces to use; may be repeated")
+    for name, meaning in (("gloo", "no effect"), ("mpi", REFUSED), ("jsrun", REFUSED)):
         add(f"--{name}", dest="controller", action="store_const", const=name, help=meaning)
     add("--mpi-args", metavar="ARGS", help="no effect")
-    add("--tcp", action="store_true", default=None, help="let NCCL use no InfiniBand")
+    add("--tcp", action="store_true", default=None, help="disable InfiniBand in NCCL")
     add("--binding-args", metavar="ARGS", help="no effect")
     add("--mpi-threads-disable", action=argparse.BooleanOptionalAction, help="no effect")
 
 
 def _add_tuning(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--fusion-threshold-mb", type=int, metavar="MB", help="fuse tensors up to this size")
-    add("--cycle-time-ms", type=float, metavar="MS", help="how long a round of the engine waits for more tensors")
+    add("--fusion-threshold-mb", type=int, metavar="MB", help="largest size of fused tensors")
+    add("--cycle-time-ms", type=float, metavar="MS", help="time to wait for more tensors to fuse")
     add("--cache-capacity", type=int, metavar="N", help="no effect")
     add("--hierarchical-allreduce", action=argparse.BooleanOptionalAction, help="no effect")
     add("--hierarchical-allgather", action=argparse.BooleanOptionalAction, help="no effect")
@@ -97,37 +128,49 @@ def _add_tuning(group: argparse._ArgumentGroup) -> None:
     add("--autotune-gaussian-process-noise", type=float, metavar="X", help="no effect")
     add("--num-nccl-streams", type=int, metavar="N", help="no effect")
     add("--thread-affinity", metavar="CORES", help="no effect")
-    add("--gloo-timeout-seconds", type=int, metavar="S", help="seconds in which Gloo must have connected (30)")
+    add("--gloo-timeout-seconds", type=int, metavar="S", help="seconds for Gloo to connect (default: 30)")
 
 
 def _add_elastic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--min-np", "--min-num-proc", type=int, metavar="N", help="go on with at least N workers")
-    add("--max-np", "--max-num-proc", type=int, metavar="N", help="use at most N workers")
-    add("--slots-per-host", type=int, metavar="N", help="slots of a discovered host without a number")
-    add("--host-discovery-script", metavar="FILE", help="prints lines `host:slots`; asked every second")
-    add("--elastic-timeout", type=int, metavar="S", help="seconds to wait for enough workers (600)")
-    add("--reset-limit", type=int, metavar="N", help="let workers meet anew N times at most (100 over several hosts)")
+    add("--min-np", "--min-num-proc", type=int, metavar="N", help="fewest workers to continue with")
+    add("--max-np", "--max-num-proc", type=int, metavar="N", help="most workers to use")
+    add("--slots-per-host", type=int, metavar="N", help="slots of discovered hosts without a number")
+    add(
+        "--host-discovery-script", metavar="FILE", help="command that prints the current hosts, one host:slots per line"
+    )
+    add("--elastic-timeout", type=int, metavar="S", help="seconds to wait for enough workers (default: 600)")
+    add("--reset-limit", type=int, metavar="N", help="maximum number of resets (default: 100 on several hosts)")
     add(
         "--blacklist-cooldown-range",
         type=float,
         nargs=2,
         metavar=("MIN", "MAX"),
-        help="seconds until a failed worker's slot is used again; they double with each failure",
+        help="seconds until a failed slot is reused, doubled with each failure",
     )
 
 
 def _add_watching(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--timeline-filename", metavar="FILE", help="write a Chrome trace of all collectives")
-    add("--timeline-mark-cycles", action=argparse.BooleanOptionalAction, help="mark the engine's rounds in it")
+    add("--timeline-mark-cycles", action=argparse.BooleanOptionalAction, help="mark cycles in the timeline")
     stalls: dict[str, Any] = {"dest": "no_stall_check", "default": None}
-    add("--no-stall-check", action="store_true", **stalls, help="do not report tensors that wait for workers")
-    add("--stall-check", action="store_false", **stalls, help="report them, also where the configuration file says no")
-    add("--stall-check-warning-time-seconds", type=int, metavar="S", help="report after this time (60)")
-    add("--stall-check-shutdown-time-seconds", type=int, metavar="S", help="end the job after this time (0: never)")
+    add("--no-stall-check", action="store_true", **stalls, help="do not report stalled tensors")
+    add("--stall-check", action="store_false", **stalls, help="report stalled tensors, overriding --config-file")
+    add(
+        "--stall-check-warning-time-seconds",
+        type=int,
+        metavar="S",
+        help="seconds until a stall is reported (default: 60)",
+    )
+    add(
+        "--stall-check-shutdown-time-seconds",
+        type=int,
+        metavar="S",
+        help="seconds until a stall ends the job (default: 0, never)",
+    )
     levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-    add("--log-level", type=str.upper, choices=levels, help="what the engine says")
+    add("--log-level", type=str.upper, choices=levels, help="log level")
     times: dict[str, Any] = {"dest": "log_without_timestamp", "default": None}
     add("--log-without-timestamp", "--log-hide-timestamp", action="store_true", **times, help="no effect")
     add("--log-with-timestamp", "--no-log-hide-timestamp", action="store_false", **times, help="no effect")
@@ -150,7 +193,7 @@ def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
     actions |= {_name(option): action for action in parser._actions for option in action.option_strings}
     words: list[str] = []
     for where, name, value in _entries(content or {}):
-        if name not in actions or name in ("help", "command", "config_file"):
+        if name not in actions or name in ("help", "help_all", "command", "config_file"):
             raise ConfigError(f"--config-file {path}: there is no {where}; `horovodrun --help` lists the flags")
         action = actions[name]
         if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):

@@ -164,7 +164,7 @@ def plan_horovod(
     if reason := REFUSED.get(given.get("controller", "")):
         raise ConfigError(f"--{given['controller']}: {reason}")
     if not command:
-        raise ConfigError("there is no command to run; put it after the flags: horovodrun -np 2 python train.py")
+        raise ConfigError("missing COMMAND; add it after the flags: horovodrun -np 2 python train.py")
     elastic = any(name in given for name in ("min_np", "max_np", "host_discovery_script"))
     hosts = (_hosts(given) or discovered) if elastic else ()
     several = not are_here(hosts, names)
@@ -283,7 +283,7 @@ def _on_several(
     minimum, _, maximum = _bounds(given)
     script, limit = given.get("host_discovery_script", ""), given.get("reset_limit", RESTARTS)
     if limit < 0:
-        raise ConfigError(f"--reset-limit is a number of restarts, 0 or more; got {limit}")
+        raise ConfigError(f"--reset-limit {limit}: must be at least 0")
     restarts = RestartOptions(
         max_restarts=limit,
         min_np=minimum,

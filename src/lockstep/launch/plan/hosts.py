@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 
 HOST_LINE = re.compile(r"(?P<name>\S+?)(?:\s+slots\s*=\s*(?P<slots>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
 # Also user@host and addresses, but nothing that ssh or a shell would interpret, such as a leading dash.
@@ -95,8 +95,7 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     Raises:
         ConfigError: There are fewer slots, or `workers` is less than 1.
     """
-    if workers < 1:
-        raise ConfigError(f"-np {workers}: the number of workers must be at least 1, or auto")
+    require(workers >= 1, "-np", workers, "at least 1")
     slots = slots_of(hosts)
     if workers > slots:
         raise ConfigError(f"-np {workers}, but the hosts have {slots} slots; raise host:slots, or lower -np")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.plan.transports import Transport, start_command
@@ -129,8 +129,7 @@ def plan_job(
         ConfigError: A number of workers is not positive, or a host is listed twice.
     """
     for host in hosts:
-        if host.slots < 1:
-            raise ConfigError(f"-np {host.slots}: the number of workers must be at least 1, or auto")
+        require(host.slots >= 1, "-np", host.slots, "at least 1")
     if all(host.name.lower() in here for host in hosts):
         hosts = [Host(hosts[0].name, sum(host.slots for host in hosts))]
     _check_once([host.name for host in hosts], here)

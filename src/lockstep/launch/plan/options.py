@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from tyro.conf import arg
-
-from lockstep.errors import ConfigError
+from lockstep.config.flags import arg
+from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.plan.allocation import Allocation, find_allocation
 from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
@@ -36,41 +35,45 @@ class LaunchOptions:
     """Where a job runs, and how it is started there."""
 
     hosts: Annotated[str | None, arg(aliases=["-H"], metavar="HOST:SLOTS,...")] = None
-    """Hosts and their numbers of workers, in the order of ranks; started by SSH where they are not this machine."""
+    """Hosts and their numbers of workers, in rank order."""
     hostfile: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A file of hosts, one `host slots=N` a line."""
+    """File with one host per line: `host slots=N`."""
     launcher: Launcher = "auto"
-    """What leads to the hosts; auto: the batch system whose allocation this is, else SSH."""
+    """How to reach the hosts; auto: the batch system, else SSH."""
     python: Annotated[str, arg(metavar="PATH")] = ""
-    """The Python on other hosts; by default the path of this one."""
-    ssh_option: Annotated[str, arg(metavar="'WORDS'")] = ""
-    """More words for ssh (or srun, blaunch, mpirun), such as '-p 2222 -i KEY'."""
+    """Python on the other hosts. Default: the path of this one."""
+    ssh_option: Annotated[str, arg(metavar="'OPTIONS'")] = ""
+    """Options for ssh, srun, blaunch or mpirun, such as '-p 2222 -i KEY'."""
     interface: Annotated[str, arg(metavar="NAME,...")] = ""
-    """The only network interfaces to use; by default each host's that leads to the first host."""
+    """Network interfaces to use. Default: those that lead to the first host."""
     start_timeout: float | None = None
-    """Seconds in which all hosts must answer (120; 600 for nodes started manually); beyond 600 also for workers."""
+    """Seconds for all hosts to connect. Default: 120, or 600 with --nodes."""
     stop_timeout: float = 30.0
-    """Seconds that workers have to stop after Ctrl-C or SIGTERM."""
+    """Seconds for workers to stop after Ctrl-C or SIGTERM."""
     bind: Literal["none", "cores", "numa"] = "none"
-    """Bind each worker to its share of the cores, or to a NUMA node."""
+    """Bind each worker to its own cores or to a NUMA node."""
     nodes: Annotated[int | None, arg(metavar="N")] = None
-    """Nodes of a job that is started by hand on each of them."""
+    """Number of nodes, if you start the job on each manually."""
     node_rank: Annotated[int | None, arg(metavar="K")] = None
-    """Which of them this is, from 0."""
+    """With --nodes: the number of this node, from 0."""
     master_addr: Annotated[str | None, arg(metavar="HOST")] = None
-    """The first node's name or address, for --nodes."""
+    """With --nodes: name or address of the first node."""
     master_port: Annotated[int | None, arg(metavar="PORT")] = None
-    """A free port there (29500)."""
+    """With --nodes: a free port on the first node. Default: 29500."""
     dist_url: Annotated[str | None, arg(metavar="tcp://HOST:PORT")] = None
-    """The first node's address and port, with --world-size NODES and --rank NODE; one worker a GPU."""
+    """Address of the first node, with --world-size and --rank."""
     world_size: Annotated[int | None, arg(metavar="N")] = None
-    """With --dist-url: the number of nodes."""
+    """With --dist-url: number of nodes."""
     rank: Annotated[int | None, arg(metavar="K")] = None
-    """With --dist-url: this node's number."""
+    """With --dist-url: the number of this node, from 0."""
     preload: bool = True
-    """Import torch once on each host, and fork its workers from there, where that is safe."""
+    """Import torch in each worker instead of once per host before forking."""
     dry_run: bool = False
-    """Print what would be executed, on which host, with which variables, and stop."""
+    """Print the commands and variables for each host and exit."""
+
+    def __post_init__(self) -> None:
+        for flag, seconds in (("--start-timeout", self.start_timeout), ("--stop-timeout", self.stop_timeout)):
+            require(seconds is None or seconds > 0, flag, seconds, "above 0 seconds")
 
     @property
     def is_by_hand(self) -> bool:
@@ -197,10 +200,6 @@ def _check(options: LaunchOptions, by_hand: ByHand | None) -> None:
         raise ConfigError("--hosts and --hostfile both name the hosts; leave one out")
     if by_hand and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
         raise ConfigError("nodes that are started by hand are not started by a launcher; leave out -H or --nodes")
-    for name in ("start_timeout", "stop_timeout"):
-        seconds = getattr(options, name)
-        if seconds is not None and seconds <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} is a number of seconds above 0; got {seconds:g}")
 
 
 def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int]) -> Allocation | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from tyro.conf import arg
-
-from lockstep.errors import ConfigError
+from lockstep.config.flags import arg
+from lockstep.errors import ConfigError, require
 
 
 @dataclass(frozen=True)
@@ -15,29 +14,26 @@ class RestartOptions:
     """What becomes of the job when a worker or a host is lost, or hosts come and go."""
 
     max_restarts: Annotated[int, arg(metavar="N")] = 0
-    """Start all workers anew up to N times after a failure; they go on from the newest snapshot or checkpoint."""
+    """Restarts after failures, from the newest checkpoint."""
     min_np: Annotated[int | None, arg(metavar="M")] = None
-    """Fewest workers to go on with when hosts are lost; by default as many as at first."""
+    """Fewest workers to continue with. Default: the initial number."""
     max_np: Annotated[int | None, arg(metavar="K")] = None
-    """Most workers, when hosts return or are added; by default as many as at first."""
+    """Most workers, if hosts are added. Default: the initial number."""
     host_discovery_script: Annotated[str, arg(metavar="COMMAND")] = ""
-    """Prints the hosts of the moment, one host:slots a line; asked every second."""
+    """Command that prints the current hosts, one host:slots per line."""
     elastic_timeout: float = 600.0
     """Seconds to wait for --min-np slots."""
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise ConfigError(f"--max-restarts is a number of restarts, 0 or more; got {self.max_restarts}")
+        require(self.max_restarts >= 0, "--max-restarts", self.max_restarts, "at least 0")
         for flag, value in (("--min-np", self.min_np), ("--max-np", self.max_np)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag} is a number of workers, 1 or more; got {value}")
+            require(value is None or value >= 1, flag, value, "at least 1")
         if self.min_np and self.max_np and self.min_np > self.max_np:
             raise ConfigError(f"--min-np {self.min_np} is more than --max-np {self.max_np}")
         changes = self.max_restarts or self.max_np or self.host_discovery_script
         if self.min_np and not changes:
             raise ConfigError(f"--min-np {self.min_np} says how few workers may go on: add --max-restarts N")
-        if self.elastic_timeout <= 0:
-            raise ConfigError(f"--elastic-timeout is a number of seconds above 0; got {self.elastic_timeout:g}")
+        require(self.elastic_timeout > 0, "--elastic-timeout", self.elastic_timeout, "above 0 seconds")
 
     @property
     def is_elastic(self) -> bool:

@@ -126,7 +126,7 @@ def test_counts_that_no_series_has_are_told_for_each(capsys: pytest.CaptureFixtu
 )
 def test_wrong_counts_name_the_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "predict", f"{flag}={value}"]) == 2
-    assert f"{flag} takes numbers of workers, 1 or more" in capsys.readouterr().err
+    assert f"{flag} {value}: must be numbers of workers" in capsys.readouterr().err
 
 
 @pytest.mark.cold

@@ -149,10 +149,10 @@ def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) ->
     ("flags", "message"),
     [
         ({}, "-np says how many"),
-        ({"num_proc": 0}, "-np 0: the number of workers must"),
+        ({"num_proc": 0}, "-np 0: must be at least 1"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
         ({"num_proc": 3, "min_np": 2, "hosts": "there:2"}, "-np 3, but the hosts have 2 slots"),
-        ({"min_np": 2, "hosts": "there:2", "reset_limit": -1}, "--reset-limit is a number of restarts"),
+        ({"min_np": 2, "hosts": "there:2", "reset_limit": -1}, "--reset-limit -1: must be at least 0"),
         ({"num_proc": 2, "hosts": "localhost:2", "hostfile": "f"}, "--hosts and --hostfile both"),
         ({"num_proc": 2, "hostfile": "/no/such"}, "--hostfile /no/such: No such file"),
         ({"num_proc": 2, "controller": "mpi"}, "--mpi: .*mpirun -np N python"),
@@ -194,5 +194,5 @@ def test_the_environments_start_timeout_holds_for_the_launcher_too() -> None:
 
 
 def test_a_command_is_needed() -> None:
-    with pytest.raises(ConfigError, match="no command"):
+    with pytest.raises(ConfigError, match="missing COMMAND"):
         plan_horovod({"num_proc": 2}, [], 8, {}, NAMES)

@@ -1,0 +1,170 @@
+"""Read a command's arguments into its dataclass; what is wrong with one is said in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar
+
+from lockstep.config.flags import Flag, flags_of
+from lockstep.errors import ConfigError
+
+T = TypeVar("T")
+FLAG = re.compile(r"-[^\d.\s-]\S*|--[^\s-]\S*")  # not -1, "-" or text with spaces
+WANTED = {int: "a whole number", float: "a number", bool: "True or False"}
+FieldPath = tuple[str, ...]  # the fields that lead to a value
+
+
+def read(kind: type[T], command: str, words: Sequence[str], default: T | None = None) -> T:
+    """Read arguments; of a flag that is given twice, the last value counts.
+
+    Args:
+        default: What flags that are not given have; None: their fields' defaults.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or wrong, or the dataclass refuses its values.
+    """
+    flags = flags_of(typing.cast(type, kind))
+    values, typed, plain = _flag_values(flags, command, words)
+    values |= _positional_values(flags, command, plain, is_required=default is None)
+    try:
+        return typing.cast(T, _build(kind, values, default, ()))
+    except ConfigError as error:
+        raise ConfigError(_as_typed(str(error), typed)) from None
+
+
+def _flag_values(
+    flags: Sequence[Flag], command: str, words: Sequence[str]
+) -> tuple[dict[FieldPath, Any], dict[str, str], list[str]]:
+    """The flags' values by their paths, how the user has written them by their long names, and the other arguments."""
+    known = {name: (flag, True) for flag in flags for name in flag.names}
+    known |= {flag.opposite: (flag, False) for flag in flags if flag.is_switch}
+    rest, plain = deque(words), list[str]()
+    values: dict[FieldPath, Any] = {}
+    typed: dict[str, str] = {}
+    while rest:
+        word = rest.popleft()
+        if word == "--":
+            plain += rest
+            break
+        if not _is_flag(word):
+            plain.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        if attached := [short for short in known if word.startswith(short) and not word.startswith("--")]:
+            name = max(attached, key=len)  # -b8 is -b 8
+            equals, value = word.removeprefix(name) and "=", word.removeprefix(name).removeprefix("=")
+        flag, is_on = known.get(name.replace("_", "-") if name.startswith("--") else name, (None, True))
+        if flag is None:
+            raise ConfigError(f"{name}: unknown flag; {_nearest(name, known, command)}")
+        typed[flag.names[0]] = name
+        if flag.is_switch:
+            if equals:
+                raise ConfigError(f"{word}: {name} takes no value")
+            values[flag.path] = is_on
+        elif flag.is_many:
+            given = [value] * bool(value) if equals else _following(rest)
+            values[flag.path] = tuple(_convert(flag, name, each) for each in given)
+        else:
+            if not equals and (not rest or _is_flag(rest[0])):
+                raise ConfigError(f"{name} needs a value: {flag.metavar}")
+            values[flag.path] = _convert(flag, name, value if equals else rest.popleft())
+    return values, typed, plain
+
+
+def _positional_values(
+    flags: Sequence[Flag], command: str, plain: Sequence[str], is_required: bool
+) -> dict[FieldPath, Any]:
+    """The values of the positional arguments, in their order; the last may take several."""
+    rest, missing = deque(plain), list[str]()
+    values: dict[FieldPath, Any] = {}
+    for flag in (flag for flag in flags if flag.is_positional):
+        if flag.is_many:
+            given = [rest.popleft() for _ in range(len(rest))]
+            if given or flag.default is MISSING:
+                values[flag.path] = tuple(_convert(flag, "", each) for each in given)
+        elif rest:
+            values[flag.path] = _convert(flag, "", rest.popleft())
+        elif flag.default is MISSING and is_required:
+            missing.append(flag.metavar)
+    if missing:
+        raise ConfigError(f"missing {', '.join(missing)}; {_see_help(command)}")
+    if rest:
+        raise ConfigError(f"{rest[0]}: unexpected argument; {_see_help(command)}")
+    return values
+
+
+def _is_flag(word: str) -> bool:
+    return word == "--" or FLAG.fullmatch(word.partition("=")[0]) is not None
+
+
+def _following(rest: deque[str]) -> list[str]:
+    """Take the values of a flag that has several: all arguments up to the next flag."""
+    taken = []
+    while rest and not _is_flag(rest[0]):
+        taken.append(rest.popleft())
+    return taken
+
+
+def _convert(flag: Flag, name: str, text: str) -> Any:
+    """A value as the first of the flag's types that takes it."""
+    for kind in flag.kinds:
+        if kind in (int, float, str, Path):
+            with suppress(ValueError):
+                return kind(text)
+        elif kind is bool and text in ("True", "False"):
+            return text == "True"
+        elif kind is NoneType and text == "None":
+            return None
+    for choice in flag.choices:
+        if text == str(choice):
+            return choice
+    wanted = [*(WANTED[kind] for kind in flag.kinds if kind in WANTED), *map(str, flag.choices)]
+    *others, last = wanted
+    near = get_close_matches(text, wanted, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    shown = f"{name} {text or repr(text)}".strip()
+    raise ConfigError(f"{shown}: must be {', '.join(others)}{' or ' * bool(others)}{last}{hint}")
+
+
+def _build(kind: type, values: Mapping[FieldPath, Any], default: Any, path: FieldPath) -> Any:
+    """The dataclass with the values, and the default's where there is none."""
+    hints = typing.get_type_hints(kind)
+    arguments = {}
+    for item in dataclasses.fields(kind):
+        here = (*path, item.name)
+        own = MISSING if default is None else getattr(default, item.name)
+        if dataclasses.is_dataclass(hints[item.name]):
+            arguments[item.name] = _build(hints[item.name], values, None if own is MISSING else own, here)
+        elif here in values:
+            arguments[item.name] = values[here]
+        elif own is not MISSING:
+            arguments[item.name] = own
+    return kind(**arguments)
+
+
+def _nearest(name: str, known: Mapping[str, Any], command: str) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"did you mean {near[0]}?" if near else _see_help(command)
+
+
+def _see_help(command: str) -> str:
+    return f"`lockstep {command} --help` lists the arguments"
+
+
+def _as_typed(message: str, typed: Mapping[str, str]) -> str:
+    """A message on a flag, with the flag as the user has written it: "-b 0: batch size must be ..."."""
+    for name, written in typed.items():
+        if name != written and message.startswith((f"{name} ", f"{name}:")):
+            is_same = name.lstrip("-") == written.lstrip("-")
+            what = "" if is_same else f"{name.removeprefix('--').replace('-', ' ')} "
+            return written + message.removeprefix(name).replace(": must be", f": {what}must be", 1)
+    return message

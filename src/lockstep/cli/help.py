@@ -1,0 +1,173 @@
+"""What --help prints: usage, flags in groups and examples, laid out for the terminal's width."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import MISSING
+from functools import reduce
+from typing import Any
+
+from lockstep.config.flags import Flag, flags_of, groups_of
+from lockstep.config.schema import (
+    AugmentConfig,
+    DataConfig,
+    ModelConfig,
+    NumericsConfig,
+    OptimConfig,
+    ParallelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from lockstep.launch.plan.batch_job import BatchJob
+from lockstep.launch.plan.options import LaunchOptions
+from lockstep.launch.plan.restart_options import RestartOptions
+
+TITLES: dict[type, str] = {
+    TrainConfig: "Training",
+    DataConfig: "Data",
+    AugmentConfig: "Augmentation",
+    ModelConfig: "Model",
+    OptimConfig: "Optimizer",
+    ParallelConfig: "Parallelism",
+    NumericsConfig: "Precision",
+    RunConfig: "Output",
+    BatchJob: "Job",
+    LaunchOptions: "Hosts",
+    RestartOptions: "Restarts",
+}
+# Switches of these make sense both ways, as a recipe may set them.
+SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig, NumericsConfig)
+# What follows the flags.
+TAILS = {
+    "run": "-- COMMAND ...",
+    "script": "-- COMMAND ...",
+    "study scaling": "-- TRAINING FLAGS",
+    "study batch": "-- TRAINING FLAGS",
+}
+WIDEST = 120  # columns; longer lines are hard to read
+NARROWEST = 40
+WIDEST_TERM = 26
+EXAMPLES = "Examples:\n"
+Rows = Mapping[str, str]  # from terms, such as "-b, --batch-size INT", to what they mean
+
+
+def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
+    """The help of a command.
+
+    Args:
+        kind: Its dataclass. Where that has a `common`, from titles to names of flags, these are shown.
+        values: An instance whose values are the defaults to show; None: the fields' own.
+        shows_all: Show all flags in any case.
+    """
+    flags = flags_of(kind)
+    common: Mapping[str, str] | None = None if shows_all else getattr(kind, "common", None)
+    if common:
+        by_name = {name: flag for flag in flags for name in flag.names or [flag.metavar]}
+        groups = {title: [by_name[name] for name in names.split()] for title, names in common.items()}
+    else:
+        groups = {"Arguments": [flag for flag in flags if flag.is_positional]}
+        for group in groups_of(kind):
+            groups[TITLES.get(group, "Flags")] = [f for f in flags if f.group is group and not f.is_positional]
+    sections = {
+        title: {term(flag, all_names=not common): text_of(flag, values) for flag in group}
+        for title, group in groups.items()
+    }
+    count = sum(not flag.is_positional for flag in flags)
+    more = f"`lockstep {command} --help-all` shows all {count} flags." if common else ""
+    return page(usage(kind, command), (kind.__doc__ or ""), sections, more)
+
+
+def page(usage_line: str, about: str, sections: Mapping[str, Rows], more: str = "") -> str:
+    """Lay out a help page: paragraphs and examples of `about` around the sections that are not empty."""
+    width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST)) - 1
+    paragraphs = inspect.cleandoc(about).split("\n\n")
+    prose = [" ".join(part.split()) for part in paragraphs if not part.startswith(EXAMPLES)]
+    examples = [part.removeprefix(EXAMPLES) for part in paragraphs if part.startswith(EXAMPLES)]
+    shown = {title: rows for title, rows in sections.items() if rows}
+    column = 4 + max((len(each) for rows in shown.values() for each in rows if len(each) <= WIDEST_TERM), default=0)
+    synopsis = textwrap.fill(f"usage: {usage_line}", width, subsequent_indent="  ", break_on_hyphens=False)
+    parts = [synopsis.replace("usage:", _bold("usage:"), 1), *(textwrap.fill(part, width) for part in prose if part)]
+    for title, rows in shown.items():
+        parts.append("\n".join([_bold(title), *(_row(*row, column, width) for row in rows.items())]))
+    parts += [f"{_bold('Examples')}\n{textwrap.indent(textwrap.dedent(part), '  ')}" for part in examples]
+    return "\n\n".join([*parts, *([textwrap.fill(more, width)] if more else [])])
+
+
+def usage(kind: type, command: str) -> str:
+    """A command's synopsis, such as "lockstep eval CHECKPOINT [flags]"."""
+    flags = flags_of(kind)
+    words = ["lockstep", command]
+    for flag in flags:
+        if flag.is_positional:
+            name = flag.metavar + " ..." * flag.is_many
+            words.append(name if flag.default is MISSING else f"[{name}]")
+    words += ["[flags]"] * any(flag.names for flag in flags)
+    return " ".join([*words, *TAILS.get(command, "").split()])
+
+
+def is_two_way(flag: Flag) -> bool:
+    """Whether a switch makes sense both ways; the others are shown as what changes their default."""
+    return flag.is_switch and flag.group in SETTINGS
+
+
+def names_of(flag: Flag) -> list[str]:
+    """A flag's names as they are shown, short ones first."""
+    if is_two_way(flag):
+        return [f"--[no-]{flag.names[0].removeprefix('--')}"]
+    if flag.is_switch and flag.default:
+        return [flag.opposite]
+    same = [f"-{name}" for name in flag.names if not name.startswith("--")]  # --np adds nothing to -np
+    names = [name for name in flag.names if name not in same]
+    return sorted(names, key=lambda name: name.startswith("--"))
+
+
+def term(flag: Flag, all_names: bool) -> str:
+    """A flag with its value, such as "-b, --batch-size INT"; its aliases, if not all, are left out."""
+    names = names_of(flag)
+    if not all_names:
+        names = [name for name in names if name == flag.names[0] or not name.startswith("--")][:2] or names
+    return f"{', '.join(names)} {flag.metavar}".strip() + " ..." * flag.is_many
+
+
+def text_of(flag: Flag, values: Any) -> str:
+    """A flag's help with its default, as the values have it, or else as the help says after "Default:"."""
+    about, _, usual = flag.help.partition(" Default: ")
+    value = flag.default if values is None else reduce(getattr, flag.path, values)
+    default = show_value(flag, value) or usual.rstrip(".")
+    return about.rstrip(".") + (f" (default: {default})" if default else "")
+
+
+def show_value(flag: Flag, value: Any) -> str:
+    """A default as the user would write it; empty where there is none to name."""
+    if flag.is_switch:
+        return ("off", "on")[bool(value)] if is_two_way(flag) else ""
+    if value in (None, "", ()) or value is MISSING:
+        return ""
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in values)
+
+
+def sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _row(name: str, text: str, column: int, width: int) -> str:
+    """A term, and what it means beside it, or below a long one."""
+    shown = f"  {name}"
+    glued = text.replace("(default: ", "(default:\N{NO-BREAK SPACE}")
+    lines = textwrap.wrap(glued, max(20, width - column), break_on_hyphens=False) or [""]
+    if len(shown) + 2 > column:
+        lines = ["", *lines]
+    first, *others = lines
+    row = "\n".join([f"{shown:{column}}{first}".rstrip(), *(" " * column + line for line in others)])
+    return row.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _bold(text: str) -> str:
+    is_plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return text if is_plain else f"\033[1m{text}\033[0m"

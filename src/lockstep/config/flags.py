@@ -1,0 +1,147 @@
+"""The flags of a command, read from its dataclass: a field is a flag, and the string below it its help text.
+
+`Annotated[int, arg(aliases=["-b"])]` gives a flag more names or a metavar; `Positional[str]` has no name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar
+
+T = TypeVar("T")
+Positional = Annotated[T, "positional"]
+PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a flag is written, where its field does not say it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    metavar: str
+
+
+def arg(name: str = "", aliases: Sequence[str] = (), metavar: str = "") -> Spelling:
+    """Annotate a field with its flag's name, further names or placeholder of its value."""
+    return Spelling(name, tuple(aliases), metavar)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag or positional argument of a command."""
+
+    group: type
+    """The dataclass that has the field."""
+    path: tuple[str, ...]
+    """The fields that lead from the command to it."""
+    names: tuple[str, ...]
+    """The long name, then the others; none for a positional argument."""
+    metavar: str
+    kinds: tuple[Any, ...]
+    """The types of one value: int, float, str, Path, bool, NoneType or a Literal."""
+    is_many: bool
+    default: Any
+    """The field's; MISSING: the argument is required."""
+
+    @property
+    def is_positional(self) -> bool:
+        return not self.names
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value and has an opposite, --no-NAME."""
+        return self.kinds == (bool,)
+
+    @property
+    def opposite(self) -> str:
+        return f"--no-{self.names[0].removeprefix('--')}"
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return tuple(
+            choice for kind in self.kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)
+        )
+
+    @property
+    def help(self) -> str:
+        return help_texts(self.group)[self.path[-1]]
+
+
+@cache
+def flags_of(command: type) -> tuple[Flag, ...]:
+    """All flags of a command, also those of the dataclasses in it, in the order of the fields."""
+    return tuple(_flags(command, ()))
+
+
+@cache
+def groups_of(command: type) -> tuple[type, ...]:
+    """The dataclass and those in it, each once, in the order of the fields."""
+    hints = (hint for hint, _ in _fields(command).values())
+    inner = (group for hint in hints if dataclasses.is_dataclass(hint) for group in groups_of(typing.cast(type, hint)))
+    return (command, *inner)
+
+
+def _flags(group: type, path: tuple[str, ...]) -> Iterator[Flag]:
+    for item in dataclasses.fields(group):
+        hint, extras = _fields(group)[item.name]
+        here = (*path, item.name)
+        if dataclasses.is_dataclass(hint):
+            yield from _flags(typing.cast(type, hint), here)
+            continue
+        spelling = next((extra for extra in extras if isinstance(extra, Spelling)), arg())
+        long = f"--{(spelling.name or item.name).replace('_', '-')}"
+        is_many = typing.get_origin(hint) is tuple
+        kinds = _kinds(typing.get_args(hint)[0] if is_many else hint)
+        names = () if "positional" in extras else (long, *spelling.aliases)
+        metavar = spelling.metavar or ("" if kinds == (bool,) else _metavar(kinds))
+        yield Flag(group, here, names, metavar, kinds, is_many, item.default)
+
+
+@cache
+def _fields(group: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The type and the annotations of each field."""
+    hints = typing.get_type_hints(group, include_extras=True)
+    return {item.name: _unwrap(hints[item.name]) for item in dataclasses.fields(group)}
+
+
+def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    if typing.get_origin(hint) is Annotated:
+        kind, *extras = typing.get_args(hint)
+        return kind, tuple(extras)
+    return hint, ()
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+
+
+def _metavar(kinds: tuple[Any, ...]) -> str:
+    """The placeholder of a value: its type, or its choices in braces."""
+    plain = [PLAIN[kind] for kind in kinds if kind in PLAIN]
+    choices = [
+        str(choice) for kind in kinds if kind not in PLAIN and kind is not NoneType for choice in typing.get_args(kind)
+    ]
+    return "|".join([*plain, *choices]) if plain else f"{{{','.join(choices)}}}"
+
+
+@cache
+def help_texts(group: type) -> dict[str, str]:
+    """The string below each field of a dataclass."""
+    tree = ast.parse(inspect.getsource(sys.modules[group.__module__]))
+    (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == group.__name__]
+    texts = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            texts[node.target.id] = " ".join(ast.literal_eval(after.value).split()) if is_text else ""  # type: ignore
+    return texts
