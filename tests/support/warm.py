@@ -62,7 +62,7 @@ def _attend(connection: socket.socket, own: Mapping[str, str]) -> dict[str, Any]
         end_with_parent(attendant, signal.SIGKILL)
         give_descriptors(streams)
         open_streams(program, order["environment"])
-        return order | {"words": program.words}
+        return order | {"words": program.program}
     send(connection, {"pid": pid})
     for each in streams:
         os.close(each)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.cli.train import _describe_left
+from lockstep.cli.train import _describe_resume
 from lockstep.config.schema import TrainConfig
 from lockstep.files.folder_lock import Owner, hold_folder
 
@@ -27,11 +27,11 @@ def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(tmp_path: Path, mon
     ours = _run("20260101-000001", 10)
     others = _run("20260101-000001-2", 20)
     lock = hold_folder(others.parents[1], Owner("lockstep train"), "")
-    left = _describe_left(TrainConfig(), [earlier])
+    left = _describe_resume(TrainConfig(), [earlier])
     assert left.startswith(f"the newest checkpoint is of step 10, {ours}; ")
     assert str(others) not in left
     lock.close()  # it ended, too: nothing tells whose is whose
-    first, second = _describe_left(TrainConfig(), [earlier]).split("or, if that run is another job's, ")
+    first, second = _describe_resume(TrainConfig(), [earlier]).split("or, if that run is another job's, ")
     assert first.startswith(f"the newest checkpoint is of step 20, {others}; ")
     assert second.startswith(f"the newest checkpoint is of step 10, {ours}; ")
 
