@@ -15,7 +15,10 @@ from lockstep.data.sources import digits
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """Return the training set (1,437) and test set (360): images [1, 8, 8] of mean 0 and variance 1, labels 0 to 9."""
+    """Return the training set (1,437 images) and the test set (360).
+
+    Images are [1, 8, 8] with mean 0 and variance 1, labels are 0 to 9.
+    """
     data: Any = digits.load()
     (mean,), (deviation,) = data.input.mean, data.input.std
     train, test = (
