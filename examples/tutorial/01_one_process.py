@@ -1,4 +1,4 @@
-"""Step 1: one process, on a GPU if there is one, else on the CPU.
+"""Step 1: train in one process, on a GPU if there is one, otherwise on the CPU.
 
 python examples/tutorial/01_one_process.py [--epochs 5] [--resume checkpoint.pt]
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from task import build_model, count_right, load_digits
+from task import build_model, count_correct, load_digits
 from torch.utils.data import DataLoader, RandomSampler
 
 BATCH = 64
@@ -33,7 +33,7 @@ def main(epochs: int, resume: Path | None) -> None:
 
     for epoch in range(start, epochs):
         order.manual_seed(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # sum, count
         for images, labels in loader:
             loss = F.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -43,13 +43,13 @@ def main(epochs: int, resume: Path | None) -> None:
 
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
         torch.save(state, "checkpoint.pt")
-        figures = torch.cat([losses, count_right(model, test_set, device)])
-        loss_sum, steps, right, count = figures.tolist()
-        print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {right:.0f} of {count:.0f} right", flush=True)
+        metrics = torch.cat([losses, count_correct(model, test_set, device)])
+        loss_sum, steps, correct, count = metrics.tolist()
+        print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {correct:.0f} of {count:.0f} correct", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

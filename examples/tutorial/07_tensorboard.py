@@ -1,4 +1,4 @@
-"""Step 7: TensorBoard with many workers: one of them writes, what it writes is of all.
+"""Step 7: TensorBoard with many workers: rank 0 writes the metrics of all workers.
 
 torchrun --nproc-per-node 2 examples/tutorial/07_tensorboard.py && tensorboard --logdir curves
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from task import build_model, count_right, load_digits
+from task import build_model, count_correct, load_digits
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torch.utils.tensorboard import SummaryWriter
@@ -21,7 +21,7 @@ RATE = 0.02
 
 
 class NoWriter:
-    """What the other workers have in place of TensorBoard's writer."""
+    """Stand in for TensorBoard's writer on the other workers."""
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         pass
@@ -45,7 +45,7 @@ def main(epochs: int, resume: Path | None) -> None:
         optimizer.load_state_dict(state["optimizer"])
         start = state["epochs"]
 
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After the optimizer, so that destroy_process_group() ends Gloo's threads.
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model)
@@ -58,7 +58,7 @@ def main(epochs: int, resume: Path | None) -> None:
     writer = SummaryWriter("curves", purge_step=start + 1) if rank == 0 else NoWriter()
     for epoch in range(start, epochs):
         sampler.set_epoch(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # sum, count
         for images, labels in loader:
             loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -69,13 +69,13 @@ def main(epochs: int, resume: Path | None) -> None:
         if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
             torch.save(state, "checkpoint.pt")
-        figures = torch.cat([losses, count_right(model, test_share, device)])
-        dist.all_reduce(figures)
-        loss_sum, steps, right, count = figures.tolist()
+        metrics = torch.cat([losses, count_correct(model, test_share, device)])
+        dist.all_reduce(metrics)
+        loss_sum, steps, correct, count = metrics.tolist()
         writer.add_scalar("Loss/train", loss_sum / steps, epoch + 1)
-        writer.add_scalar("Top1/val", right / count, epoch + 1)
+        writer.add_scalar("Top1/val", correct / count, epoch + 1)
         if rank == 0:
-            print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {right:.0f} of {count:.0f} right", flush=True)
+            print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {correct:.0f} of {count:.0f} correct", flush=True)
     writer.close()
     dist.destroy_process_group()
 
@@ -83,5 +83,5 @@ def main(epochs: int, resume: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

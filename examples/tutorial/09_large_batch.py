@@ -1,4 +1,4 @@
-"""Step 9: large batches: accumulation, a rate that grows with the batch, a warm-up, and LAMB.
+"""Step 9: large batches: gradient accumulation, a scaled learning rate, warm-up, and LAMB.
 
 torchrun --nproc-per-node 2 examples/tutorial/09_large_batch.py --batch-size 64 --accumulate 2 --scale-rate
 """
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from task import build_model, count_right, load_digits
+from task import build_model, count_correct, load_digits
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep.train.optim.lamb import LAMB
 
-BASE_BATCH = 64  # the global batch that this rate was found for
+BASE_BATCH = 64  # the global batch that RATE was tuned for
 RATE = 0.02
 
 
@@ -66,22 +66,22 @@ def main(args: argparse.Namespace) -> None:
             optimizer.step()
             schedule.step()
 
-        figures = torch.cat([losses, count_right(model, test_share, device)])
-        dist.all_reduce(figures)
-        loss_sum, passes, right, count = figures.tolist()
+        metrics = torch.cat([losses, count_correct(model, test_share, device)])
+        dist.all_reduce(metrics)
+        loss_sum, passes, correct, count = metrics.tolist()
         if rank == 0 and (epoch + 1) % 5 == 0:
-            print(f"epoch {epoch + 1}: loss {loss_sum / passes:.4f}, {right:.0f} of {count:.0f} right", flush=True)
+            print(f"epoch {epoch + 1}: loss {loss_sum / passes:.4f}, {correct:.0f} of {count:.0f} correct", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="of one worker, in one pass")
-    parser.add_argument("--accumulate", type=int, default=1, help="passes of one step")
+    parser.add_argument("--batch-size", type=int, default=32, help="per worker and pass")
+    parser.add_argument("--accumulate", type=int, default=1, help="passes per step")
     parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--scale-rate", action="store_true", help=f"by the global batch over {BASE_BATCH}")
+    parser.add_argument("--scale-rate", action="store_true", help=f"multiply the rate by global batch / {BASE_BATCH}")
     parser.add_argument("--warmup-epochs", type=int, default=0)
-    parser.add_argument("--lamb", action="store_true", help="LAMB in place of SGD")
+    parser.add_argument("--lamb", action="store_true", help="use LAMB instead of SGD")
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

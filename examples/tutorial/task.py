@@ -1,6 +1,6 @@
-"""What stays the same in every step of the tutorial: the digits and the network.
+"""The data set and the network that every step of the tutorial uses.
 
-The scripts beside this file import it. Python finds it because a script's own folder is on its search path.
+The scripts in this folder import it: Python puts the folder of a script on its search path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from lockstep.data.sources import digits
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """Training set (1,437) and test set (360): images [1, 8, 8] of mean 0 and variance 1, labels 0 to 9."""
+    """Return the training set (1,437 images) and the test set (360).
+
+    Images are [1, 8, 8] with mean 0 and variance 1, labels are 0 to 9.
+    """
     data: Any = digits.load()
     (mean,), (deviation,) = data.input.mean, data.input.std
     train, test = (
@@ -25,7 +28,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def build_model(seed: int = 0) -> nn.Sequential:
-    """Two convolutions and two linear layers, 38,282 weights, the same for every caller with the same seed."""
+    """Return two convolutions and two linear layers: 38,282 weights, determined by the seed."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -33,8 +36,8 @@ def build_model(seed: int = 0) -> nn.Sequential:
     )
 
 
-def count_right(model: nn.Module, samples: Dataset[tuple[Tensor, ...]], device: torch.device) -> Tensor:
-    """How many of these images the model gets right, and how many there are: two numbers, which can be added up."""
+def count_correct(model: nn.Module, samples: Dataset[tuple[Tensor, ...]], device: torch.device) -> Tensor:
+    """Return the number of correctly classified images and the number of images, as a tensor of 2 elements."""
     model.eval()
     counts = torch.zeros(2, device=device)
     with torch.inference_mode():

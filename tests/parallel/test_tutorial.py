@@ -31,7 +31,7 @@ def loss(line: str) -> float:
 
 SCRIPTS = {
     "01_one_process.py": ALONE,
-    "04_ddp.py": TORCHRUN,
+    "03_ddp.py": TORCHRUN,
     "05_horovod.py": BY_HOROVODRUN,
 }
 
@@ -59,7 +59,7 @@ def go_on(by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], fold
     return line
 
 
-@pytest.mark.parametrize("script", ["04_ddp.py", "05_horovod.py"])
+@pytest.mark.parametrize("script", ["03_ddp.py", "05_horovod.py"])
 def test_all_ways_take_the_same_steps(script: str, trained: dict[str, tuple[Path, list[str]]]) -> None:
     expected, found = (trained[name] for name in ("01_one_process.py", script))
     assert [loss(line) for line in found[1]] == pytest.approx([loss(line) for line in expected[1]], rel=0.01)
@@ -70,7 +70,7 @@ def test_all_ways_take_the_same_steps(script: str, trained: dict[str, tuple[Path
     assert all(torch.allclose(weights[name], others[name], atol=1e-3) for name in weights)
 
 
-@pytest.mark.parametrize(("by", "writer"), [("05_horovod.py", "01_one_process.py"), ("04_ddp.py", "05_horovod.py")])
+@pytest.mark.parametrize(("by", "writer"), [("05_horovod.py", "01_one_process.py"), ("03_ddp.py", "05_horovod.py")])
 def test_each_goes_on_from_anothers_checkpoint(
     by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], next_loss: float, tmp_path: Path
 ) -> None:
@@ -82,7 +82,7 @@ def test_each_goes_on_from_anothers_checkpoint(
 def test_the_eight_steps_are_there_in_their_order() -> None:
     text = (TUTORIAL / "05_horovod.py").read_text()
     steps = re.findall(r"^ +# (\d)\. (\w+)", text, flags=re.MULTILINE)
-    words = ["Initialise", "Pin", "Scale", "Wrap", "Broadcast", "Partition", "Checkpoint", "Average"]
+    words = ["Initialize", "Pin", "Scale", "Wrap", "Broadcast", "Partition", "Checkpoint", "Average"]
     assert steps == [(str(number), word) for number, word in enumerate(words, start=1)]
 
 
@@ -129,7 +129,7 @@ print(*threads())
 @pytest.mark.parametrize(
     "words",
     [
-        ("04_ddp.py", "--epochs", "1"),
+        ("03_ddp.py", "--epochs", "1"),
         ("06_mixed_precision.py", "--epochs", "1"),
         ("07_tensorboard.py", "--epochs", "1"),
         ("09_large_batch.py", "--epochs", "1"),

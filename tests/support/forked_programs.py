@@ -193,7 +193,7 @@ def _run_child(start: _Start, program: PythonCommand, loaded: Loaded, own: Mappi
         os.environ.update(own)  # what the libraries have read
         loaded.third_party["torch"].set_num_threads(int(own["OMP_NUM_THREADS"]))
         sys.orig_argv = [sys.executable, "-c"]
-        code = run(program.words, environment, folder, loaded)
+        code = run(program.program, environment, folder, loaded)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,6 +1,6 @@
-"""Step 4: DistributedDataParallel, one process a worker.
+"""Step 3: DistributedDataParallel, with one process per worker.
 
-torchrun --nproc-per-node 2 examples/tutorial/04_ddp.py [--epochs 5] [--resume checkpoint.pt]
+torchrun --nproc-per-node 2 examples/tutorial/03_ddp.py [--epochs 5] [--resume checkpoint.pt]
 """
 
 import argparse
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from task import build_model, count_right, load_digits
+from task import build_model, count_correct, load_digits
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
@@ -34,7 +34,7 @@ def main(epochs: int, resume: Path | None) -> None:
         optimizer.load_state_dict(state["optimizer"])
         start = state["epochs"]
 
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After the optimizer, so that destroy_process_group() ends Gloo's threads.
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model)
@@ -46,7 +46,7 @@ def main(epochs: int, resume: Path | None) -> None:
 
     for epoch in range(start, epochs):
         sampler.set_epoch(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # sum, count
         for images, labels in loader:
             loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -57,16 +57,16 @@ def main(epochs: int, resume: Path | None) -> None:
         if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
             torch.save(state, "checkpoint.pt")
-        figures = torch.cat([losses, count_right(model, test_share, device)])
-        dist.all_reduce(figures)
-        loss_sum, steps, right, count = figures.tolist()
+        metrics = torch.cat([losses, count_correct(model, test_share, device)])
+        dist.all_reduce(metrics)
+        loss_sum, steps, correct, count = metrics.tolist()
         if rank == 0:
-            print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {right:.0f} of {count:.0f} right", flush=True)
+            print(f"epoch {epoch + 1}: loss {loss_sum / steps:.4f}, {correct:.0f} of {count:.0f} correct", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))
