@@ -1,4 +1,4 @@
-"""Values with their ranges, as an SVG that needs no script: for the page, in whose colours it is drawn."""
+"""Draw values with their ranges as an SVG for the page, in the page's colors and without a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_NAME = 38
 
 
 def draw(part: ValueRanges) -> str:
-    """The picture; a long name is cut, for the report's table has it."""
+    """Return the SVG; long names are truncated, as the report's table has them in full."""
     place = _Axis(part)
     height = _ABOVE + _ROW * len(part.rows)
     size = f"{_NAMES + _PLOT + _FIGURES} {height + _BELOW}"
@@ -45,7 +45,7 @@ def _row(row: ValueRange, place: _Axis, y: int) -> list[str]:
 
 
 class _Axis:
-    """Where a value lies, in pixels from the left."""
+    """Map a value to its position in pixels from the left."""
 
     def __init__(self, part: ValueRanges) -> None:
         self._scale = math.log if part.is_wide else float

@@ -1,4 +1,4 @@
-"""Loss-scale events of runs in fp16: the scale over the steps, and where steps were skipped."""
+"""Loss scale of fp16 runs over the steps, and the skipped steps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def build(material: Material) -> Section | None:
             x, y = places(skipped.steps), drawn(skipped.values)
             lines.append(Line(f"{run.name}, steps skipped", x, y, look="points", color=index))
     note = (
-        "The factor on the loss that keeps fp16 gradients from becoming zero. Points: since the record before, steps "
-        "were skipped because a gradient was infinite or not a number."
+        "The factor that scales the loss so that fp16 gradients do not underflow. Points: steps were skipped since the "
+        "previous record because a gradient was infinite or NaN."
     )
     chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", lines, y_scale="log2", note=note)
     return Section("Loss scale", "\n".join(_counts(material.runs)), [chart])
 
 
 def _skipped(run: Run, scale: Curve, limit: int) -> Curve | None:
-    """The records since whose predecessor steps were skipped, at the loss scale of that time."""
+    """Return the records before which steps were skipped, with the loss scale at that step as values."""
     counts = run.steps.get("skipped_steps")
     if not counts:
         return None
