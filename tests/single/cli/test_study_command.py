@@ -37,14 +37,14 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
         (["nothing"], "there are: scaling, predict, batch"),
         (["scaling", "--", "digits"], "--np takes numbers of workers, such as --np 1,2,4; got none"),
         (["scaling", "--np", "1,x", "--", "digits"], "got 1,x"),
-        (["scaling", "--np", "0,1", "--", "digits"], "--np takes different numbers of workers, 1 or more"),
+        (["scaling", "--np", "0,1", "--", "digits"], "--np 0,1: numbers of workers must be distinct and at least 1"),
         (["scaling", "--np", "1,2"], "there is no job to measure"),
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "come before the --"),
         (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "leave --resume and --evaluate out"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit is a size such as"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
-        (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
+        (["loading", "--out", "/dev/null/x"], "--out /dev/null/x: cannot write"),
         (["loading", "-a", "resnet19", *QUICK], "did you mean resnet18?"),
     ],
 )
@@ -86,7 +86,7 @@ def test_loading_prints_tables_and_appends_a_record(
     words = ["study", "loading", str(root), "--image-size", "32", "-b", "4", "-j", "0", "1", "-a", "cifar-small"]
     assert main([*words, *QUICK]) == 0
     out = capsys.readouterr().out
-    for part in ("read ", "decode ", "collate ", "copy ", "0 loader processes", "1 loader process ", "the model takes"):
+    for part in ("read ", "decode ", "collate ", "copy ", "0 loader processes", "1 loader process ", "the model needs"):
         assert part in out
     (record,) = read_records(here / "study" / "loading.jsonl")
     assert record["kind"] == "loading"
