@@ -1,8 +1,8 @@
-"""Lockstep's own turn: an epoch of its real training loop, with its loader, metrics, records and TensorBoard.
+"""The Lockstep contestant: an epoch of the real training loop, with its loader, metrics, records and TensorBoard.
 
 python lockstep_job.py CASE FOLDER lockstep [--contiguous], under `lockstep run`
 
-Images and weights are in channels_last, as Lockstep's recipes for such data have them, unless asked otherwise.
+Images and weights are in channels_last, as in Lockstep's recipes for such data, unless --contiguous is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def data_of(case: Case, place: Path, workers: int) -> ImageData:
-    """As many images as an epoch takes."""
+    """Return a data set with the images of one epoch."""
     count = case.batch * case.steps * workers
     if case.images == "mnist":
         data = torchvision_sets.load("mnist", place, download=False)
@@ -57,7 +57,7 @@ def augmentation(case: Case) -> AugmentConfig:
 
 
 def loader_of(case: Case, data: ImageData, rank: int, workers: int) -> TrainLoader:
-    """The same batches for a loop that is not Lockstep's."""
+    """Return Lockstep's loader for a peer's loop."""
     processes = 0 if isinstance(data.train, MemorySplit) else 1
     reader = reader_for(data.train, data.input, Placement(CPU), augmentation(case), processes=processes)
     sharding = Sharding(len(data.train), case.batch * workers, rank, workers, drop_last=True)
