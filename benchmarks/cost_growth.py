@@ -49,9 +49,9 @@ Memory = dict[str, dict[str, float]]  # MiB by stage and kind
 def start_up(size: int, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
 
-        def module(*words: str) -> Work:
+        def module(*arguments: str) -> Work:
             def turn() -> int:
-                command = [sys.executable, "-m", *words]
+                command = [sys.executable, "-m", *arguments]
                 subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 return 1
 

@@ -24,20 +24,20 @@ def python_with(*packages: str) -> str:
     Raises:
         SystemExit: uv is missing or failed to install them.
     """
-    place = FOLDER / "-".join(("torch", version("torch").partition("+")[0], *packages))
-    python = place / "bin" / "python"
-    if not (place / "done").exists():
+    environment = FOLDER / "-".join(("torch", version("torch").partition("+")[0], *packages))
+    python = environment / "bin" / "python"
+    if not (environment / "done").exists():
         uv = shutil.which("uv")
         if uv is None:
             raise SystemExit("uv is missing and needed to install peers; run pip install uv")
         same = [f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "torchvision", "numpy")]
         try:
-            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, place], check=True)
+            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment], check=True)
             wanted = [*same, "--editable", str(HERE.parent), *packages]
             subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *wanted], check=True)
         except subprocess.CalledProcessError as error:
             raise SystemExit(f"uv failed to create the environment for {', '.join(packages)}; see above") from error
-        (place / "done").touch()
-    (site,) = place.glob("lib/python*/site-packages")
+        (environment / "done").touch()
+    (site,) = environment.glob("lib/python*/site-packages")
     versions.update({name: found.version for name in packages for found in distributions(name=name, path=[str(site)])})
     return str(python)

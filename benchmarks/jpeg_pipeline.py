@@ -98,10 +98,10 @@ def counters() -> dict[str, int]:
     }
 
 
-def compare_reading(places: Mapping[str, Path]) -> None:
+def compare_reading(folders: Mapping[str, Path]) -> None:
     print("\nreads of an uncached epoch")
-    for name, place in places.items():
-        figures = what_an_epoch_reads(place)
+    for name, folder in folders.items():
+        figures = what_an_epoch_reads(folder)
         print(f"  {name:24}" + ", ".join(f"{figure:,} {what.replace('_', ' ')}" for what, figure in figures.items()))
         append_record({"name": f"jpeg_pipeline: an epoch of the {name}", **figures})
 
@@ -113,8 +113,8 @@ def main(folder: Path) -> None:
         packed = Path(scratch) / "packed"
         pack(folder, packed)
         compare_reading({"folder": folder, "packed set": packed})  # first, because mapped files stay cached
-        places = dict.fromkeys(CONTESTANTS, folder) | {"Lockstep, packed": packed}
-        works = {name: all_images(make(places[name])) for name, make in CONTESTANTS.items()}
+        folders = dict.fromkeys(CONTESTANTS, folder) | {"Lockstep, packed": packed}
+        works = {name: all_images(make(folders[name])) for name, make in CONTESTANTS.items()}
         bars = {"Lockstep": Bar("at least", 1.6), "Lockstep, packed": Bar("at least", 3)}
         arguments = [str(folder.resolve()), str(BATCH), str(PROCESSES), str(PASSES)]
         peers = {

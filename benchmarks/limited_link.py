@@ -42,7 +42,7 @@ def run_over_limited_link(megabits: float, arguments: list[str]) -> int:
     with limited_link(megabits) as names:
         jobs = []
         for rank, name in enumerate(names):
-            place = [
+            flags = [
                 "--nodes",
                 "2",
                 "--node-rank",
@@ -52,7 +52,7 @@ def run_over_limited_link(megabits: float, arguments: list[str]) -> int:
                 "--master-port",
                 str(PORT),
             ]
-            command = [sys.executable, "-m", "lockstep", "run", *place, "-np", "1", "--", sys.executable, *arguments]
+            command = [sys.executable, "-m", "lockstep", "run", *flags, "-np", "1", "--", sys.executable, *arguments]
             jobs.append(subprocess.Popen(["ip", "netns", "exec", name, *command]))
         return max(job.wait() for job in jobs)
 

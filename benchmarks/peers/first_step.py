@@ -26,7 +26,7 @@ model: nn.Module = nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 if workers > 1:
-    # After the optimizer, whose creation imports modules that would keep a reference to the process group.
+    # After the optimizer: creating it imports modules that would keep a reference to the process group.
     torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(model)
 images, labels = torch.randn(BATCH, 1, 8, 8), torch.randint(0, 10, (BATCH,))

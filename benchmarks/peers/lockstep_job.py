@@ -26,19 +26,19 @@ from lockstep.data.sources import image_folder, torchvision_sets
 CPU = torch.device("cpu")
 
 
-def data_of(case: Case, place: Path, workers: int) -> ImageData:
+def data_of(case: Case, folder: Path, workers: int) -> ImageData:
     """Return a data set with the images of one epoch."""
     count = case.batch * case.steps * workers
     if case.images == "mnist":
-        data = torchvision_sets.load("mnist", place, download=False)
+        data = torchvision_sets.load("mnist", folder, download=False)
     elif case.images == "cifar10":
-        content = np.load(place / "cifar10.npz")
+        content = np.load(folder / "cifar10.npz")
         images = torch.from_numpy(content["images"]).permute(0, 3, 1, 2).contiguous()
         split = MemorySplit(images, torch.from_numpy(content["labels"]))
         spec = InputSpec(3, 32, 32, MEANS["cifar10"], DEVIATIONS["cifar10"])
         data = ImageData("cifar10", tuple("0123456789"), split, split, spec)
     else:
-        data = image_folder.load(place / "photographs", DataConfig(dataset=str(place / "photographs")))
+        data = image_folder.load(folder / "photographs", DataConfig(dataset=str(folder / "photographs")))
     return dataclasses.replace(data, train=_first(data.train, count))
 
 

@@ -79,8 +79,8 @@ def _clocks(hosts: Sequence[HostFacts]) -> Iterator[str]:
         if abs(host.clock_seconds) - host.clock_error_seconds > MAX_CLOCK_SECONDS:
             ahead = "ahead of" if host.clock_seconds > 0 else "behind"
             yield (
-                f"{host.host}: its clock is {abs(host.clock_seconds):.1f} s {ahead} that of {hosts[0].host}, so times "
-                f"in logs and of files do not match; enable NTP on both (timedatectl set-ntp true)"
+                f"{host.host}: its clock is {abs(host.clock_seconds):.1f} s {ahead} that of {hosts[0].host}, so "
+                f"timestamps of logs and files do not match; enable NTP on both (timedatectl set-ntp true)"
             )
 
 
@@ -89,7 +89,7 @@ def _gpus(hosts: Sequence[HostFacts]) -> Iterator[str]:
     for host in hosts:
         if most.gpus and not host.gpus:
             yield (
-                f"{host.host}: torch finds no GPU, but {len(most.gpus)} on {most.host}; compare `nvidia-smi` and "
+                f"{host.host}: torch finds no GPU, while {most.host} has {len(most.gpus)}; compare `nvidia-smi` and "
                 f"torch.version.cuda on both, remove this host, or add --device cpu"
             )
 
@@ -102,7 +102,7 @@ def _links(report: Report) -> Iterator[str]:
     facts = {host.host: host for host in report.hosts}
     for link in report.links:
         names = " and ".join(link.hosts) if len(link.hosts) == 2 else "all hosts together"
-        names += f" by {link.library}" if link.library != GLOO else ""
+        names += f" over {link.library}" if link.library != GLOO else ""
         other = sorted({name for host in link.hosts for name in facts[host].others})
         fix = f"try another network (--interface {' or '.join(other)})" if other else "check cable and switch"
         if link.error:
@@ -111,8 +111,8 @@ def _links(report: Report) -> Iterator[str]:
         speed = link.bits_per_second
         if speed < MIN_BITS_PER_SECOND or (len(link.hosts) == 2 and speed < SLOW * fastest[link.library]):
             yield (
-                f"{names}: {rate(speed)} is slow, the gradients of a ResNet-50 take {MODEL_BITS / speed:.1f} s "
-                f"per step; {fix}"
+                f"{names}: {rate(speed)} is slow: sending the gradients of a ResNet-50 takes {MODEL_BITS / speed:.1f} "
+                f"s per step; {fix}"
             )
         if link.latency_seconds > MAX_LATENCY_SECONDS:
             yield (

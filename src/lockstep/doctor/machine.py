@@ -49,7 +49,7 @@ def _versions() -> Iterator[Fact]:
     yield Fact(
         "torch",
         found,
-        "" if number >= MIN_TORCH else "Lockstep needs torch 2.8 or newer: pip install -U torch",
+        "" if number >= MIN_TORCH else "Lockstep needs torch 2.8 or newer; run pip install -U torch",
     )
     yield Fact("torchvision", version("torchvision"))
 
@@ -104,7 +104,7 @@ def _machine() -> Iterator[Fact]:
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         fits = threads.isdigit() and int(threads) <= usable
-        remedy = "" if fits else f"more threads than cores slow each other down; export OMP_NUM_THREADS={usable}"
+        remedy = "" if fits else f"more threads than cores slow training down; export OMP_NUM_THREADS={usable}"
         yield Fact("OMP_NUM_THREADS", threads, remedy)
     memory = psutil.virtual_memory()
     low = "little memory left; stop other programs, or lower --batch-size" if memory.available < GIB else ""

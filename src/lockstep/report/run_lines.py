@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from lockstep.report.document import Line, Scale
-from lockstep.report.read.curve import THINNED, Curve, drawn, places, points_a_line, time_unit
+from lockstep.report.read.curve import THINNED, Curve, drawn, points_a_line, time_unit, x_values
 from lockstep.report.read.run import Run
 
 Look = Literal["solid", "dashed", "dotted", "points"]
@@ -31,7 +31,7 @@ class Axis:
 
     key: str
     label: str
-    place: Callable[[Curve], Sequence[float]]
+    x_of: Callable[[Curve], Sequence[float]]
     divisor: float = 1.0
 
 
@@ -70,9 +70,9 @@ def ideal_line(name: str, x: Sequence[float], y: Sequence[float], color: int | N
 
 
 def _line(item: RunCurve, curve: Curve, axis: Axis, factor: float) -> Line:
-    placed = zip(axis.place(curve), curve.values, strict=True)
-    known = [(place, value) for place, value in placed if math.isfinite(place)]
-    x, y = places([place for place, _ in known], axis.divisor), drawn([value for _, value in known], factor)
+    points = zip(axis.x_of(curve), curve.values, strict=True)
+    known = [(x, value) for x, value in points if math.isfinite(x)]
+    x, y = x_values([x for x, _ in known], axis.divisor), drawn([value for _, value in known], factor)
     return Line(item.name, x, y, look=item.look, color=item.index)
 
 

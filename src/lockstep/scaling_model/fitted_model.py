@@ -173,7 +173,7 @@ def _fit(series: Series, points: tuple[MeasuredPoint, ...]) -> Model:
         return Model(series, points, fit_measured(points, series.mode), knee, per_step=True)
     per_step = all(point.global_batch for point in points)
     what = "training" if series.rate_unit == "trainings/s" else "image"
-    unit = "s per step" if per_step else f"s per {what}" + (" of a worker" if series.mode == "weak" else "")
+    unit = "s per step" if per_step else f"s per {what}" + (" and worker" if series.mode == "weak" else "")
     times = fit_throughput(points, series.mode, per_step, unit)
     return Model(series, points, times, knee, per_step)
 

@@ -92,7 +92,7 @@ class MeasuredModel:
 
     @property
     def no_variance(self) -> str:
-        return "a part of the step has as many parameters as measured numbers of workers"
+        return "a part of the step was measured on only as many numbers of workers as it has parameters"
 
     @property
     def spare_points(self) -> int:

@@ -100,13 +100,13 @@ def _super_linear_remark(points: Sequence[MeasuredPoint]) -> str:
 def _knee_remark(points: Sequence[MeasuredPoint], knee: Knee | None) -> str:
     if knee is None:
         return ""
-    grows = "falls to" if knee.growth < 1 else "grows only to"
+    falls, grows = f"falls to {knee.growth:.2f} of its value", f"grows only by a factor of {knee.growth:.2f}"
+    change = falls if knee.growth < 1 else grows
     sides = [[str(p.workers) for p in points if (p.workers > knee.workers) == beyond] for beyond in (False, True)]
     ways = " or ".join(f"--from {','.join(side)}" for side in sides if len(side) > 1)
     return (
         f"knee at {knee.workers} workers, {knee.cause}: from {knee.workers} to {knee.beyond} workers, throughput "
-        f"{grows} {knee.growth:.2f} times its value. One set of parameters cannot fit both sides; to fit one side, use "
-        f"{ways}"
+        f"{change}. One set of parameters cannot fit both sides; to fit one side, use {ways}"
     )
 
 

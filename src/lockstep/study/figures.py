@@ -122,7 +122,7 @@ def check_record_file(path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise ConfigError(f"--out {path}: cannot write: {error}; choose another file") from None
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror or error}; choose another file") from None
 
 
 def append_study(path: Path, record: Mapping[str, Any], device: torch.device) -> None:

@@ -208,7 +208,7 @@ def _checkpoints(snapshot: RunView, width: int) -> list[Text]:
 
 
 def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
-    """Return a heading and a line for each worker; if there is no room for all, failed and silent ones go first."""
+    """Return a heading and a line per worker; if there is no room for all, failed and silent ones have priority."""
     from rich.text import Text
 
     workers = snapshot.workers

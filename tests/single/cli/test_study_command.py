@@ -44,7 +44,7 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit is a size such as"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
-        (["loading", "--out", "/dev/null/x"], "--out /dev/null/x: cannot write"),
+        (["loading", "--out", "/dev/null/x"], "--out /dev/null/x cannot be written"),
         (["loading", "-a", "resnet19", *QUICK], "did you mean resnet18?"),
     ],
 )

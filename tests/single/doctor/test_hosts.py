@@ -58,7 +58,7 @@ def test_a_clock_that_may_be_right_is_not_blamed() -> None:
 
 def test_a_host_without_gpus_among_others_is_named() -> None:
     (line,) = troubles(Report([A, replace(B, gpus=["H200"] * 8)], [LINK]))
-    assert line.startswith("a: torch finds no GPU, but 8 on b")
+    assert line.startswith("a: torch finds no GPU, while b has 8")
 
 
 def test_a_link_that_is_slow_among_fast_ones_is_named() -> None:
@@ -125,4 +125,4 @@ def test_each_library_has_its_own_fastest_link() -> None:
     assert troubles(Report([A, B], links)) == []
     slow = replace(LINK, hosts=["b", "c"], bits_per_second=20e9, library="nccl")
     (line,) = troubles(Report([A, B, replace(A, host="c")], [*links, slow]))
-    assert line.startswith("b and c by nccl: 20.0 Gbit/s is slow")
+    assert line.startswith("b and c over nccl: 20.0 Gbit/s is slow")

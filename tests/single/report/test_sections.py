@@ -191,7 +191,7 @@ def test_runs_that_differ_by_seed_alone_have_mean_and_spread(tmp_path: Path) -> 
     (row,) = _rows(_document(tmp_path), "seeds")
     assert (row["count"], row["best top-1, mean (%)"]) == (3, pytest.approx(85))
     assert row["standard deviation (%)"] == pytest.approx(5)
-    assert (row["min (%)"], row["max (%)"]) == (pytest.approx(80), pytest.approx(90))
+    assert (row["minimum (%)"], row["maximum (%)"]) == (pytest.approx(80), pytest.approx(90))
 
 
 def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Path) -> None:
@@ -509,7 +509,7 @@ def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path)
     assert (line.x, line.y) == ([0, 5, 10, 35], [2, 2, None, 2])
     assert {line.name for line in _chart(document, "io-operations").lines} == {"run, reads", "run, writes"}
     assert "io-network" not in _parts(document)
-    assert sum("worker-" in warning and "1 damaged lines" in warning for warning in document.warnings) == 2
+    assert sum("worker-" in warning and "1 damaged line" in warning for warning in document.warnings) == 2
 
 
 def test_what_went_to_storage_is_told_from_write_calls_which_have_sockets_too(tmp_path: Path) -> None:

@@ -123,19 +123,19 @@ def _draw_bars(bars: Bars) -> Figure:
     if not bars.categories:
         _say_empty(axes)
         return figure
-    places, floor = range(len(bars.categories)), [0.0] * len(bars.categories)
+    positions, floor = range(len(bars.categories)), [0.0] * len(bars.categories)
     handles: list[tuple[str, Artist]] = []
     for index, (name, values) in enumerate(bars.stacks):
         color, hatch = LIGHT.stacks[index % len(LIGHT.stacks)], _HATCHES[index % len(_HATCHES)]
-        drawn = axes.bar(places, values, 0.62, floor, color=color, edgecolor="white", linewidth=0.5, hatch=hatch)
+        drawn = axes.bar(positions, values, 0.62, floor, color=color, edgecolor="white", linewidth=0.5, hatch=hatch)
         floor = [low + value for low, value in zip(floor, values, strict=True)]
         handles.insert(0, (name, drawn[0]))  # top to bottom, in the order of the bars
     if bars.totals is not None:
         whole = axes.hlines(
-            bars.totals, [x - 0.38 for x in places], [x + 0.38 for x in places], LIGHT.text, linewidth=1.4
+            bars.totals, [x - 0.38 for x in positions], [x + 0.38 for x in positions], LIGHT.text, linewidth=1.4
         )
         handles.append(("measured total", whole))
-    axes.set_xticks(places, [_short(name, 16) for name in bars.categories])
+    axes.set_xticks(positions, [_short(name, 16) for name in bars.categories])
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, numbers_of(bars.y_label))))
@@ -149,15 +149,17 @@ def _draw_intervals(part: ValueRanges) -> Figure:
     figure = Figure(figsize=(_WIDTH_INCHES, 1.1 + 0.27 * len(part.rows)), layout="constrained")
     axes = figure.add_subplot()
     name, value = part.reference
-    places, middles = range(len(part.rows)), [row.middle for row in part.rows]
+    positions, middles = range(len(part.rows)), [row.middle for row in part.rows]
     axes.axvline(value, color=LIGHT.text, linewidth=0.9, linestyle="--")
-    axes.hlines(places, [row.low for row in part.rows], [row.high for row in part.rows], LIGHT.lines[0], linewidth=1.6)
-    axes.plot(middles, places, "o", color=LIGHT.lines[0], markersize=5)
+    axes.hlines(
+        positions, [row.low for row in part.rows], [row.high for row in part.rows], LIGHT.lines[0], linewidth=1.6
+    )
+    axes.plot(middles, positions, "o", color=LIGHT.lines[0], markersize=5)
     axes.set_xscale("log" if part.is_wide else "linear")
     ticks = of_intervals(part)
     axes.set_xticks(ticks, [number(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(places, [_short(row.name, _NAME_LENGTH) for row in part.rows])
+    axes.set_yticks(positions, [_short(row.name, _NAME_LENGTH) for row in part.rows])
     axes.set_ylim(len(part.rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")

@@ -118,23 +118,23 @@ def _scale(set_scale: Callable[..., None], scale: Scale) -> None:
         set_scale("log", base=2 if scale == "log2" else 10)
 
 
-def _number(axis: Axis, scale: Scale, places: Sequence[float], numbers: ticks.Numbers) -> None:
-    """Format an axis's tick labels; a logarithmic axis gets ticks at `places` or, if empty, at round numbers."""
+def _number(axis: Axis, scale: Scale, tick_values: Sequence[float], numbers: ticks.Numbers) -> None:
+    """Format an axis's tick labels; a logarithmic axis gets ticks at `tick_values` or, if empty, at round numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     if scale != "linear":
         low, high = axis.get_view_interval()
-        axis.set_major_locator(FixedLocator(places or ticks.logarithmic(low, high, scale, numbers)))
+        axis.set_major_locator(FixedLocator(tick_values or ticks.logarithmic(low, high, scale, numbers)))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: ticks.number(value, numbers)))
 
 
-def _set_x_range(axes: Axes, scale: Scale, places: Sequence[float]) -> None:
+def _set_x_range(axes: Axes, scale: Scale, x_values: Sequence[float]) -> None:
     """Center a single x value and label only it; use integer ticks for counts."""
-    if len(places) == 1:
-        axes.set_xlim(*_around(places[0], scale))
-        axes.set_xticks(places)
-    elif scale == "linear" and all(float(place).is_integer() for place in places):
+    if len(x_values) == 1:
+        axes.set_xlim(*_around(x_values[0], scale))
+        axes.set_xticks(x_values)
+    elif scale == "linear" and all(float(x).is_integer() for x in x_values):
         axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
 
 
@@ -191,7 +191,7 @@ def _draw_remarks(axes: Axes, curves: Sequence[tuple[Line, DrawnLine]], colors: 
     remarks = []
     for line, curve in curves:
         if line.remark:
-            x, y = next(place for place in zip(curve.x[::-1], curve.y[::-1], strict=True) if not math.isnan(place[1]))
+            x, y = next(point for point in zip(curve.x[::-1], curve.y[::-1], strict=True) if not math.isnan(point[1]))
             share = (axes.transData.transform((x, y))[1] - low) / (high - low)
             remarks.append((share, line.remark, _color(line, colors)))
     free = math.inf

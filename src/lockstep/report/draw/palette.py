@@ -74,9 +74,9 @@ def color_count(document: Document) -> int:
     return max(numbers, default=-1) + 1
 
 
-def _mix(places: Sequence[str], share: float) -> str:
-    """Interpolate between the colors in `places`; `share` runs from 0 (first) to 1 (last)."""
-    at = share * (len(places) - 1)
-    index = min(int(at), len(places) - 2)
-    low, high = (bytes.fromhex(color[1:]) for color in places[index : index + 2])
+def _mix(stops: Sequence[str], share: float) -> str:
+    """Interpolate between the colors in `stops`; `share` runs from 0 (first) to 1 (last)."""
+    at = share * (len(stops) - 1)
+    index = min(int(at), len(stops) - 2)
+    low, high = (bytes.fromhex(color[1:]) for color in stops[index : index + 2])
     return "#" + "".join(f"{round(a + (b - a) * (at - index)):02x}" for a, b in zip(low, high, strict=True))

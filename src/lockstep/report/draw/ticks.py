@@ -46,14 +46,14 @@ def measured(chart: Chart) -> list[float]:
 
     If labels would overlap, only the first one is kept.
     """
-    places = sorted({x for line in chart.lines for x in line.x if math.isfinite(x) and x > 0})
-    if chart.x_scale != "log2" or len(places) > _MOST_TICKS:
+    ticks = sorted({x for line in chart.lines for x in line.x if math.isfinite(x) and x > 0})
+    if chart.x_scale != "log2" or len(ticks) > _MOST_TICKS:
         return []
-    room = (places[-1] / places[0]) ** _ROOM if places else 1.0
+    room = (ticks[-1] / ticks[0]) ** _ROOM if ticks else 1.0
     apart: list[float] = []
-    for place in places:
-        if not apart or place >= apart[-1] * room:
-            apart.append(place)
+    for tick in ticks:
+        if not apart or tick >= apart[-1] * room:
+            apart.append(tick)
     return apart
 
 
@@ -63,13 +63,13 @@ def logarithmic(low: float, high: float, scale: Scale, numbers: Numbers) -> list
     Powers of two are used only for bytes and small counts: a tick at 1,024 images/s would look like a measurement.
     """
     if scale == "log2" and (numbers == "bytes" or high < 1024):
-        places = powers(low, high, 2)
+        ticks = powers(low, high, 2)
     elif high / low >= 2000:
-        places = powers(low, high, 10)
+        ticks = powers(low, high, 10)
     else:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        places = [value for decade in decades for digit in (1, 2, 5) if low <= (value := digit * 10.0**decade) <= high]
-    return places if len(places) >= _FEW_TICKS else _round(low, high)
+        ticks = [value for decade in decades for digit in (1, 2, 5) if low <= (value := digit * 10.0**decade) <= high]
+    return ticks if len(ticks) >= _FEW_TICKS else _round(low, high)
 
 
 def _round(low: float, high: float) -> list[float]:
@@ -91,8 +91,8 @@ def of_intervals(part: ValueRanges) -> list[float]:
     low, high = part.ends
     if part.is_wide:
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        places = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
-        return [place for place in places if low * 0.8 <= place <= high * 1.25]
+        ticks = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
+        return [tick for tick in ticks if low * 0.8 <= tick <= high * 1.25]
     apart = 10 ** math.floor(math.log10((high - low) or 1.0))
     apart *= next(step for step in (0.2, 0.5, 1, 2) if (high - low) <= 6 * step * apart or step == 2)
     first = math.ceil(low / apart - 0.5)

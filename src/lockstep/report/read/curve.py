@@ -75,7 +75,7 @@ def drawn(values: Sequence[float], factor: float = 1.0) -> list[float | None]:
     return [float(f"{value * factor:.6g}") if math.isfinite(value) else None for value in values]
 
 
-def places(values: Sequence[float], divisor: float = 1.0) -> list[float]:
+def x_values(values: Sequence[float], divisor: float = 1.0) -> list[float]:
     """Divide x values by `divisor` and round them to eight digits."""
     return [float(f"{value / divisor:.8g}") for value in values]
 

@@ -41,7 +41,7 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
     if damaged:
         warn(describe_damage(metrics, damaged))
     if reader.incomplete:
-        warn(f"{metrics}: skipped {reader.incomplete} records without step or time_seconds")
+        warn(f"{metrics}: skipped {counted(reader.incomplete, 'record')} without step or time_seconds")
     if not reader.known:
         warn(f"{metrics}: skipped, as it has no records of a run yet")
         return None
@@ -52,7 +52,12 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
 def describe_damage(path: Path, lines: list[int]) -> str:
     """Return the warning for damaged lines, given their line numbers."""
     where = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
-    return f"{path}: skipped {len(lines)} damaged {'lines' if len(lines) > 1 else 'line'} (line {where})"
+    return f"{path}: skipped {counted(len(lines), 'damaged line')} ({'lines' if len(lines) > 1 else 'line'} {where})"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count and a noun, which is in the plural unless the count is 1."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 class _Reader:
@@ -92,8 +97,8 @@ class _Reader:
         else:
             self._planned = whole(record, "epochs") or self._planned
             split: Split = "val" if record.get("split") == "val" else "train"
-            place = epoch if epoch is not None else self._epochs_at(step, epoch)
-            self._epochs[split].add(step, place, seconds, record)
+            epochs = epoch if epoch is not None else self._epochs_at(step, epoch)
+            self._epochs[split].add(step, epochs, seconds, record)
 
     def _epochs_at(self, step: float, epoch: float | None) -> float:
         """Return the epochs done after a step, with fractions if the steps per epoch are known; NaN if unknown."""
@@ -123,12 +128,12 @@ class _Columns:
     """Steps, epochs, seconds and metrics of all records of one kind, as packed arrays; a missing metric is NaN."""
 
     def __init__(self, figures: Sequence[str]) -> None:
-        self._places = (array("d"), array("d"), array("d"))
+        self._axes = (array("d"), array("d"), array("d"))
         self._figures = {figure: array("d") for figure in figures}
 
     def add(self, step: float, epochs: float, seconds: float, record: Mapping[str, Any]) -> None:
-        for column, place in zip(self._places, (step, epochs, seconds), strict=True):
-            column.append(place)
+        for column, position in zip(self._axes, (step, epochs, seconds), strict=True):
+            column.append(position)
         for figure, column in self._figures.items():
             value = number(record, figure)
             column.append(math.nan if value is None else value)
@@ -136,7 +141,7 @@ class _Columns:
     def curves(self) -> dict[str, Curve]:
         """Return the curve of each metric that any record has."""
         found = ((figure, column) for figure, column in self._figures.items() if any(map(math.isfinite, column)))
-        return {figure: Curve(*self._places, column) for figure, column in found}
+        return {figure: Curve(*self._axes, column) for figure, column in found}
 
 
 def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:

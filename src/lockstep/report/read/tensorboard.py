@@ -225,16 +225,16 @@ def _are_percentages(by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str
 def _check_end(file: Path, warn: Callable[[str], None]) -> None:
     """Warn if a file ends within an event, such as after a crash; TensorBoard ignores that silently."""
     try:
-        size, place = file.stat().st_size, 0
+        size, offset = file.stat().st_size, 0
         with file.open("rb") as events:
             while len(header := events.read(_HEADER.size)) == _HEADER.size:
-                end = place + _HEADER.size + _HEADER.unpack(header)[0] + _CHECKSUM_BYTES
+                end = offset + _HEADER.size + _HEADER.unpack(header)[0] + _CHECKSUM_BYTES
                 if end > size:
                     break
                 events.seek(end)
-                place = end
-        if place < size:
-            warn(f"{file}: skipped the last {size - place:,} bytes, an incomplete event")
+                offset = end
+        if offset < size:
+            warn(f"{file}: skipped the last {size - offset:,} bytes, an incomplete event")
     except OSError as error:
         warn(f"cannot read {file}: {error.strerror or error}")
 

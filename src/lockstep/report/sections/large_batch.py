@@ -18,8 +18,8 @@ _COLUMNS = (
     ("global batch", ",.0f"),
     ("method", ""),
     ("top-1, mean (%)", ".2f"),
-    ("min (%)", ".2f"),
-    ("max (%)", ".2f"),
+    ("minimum (%)", ".2f"),
+    ("maximum (%)", ".2f"),
     ("seeds", ",.0f"),
     ("steps", ",.0f"),
     ("training time, median (s)", ",.1f"),
@@ -49,7 +49,9 @@ def build(material: Material) -> Section | None:
     names = dict.fromkeys(method.data for method in groups)
     charts = [_chart(index, data, groups) for index, data in enumerate(names, start=1)]
     rows = [_row(method, list(records.values())) for method, records in groups.items()]
-    table = filled_table("large-batch", "Large batches", _COLUMNS, rows, "Mean, min and max are over the seeds.")
+    table = filled_table(
+        "large-batch", "Large batches", _COLUMNS, rows, "Mean, minimum and maximum are over the seeds."
+    )
     return Section("Large batches", parts=[*charts, table])
 
 

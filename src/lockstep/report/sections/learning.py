@@ -11,7 +11,7 @@ from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import EPOCHS, SCALE_NOTES, RunCurve, lines, note, of_runs, rate_scale, time_axis
 
-TIME_NOTE = "Training time only, over all sessions; for TensorBoard files, wall-clock time."
+TIME_NOTE = "Time is training time over all sessions or, for TensorBoard files, wall-clock time."
 
 
 @dataclass(frozen=True)

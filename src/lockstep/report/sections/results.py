@@ -28,8 +28,8 @@ _SEED_COLUMNS = (
     ("count", ",.0f"),
     ("best top-1, mean (%)", ".2f"),
     ("standard deviation (%)", ".2f"),
-    ("min (%)", ".2f"),
-    ("max (%)", ".2f"),
+    ("minimum (%)", ".2f"),
+    ("maximum (%)", ".2f"),
     ("last top-1, mean (%)", ".2f"),
     ("images/s, mean", ",.0f"),
     ("training time, mean (s)", ",.1f"),
@@ -48,8 +48,8 @@ def build(material: Material) -> Section | None:
     groups = seed_groups(material.runs)
     if groups:
         note = (
-            "Runs with the same configuration, machine and number of workers but different seeds. Min and max are of "
-            "best top-1."
+            "Runs with the same configuration, machine and number of workers but different seeds. Minimum and maximum "
+            "are of best top-1."
         )
         rows = [_seed_row(group) for group in groups]
         parts.append(filled_table("seeds", "Runs that differ only in their seed", _SEED_COLUMNS, rows, note))

@@ -81,7 +81,7 @@ def _fitted(series: Series, color: int) -> _Study:
         return _Study(series, None, f"a fit needs at least {FEWEST_COUNTS} different numbers of workers", color)
     model = fit(series)
     if not model.times.spare_points:
-        return _Study(series, None, "it has as many parameters as points; measure more numbers of workers", color)
+        return _Study(series, None, "it has as many parameters as points; measure with more numbers of workers", color)
     return _Study(series, model, "", color)
 
 
@@ -136,7 +136,7 @@ def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
             models = [line for item in found for line in _model_line(item, _no_factor)]
             lines = [_measured_line(item, _no_factor) for item in found]
             lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
-            note = _note("Medians of the repeats. Ideal: the smallest count's throughput per worker, kept.", lines)
+            note = _note("Medians of the repeats. Ideal: throughput per worker stays as at the smallest count.", lines)
             charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
 
@@ -155,8 +155,8 @@ def _note(about: str, lines: Sequence[Line]) -> str:
     if models:
         band = f", with the {LEVEL:.0%} prediction interval as a band" if any(map(_has_band, models)) else ""
         notes.append(
-            f"Model: fitted to the points{band}. It is drawn where it fits the points within {_WITHIN}, and beyond "
-            "them as far as it has an interval. Its largest error (±) is next to the line."
+            f"Model: fitted to the points{band}. It is drawn where it fits the points within {_WITHIN} and, beyond "
+            "them, where it has an interval. The number next to the line (±) is its largest error."
         )
     return " ".join(notes)
 

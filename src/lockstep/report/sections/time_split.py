@@ -31,7 +31,7 @@ def build(material: Material) -> Section | None:
     if rows:
         note = "Alone: the gradients' all-reduce on its own. Hidden: the part of it that overlaps with backward."
         parts.append(filled_table("communication", "Communication per step", _COMMUNICATION, rows, note))
-    text = "Medians over the steps of all repeats; the smallest count may belong to both strong and weak scaling."
+    text = "Medians over the steps of all repeats. The smallest count may belong to both strong and weak scaling."
     return Section("Where a step's time goes", text, parts) if parts else None
 
 

@@ -88,7 +88,7 @@ def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: py
     file = _write(here / "s.jsonl", points)
     assert main(["study", "predict", str(file), "--np", "4"]) == 0
     said = capsys.readouterr()
-    assert said.err.count("warning: scaling record") == 3
+    assert said.err.count("warning: skipped scaling record") == 3
     assert "not fitted: resnet18, job alone: a fit needs at least two numbers of workers, got only 1" in said.err
     assert "Traceback" not in said.err
     assert "no interval: as many parameters as points" in said.out

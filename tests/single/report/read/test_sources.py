@@ -55,7 +55,7 @@ def test_records_of_the_large_batch_benchmark_are_known_by_their_name(tmp_path: 
     )
     found = gather([path])
     assert [record["kind"] for record in found.studies] == ["large_batch"]
-    assert found.warnings == [f"{path}: skipped 1 records of kinds that the report does not draw"]
+    assert found.warnings == [f"{path}: skipped 1 record of a kind that the report does not draw"]
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) ->
         "none does not exist",
         "empty: skipped, as it has no metrics.jsonl, no TensorBoard events and no .jsonl files",
         "begun/metrics.jsonl: skipped, as it has no records of a run yet",
-        "scaling.jsonl: skipped 3 damaged lines (line 2, 4, 5)",
+        "scaling.jsonl: skipped 3 damaged lines (lines 2, 4, 5)",
     ):
         assert any(part in warning for warning in found.warnings), (part, found.warnings)
 
