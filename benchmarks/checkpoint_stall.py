@@ -1,14 +1,15 @@
-"""How long does training stand still for a checkpoint that is written in the background?
+"""How long does a checkpoint that is written in the background stall training?
 
     python benchmarks/checkpoint_stall.py [FOLDER]
 
-resnet18 for CIFAR with momentum (11.2 million weights, 89 MB a checkpoint) takes epochs of 6 steps on noise, on one
-core: as they are, once more (which shows the noise), and each with a checkpoint begun before its first step and awaited
-after its last. What such an epoch takes longer is the whole price of a checkpoint: the copy in memory, for which
-training stands still (measured by itself, too), and what the thread that checks and writes it takes from the core
-meanwhile. The bar: at one checkpoint a minute, both are under 1 % of the time, by CPU time, which is steadier where
-others use the core; the wall's includes the wait for the disk after the last step, which training does not have.
-FOLDER: where the runs lie (default: the system's folder for temporary files), so that its disk is measured.
+resnet18 for CIFAR with momentum (11.2 million weights, 89 MB per checkpoint) trains epochs of 6 steps on noise, on one
+core: without checkpoints, the same again (which shows the measurement noise), and with a checkpoint that starts before
+the first step and is awaited after the last. The extra time of such an epoch is the whole cost of a checkpoint: the
+copy in memory, which stalls training (also measured separately), and the work of the thread that checks and writes the
+copy on the same core. Bar: at one checkpoint per minute, the total is below 1 % of the time. The bar uses CPU time,
+which is steadier on shared cores; wall time also includes the wait for the disk after the last step, which normal
+training does not have.
+FOLDER: folder of the runs, whose disk is measured (default: the system's temporary folder).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def noise() -> ImageData:
 
 
 class Epochs:
-    """Epochs of one job, which note what each and its checkpoint took."""
+    """Runs epochs of one job and records the time of each epoch and its checkpoint."""
 
     def __init__(self, config: TrainConfig, data: ImageData, model: nn.Module, run_dir: Path, saves: bool):
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))
@@ -82,31 +83,31 @@ def main(folder: Path | None) -> None:
             for number, (kind, saves) in enumerate(kinds.items())
         }
         contestants: dict[str, Work] = {kind: taken.turn for kind, taken in epochs.items()}
-        compare("checkpoint_stall: epochs", contestants, {}, Unit("s an epoch of 6 steps", STEPS), ROUNDS)
+        compare("checkpoint_stall: epochs", contestants, {}, Unit("s per epoch of 6 steps", STEPS), ROUNDS)
     report(epochs["no checkpoint"], epochs["none, again"], epochs["a checkpoint"])
 
 
 def report(plain: Epochs, again: Epochs, saving: Epochs) -> None:
-    """What one checkpoint costs, as seconds and as a share of the minute until the next."""
+    """Print and record the cost of one checkpoint, in seconds and as a share of a minute."""
     figures = {
         "noise of the CPU time": over(plain.cpu, plain.cpu, again.cpu),
         "in save(), wall": saving.wall_in_save[1:],
-        "in all, CPU time": over(plain.cpu, again.cpu, saving.cpu),
-        "in all, wall": over(plain.wall, again.wall, saving.wall),
+        "total, CPU time": over(plain.cpu, again.cpu, saving.cpu),
+        "total, wall": over(plain.wall, again.wall, saving.wall),
     }
     spreads = {name: quantiles(seconds, method="inclusive") for name, seconds in figures.items()}
-    print("\ncheckpoint_stall: seconds a checkpoint, median (quartiles); share of training at one a minute")
+    print("\ncheckpoint_stall: seconds per checkpoint, median (quartiles); share of training at one per minute")
     for name, (low, median, high) in spreads.items():
         print(f"  {name:24}{median:8.3f} ({low:.3f} to {high:.3f}){100 * median / 60:8.2f} %")
-    met = spreads["in all, CPU time"][1] <= MOST_SECONDS_A_MINUTE
-    bar = f"at most {MOST_SECONDS_A_MINUTE:g} s in all, by CPU time: {'met' if met else 'MISSED'}"
+    met = spreads["total, CPU time"][1] <= MOST_SECONDS_A_MINUTE
+    bar = f"at most {MOST_SECONDS_A_MINUTE:g} s in total, by CPU time: {'met' if met else 'MISSED'}"
     print(f"  {bar}")
-    record = {"unit": "seconds a checkpoint", "seconds": figures, "quartiles": spreads, "bar": bar}
+    record = {"unit": "seconds per checkpoint", "seconds": figures, "quartiles": spreads, "bar": bar}
     append_record({"name": "checkpoint_stall: a checkpoint", **record})
 
 
 def over(first: Sequence[float], second: Sequence[float], other: Sequence[float]) -> list[float]:
-    """What the other's turns take more than the mean of the two, without the first round."""
+    """Return how much longer each turn of `other` took than the mean of the other two, without the first round."""
     return [c - (a + b) / 2 for a, b, c in zip(first, second, other, strict=True)][1:]
 
 

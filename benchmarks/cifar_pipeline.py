@@ -1,11 +1,11 @@
-"""How many augmented CIFAR-10 images a second does Lockstep make ready, against torchvision's transforms?
+"""How many augmented CIFAR-10 images per second does Lockstep load, compared with torchvision's transforms?
 
     python benchmarks/cifar_pipeline.py FOLDER      # FOLDER/train/CLASS/ and FOLDER/test/CLASS/, 32 x 32
 
-Both shuffle and give float32 batches of 128 images, cropped at random after padding by 4, mirrored and normalised.
-Lockstep keeps the set in memory as bytes and makes a batch at a time; the peer keeps it as an array and makes an image
-at a time (array, PIL image, RandomCrop, RandomHorizontalFlip, ToTensor, Normalize), as torchvision's CIFAR10 does.
-Bar: at least 20 times the DataLoader, in one process, on one core with one thread.
+Both shuffle and return float32 batches of 128 images, cropped at random after padding by 4, mirrored and normalized.
+Lockstep keeps the data set in memory as bytes and processes a batch at a time. The peer keeps it as an array and
+processes one image at a time (array, PIL image, RandomCrop, RandomHorizontalFlip, ToTensor, Normalize), like
+torchvision's CIFAR10. Bar: at least 20 times the DataLoader's rate, in one process, on one core with one thread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from lockstep.data.sharding import Sharding
 from lockstep.data.sources import image_folder
 
 BATCH = 128
-PASSES = 5  # of 50,000 images a turn, for Lockstep
-SAMPLES = 79 * BATCH  # some 10,000 images a turn, for the DataLoader
+PASSES = 5  # over 50,000 images per turn, for Lockstep
+SAMPLES = 79 * BATCH  # about 10,000 images per turn, for the DataLoader
 CPU = torch.device("cpu")
 
 
 class ArrayDataset(Dataset[tuple[torch.Tensor, int]]):
-    """Images in an array [N, H, W, C], as torchvision's CIFAR10 keeps and hands them out."""
+    """Images in an array [N, H, W, C], stored and returned like those of torchvision's CIFAR10."""
 
     def __init__(self, images: npt.NDArray[np.uint8], labels: list[int], transform: transforms.Compose):
         self._images, self._labels, self._transform = images, labels, transform

@@ -1,6 +1,6 @@
-"""Contestants that are programs of their own: each is started once, in its own environment, and then takes turns.
+"""Contestants that are separate programs: each is started once, in its own environment, and then runs in turns.
 
-A program calls `peers/turns.py`'s `take_turns`; between its turns it waits on a socket and uses no core.
+A program calls `take_turns` of `peers/turns.py`; between turns it waits on a socket without using a core.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ADDRESS = "LOCKSTEP_BENCHMARK_SOCKET"
 
 @contextmanager
 def contestants(commands: Mapping[str, Sequence[str]], workers: int = 1) -> Iterator[dict[str, Work]]:
-    """Start the programs, one after the other, and end them with the context.
+    """Start the programs one after another, and stop them when the context exits.
 
     Args:
-        workers: Of each program; the cores are shared among them.
+        workers: Number of workers of each program; they share the cores.
 
     Raises:
-        RuntimeError: A program ended or said nothing; its output comes before.
+        RuntimeError: A program exited or did not connect in time; its output is printed first.
     """
     threads = max(1, usable_cores() // workers)
     with ExitStack() as started:
@@ -74,7 +74,7 @@ class _Program:
         raise TimeoutError
 
     def turn(self) -> int:
-        """Ask for a turn and wait for its end."""
+        """Run one turn and return its units of work."""
         assert self._link is not None
         answer = b""
         try:
@@ -91,10 +91,10 @@ class _Program:
         self.end()
         self._output.seek(0)
         print(self._output.read().decode(errors="replace"), file=sys.stderr)
-        raise RuntimeError(f"{self._name} ended, or did not start, with the output above")
+        raise RuntimeError(f"{self._name} exited or did not start; see its output above")
 
     def end(self) -> None:
-        """Hang up, which ends the program, and wait for it."""
+        """Close the connection, so that the program exits, and wait for it."""
         if self._link is not None:
             self._link.close()
         elif self._process.poll() is None:

@@ -1,16 +1,16 @@
-"""How do start-up, the control plane and memory grow from 2 to 16 workers on one machine?
+"""How do the costs of start-up, the control plane and memory grow from 2 to 16 workers on one machine?
 
     python benchmarks/cost_growth.py [start-up] [rounds] [memory] [--turns 7] [--workers 2 4 8 16]
 
-All workers share this machine's cores, one thread each, so processor time is the figure that carries over to others.
-- start-up: `lockstep run -np N -- true` and `torchrun --nproc-per-node N --no-python true` take turns. Bar: at most 0.3
-  of torchrun's wall time at each N.
-- rounds: in workers of `lockstep run`, the engine's smallest calls beside torch.distributed's: a turn is 200 calls. An
-  hvd call is one round of agreement, with 1 name, 10 or 100; "new name" is one that was never used before. Bar:
-  hvd.allreduce of one element at most 2.5 times dist.all_reduce at each N.
-- memory: USS (what a process alone holds) and RSS of a worker when torch is there, after hvd.init and after 100
-  all-reduces, and of the launcher's own processes.
-Each is fitted by a + b·N and a + b·log2(N); the form that foretells a point better from the others is shown.
+All workers share this machine's cores, one thread each, so CPU time is the figure that applies to other machines.
+- start-up: `lockstep run -np N -- true` and `torchrun --nproc-per-node N --no-python true` run in turns. Bar: at most
+  0.3 of torchrun's wall time at each N.
+- rounds: in workers of `lockstep run`, the engine's smallest calls next to those of torch.distributed; a turn is 200
+  calls. An hvd call is one round of agreement on 1, 10 or 100 names; "new name" is a name that was never used before.
+  Bar: hvd.allreduce of one element takes at most 2.5 times dist.all_reduce at each N.
+- memory: USS (memory that only the process uses) and RSS of a worker after importing torch, after hvd.init and after
+  100 all-reduces; and of the launcher's processes.
+Each figure is fitted with a + b·N and a + b·log2(N); the form with the smaller leave-one-out error is shown.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from workers import compare_in_workers, in_workers
 from lockstep import hvd
 from lockstep.world.world import World
 
-MICROSECONDS = Unit("µs a round", 1e6)
+MICROSECONDS = Unit("µs per round", 1e6)
 CALLS = 200
 MANY = (10, 100)
 PARTS = ("start-up", "rounds", "memory")
 WAIT_SECONDS = 120.0
 MEBIBYTE = float(1 << 20)
-Memory = dict[str, dict[str, float]]  # by moment, MiB by kind
+Memory = dict[str, dict[str, float]]  # MiB by stage and kind
 
 
 def start_up(size: int, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
 
-        def module(*words: str) -> Work:
+        def module(*arguments: str) -> Work:
             def turn() -> int:
-                command = [sys.executable, "-m", *words]
+                command = [sys.executable, "-m", *arguments]
                 subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 return 1
 
@@ -71,7 +71,7 @@ def start_up(size: int, turns: int) -> None:
 
 
 def rounds(world: World, turns: int) -> None:
-    """In each worker."""
+    """Measure rounds; runs in each worker."""
     hvd.init()
     one = torch.ones(1)
     names = [f"layer{number}.weight" for number in range(max(MANY))]
@@ -104,23 +104,23 @@ def rounds(world: World, turns: int) -> None:
 
 
 def memory_of(process: psutil.Process) -> dict[str, float]:
-    """MiB: what the process alone holds, its part of what is shared, and all that it sees."""
+    """Return a process's USS, PSS and RSS in MiB."""
     info = process.memory_full_info()
     return {kind: getattr(info, kind) / MEBIBYTE for kind in ("uss", "pss", "rss")}
 
 
 def hold_memory(folder: Path) -> None:
-    """In each worker: say what each step of the way to a training takes, and stay until all have been looked at."""
+    """Record the memory at each stage, then wait until all processes are measured; runs in each worker."""
     process = psutil.Process()
-    told: Memory = {"torch": memory_of(process)}
+    held: Memory = {"torch": memory_of(process)}
     hvd.init()
-    told["init"] = memory_of(process)
+    held["init"] = memory_of(process)
     tensor = torch.ones(1)
     for _ in range(100):
         hvd.allreduce(tensor, name="x")
-    told["rounds"] = memory_of(process)
+    held["rounds"] = memory_of(process)
     path = folder / f"{hvd.rank()}.json"
-    path.with_suffix(".part").write_text(json.dumps({"pid": process.pid, **told}))
+    path.with_suffix(".part").write_text(json.dumps({"pid": process.pid, **held}))
     path.with_suffix(".part").rename(path)
     wait_for(lambda: (folder / "go").exists(), "the launcher's memory to be measured")
     hvd.shutdown()
@@ -130,12 +130,12 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"waited {WAIT_SECONDS:g} s for {what}")
+            raise RuntimeError(f"timed out after {WAIT_SECONDS:g} s waiting for {what}")
         time.sleep(0.05)
 
 
 def memory(size: int) -> dict[str, float]:
-    """MiB by what: the median worker, and the launcher's processes together."""
+    """Measure memory in MiB: the median over workers, and the sum over the launcher's processes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "lockstep", "run", "-np", str(size), "--"]
@@ -164,7 +164,7 @@ MOMENTS = (("torch", "uss"), ("init", "uss"), ("rounds", "uss"), ("rounds", "pss
 
 
 def medians(name: str) -> dict[str, dict[str, float]]:
-    """Of the last record of this name: by contestant and clock."""
+    """Return the medians of the last record with this name, by contestant and clock."""
     lines = (FOLDER / "records" / "cost_growth.jsonl").read_text().splitlines()
     record = [entry for entry in map(json.loads, lines) if entry.get("name") == name][-1]
     return {
@@ -174,7 +174,7 @@ def medians(name: str) -> dict[str, dict[str, float]]:
 
 
 def show_growth(part: str, unit: str, figures: Mapping[int, Mapping[str, float]]) -> None:
-    """Print a table of figures by the number of workers, with what they grow by, and append it to the record."""
+    """Print a table of figures by number of workers, with their growth, and append it to the records."""
     print(f"\n{part}: {unit}, by the number of workers")
     print(f"  {'':34}" + "".join(f"{size:>11}" for size in figures) + "   grows by")
     fits = {}
@@ -213,7 +213,7 @@ def measure(parts: Sequence[str], sizes: Sequence[int], turns: int) -> None:
             subprocess.run(command, check=True)
         show_growth(
             "rounds",
-            "µs a round; cpu is rank 0's",
+            "µs per round; cpu is rank 0's",
             {size: by_clock(f"cost_growth: rounds, {size} workers") for size in sizes},
         )
     if "memory" in parts:
@@ -223,7 +223,7 @@ def measure(parts: Sequence[str], sizes: Sequence[int], turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them by default")
-    parser.add_argument("--turns", type=int, default=7, help="of each measurement")
+    parser.add_argument("--turns", type=int, default=7, help="turns per measurement")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of workers")
     parser.add_argument("--in-workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--hold-memory", type=Path, help=argparse.SUPPRESS)
@@ -234,10 +234,10 @@ def main() -> None:
         in_workers(options.in_workers, lambda world: rounds(world, options.turns))
     else:
         os.environ["OMP_NUM_THREADS"] = "1"
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process would compile what it imports
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # so that processes can use cached bytecode
         unknown = [part for part in options.parts if part not in PARTS]
         if unknown:
-            parser.error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+            parser.error(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}")
         measure(options.parts or PARTS, options.workers, options.turns)
 
 

@@ -1,8 +1,8 @@
-"""Peers' environments: made by uv from PyPI when first asked for, with this interpreter's version and torch.
+"""Environments for peers, created by uv from PyPI on first use, with this interpreter's versions of Python and torch.
 
-Lockstep is in them, too, for its networks and its batches are given to all contestants alike.
+They also contain Lockstep, as all contestants use its networks and batches.
 
-They lie in `.environments/` beside this file, ignored by git; delete it to make them anew.
+They are in `.environments/` next to this file, ignored by git; to recreate them, delete that folder.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FOLDER = HERE / ".environments"
-versions: dict[str, str] = {}  # of the packages that this process has asked for, for its records
+versions: dict[str, str] = {}  # versions of the packages that this process uses, for its records
 
 
 def python_with(*packages: str) -> str:
-    """The interpreter of an environment with torch, torchvision, Lockstep and these packages.
+    """Return the interpreter of an environment with torch, torchvision, Lockstep and these packages.
 
     Raises:
-        SystemExit: uv is missing, or cannot install them.
+        SystemExit: uv is missing or failed to install them.
     """
-    place = FOLDER / "-".join(("torch", version("torch").partition("+")[0], *packages))
-    python = place / "bin" / "python"
-    if not (place / "done").exists():
+    environment = FOLDER / "-".join(("torch", version("torch").partition("+")[0], *packages))
+    python = environment / "bin" / "python"
+    if not (environment / "done").exists():
         uv = shutil.which("uv")
         if uv is None:
-            raise SystemExit("peers are installed by uv, which is missing: pip install uv")
+            raise SystemExit("uv is missing and needed to install peers; run pip install uv")
         same = [f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "torchvision", "numpy")]
         try:
-            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, place], check=True)
+            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment], check=True)
             wanted = [*same, "--editable", str(HERE.parent), *packages]
             subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *wanted], check=True)
         except subprocess.CalledProcessError as error:
-            raise SystemExit(f"uv cannot make the environment of {', '.join(packages)}; its words are above") from error
-        (place / "done").touch()
-    (site,) = place.glob("lib/python*/site-packages")
+            raise SystemExit(f"uv failed to create the environment for {', '.join(packages)}; see above") from error
+        (environment / "done").touch()
+    (site,) = environment.glob("lib/python*/site-packages")
     versions.update({name: found.version for name in packages for found in distributions(name=name, path=[str(site)])})
     return str(python)

@@ -1,4 +1,4 @@
-"""How a cost grows with the number of workers: the better of a + b·N and a + b·log2(N)."""
+"""Fit the growth of a cost with the number of workers: the better of a + b·N and a + b·log2(N)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FORMS: dict[str, Callable[[int], float]] = {"N": float, "log2 N": math.log2}
 
 
 class Growth(NamedTuple):
-    """A fit by least squares of relative errors.
+    """A least-squares fit of relative errors.
 
     Args:
-        error: The root mean square of the relative errors at the points, each fitted from the others.
+        error: Root mean square of the points' relative leave-one-out errors.
     """
 
     form: str
@@ -32,7 +32,7 @@ class Growth(NamedTuple):
 
 
 def fit_growth(costs: Mapping[int, float]) -> Growth:
-    """Fit both forms to costs by the number of workers, three or more; the one wins that foretells a point better."""
+    """Fit both forms to at least three costs by number of workers; return the one with the smaller error."""
     return min((_fit_form(form, costs) for form in FORMS), key=lambda growth: growth.error)
 
 

@@ -1,9 +1,9 @@
-"""The common harness: contestants take turns in random order, and medians with quartiles come out.
+"""The common harness: run contestants in turns, in random order, and compute medians with quartiles.
 
-In a round each contestant has one turn, so that whatever else the machine does meets all of them; ratios to the first
-contestant are taken within rounds. The first round warms up and does not count. A turn is timed by the wall clock and
-by the CPU time of this process and all that it started, which is steadier where others use the core too. Every turn is
-appended to records/FILE.jsonl, with the machine and the versions; `lockstep report` draws them.
+In a round, each contestant has one turn, so that other load on the machine affects all of them; ratios to the first
+contestant are computed within rounds. The first round is a warm-up. A turn is measured in wall time and in CPU time of
+this process and all its descendants, which is steadier on shared cores. Every turn is appended to records/FILE.jsonl,
+with the machine and the versions; `lockstep report` draws them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
 FOLDER = Path(__file__).parent
-Work = Callable[[], int]  # one turn; returns how many units of work it did
+Work = Callable[[], int]  # runs one turn; returns its units of work
 Turn = dict[str, float]  # units, and seconds by each clock
 T = TypeVar("T")
 
 
 class Unit(NamedTuple):
-    """How a turn is shown: `factor` times the seconds that a unit of work took, or units of work a second."""
+    """The figure of a turn: `factor` times the seconds per unit of work, or units of work per second."""
 
     label: str
     factor: float = 1.0
@@ -50,10 +50,10 @@ class Unit(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What the median ratio of a contestant to the first has to be, by one of the clocks.
+    """The required median ratio of a contestant to the first one, by one of the clocks.
 
     Args:
-        reaches: What its 95 % interval has to reach besides.
+        reaches: A ratio that the 95 % interval must also reach.
     """
 
     kind: Literal["at most", "at least"]
@@ -72,7 +72,7 @@ class Bar(NamedTuple):
 
 
 def argument(name: str, kind: Callable[[str], T], *default: T) -> T:
-    """The one word of a benchmark's command; where it is wrong, or missing without a default, the command says so."""
+    """Parse a benchmark's only argument; exit with an error if it is invalid, or missing without a default."""
     about = sys.modules["__main__"].__doc__
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(name, type=kind, nargs="?" if default else None, default=default[0] if default else None)
@@ -80,30 +80,30 @@ def argument(name: str, kind: Callable[[str], T], *default: T) -> T:
     return given
 
 
-def existing_folder(words: str) -> Path:
-    """A folder that a command line names, for `argument` and argparse.
+def existing_folder(path: str) -> Path:
+    """Convert an argument to the path of an existing folder, for `argument` and argparse.
 
     Raises:
-        argparse.ArgumentTypeError: There is none.
+        argparse.ArgumentTypeError: The folder does not exist.
     """
-    if not Path(words).is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {words}")
-    return Path(words)
+    if not Path(path).is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: no such folder")
+    return Path(path)
 
 
-def rounds(words: str) -> int:
-    """A number of rounds, at least 2, for `argument` and argparse.
+def rounds(count: str) -> int:
+    """Convert an argument to a number of rounds, at least 2, for `argument` and argparse.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: It is not an integer of at least 2.
     """
-    if not words.isdecimal() or int(words) < 2:
-        raise argparse.ArgumentTypeError(f"{words} is no number of rounds; give 2 or more")
-    return int(words)
+    if not count.isdecimal() or int(count) < 2:
+        raise argparse.ArgumentTypeError(f"{count}: the number of rounds must be an integer of at least 2")
+    return int(count)
 
 
 def pin() -> None:
-    """Keep this process and its children to one thread, on the core that others use least just now."""
+    """Limit this process and its children to one thread, on the core that is currently least busy."""
     busy = psutil.cpu_percent(interval=1.0, percpu=True)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0), key=lambda core: busy[core])})
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -111,14 +111,14 @@ def pin() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory: handing it back and faulting it in again costs a step 0 to 30 %, as chance will."""
+    """Let glibc keep freed memory: returning it and faulting it in again costs a random 0 to 30 % of a step."""
     mallopt, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -1, -4  # as in malloc.h
     if not (mallopt(trim_threshold, -1) and mallopt(mmap_max, 0)):
-        raise RuntimeError("glibc's mallopt refuses")
+        raise RuntimeError("glibc's mallopt failed")
 
 
 def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:
-    """What each contestant's turns gave, one a round, in random order; the rounds that warm up are left out."""
+    """Run one turn per contestant and round, in random order; return the results without those of warm-up rounds."""
     turns: dict[str, list[T]] = {contestant: [] for contestant in contestants}
     for _ in range(warm_up + rounds):
         for contestant in random.sample(list(contestants), len(contestants)):
@@ -127,10 +127,10 @@ def interleave(contestants: Mapping[str, Callable[[], T]], rounds: int, warm_up:
 
 
 def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int) -> None:
-    """Measure, print a table, append a record; `name` is "FILE" or "FILE: CASE"."""
+    """Measure, print a table and append a record; `name` is "FILE" or "FILE: CASE"."""
     turns = interleave({contestant: partial(_take, work) for contestant, work in contestants.items()}, rounds)
     base = next(iter(turns.values()))
-    rows = {contestant: _summarise(taken, base, unit) for contestant, taken in turns.items()}
+    rows = {contestant: _summarize(taken, base, unit) for contestant, taken in turns.items()}
     print(f"\n{name}: {unit.label}, median (quartiles) of {rounds} rounds")
     width = max(22, *map(len, rows)) + 2
     print(f"  {'':{width}}{'wall':34}{'ratio':32}ratio by CPU time")
@@ -146,22 +146,22 @@ def compare(name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar],
 def _take(work: Work) -> Turn:
     others, own, wall = childrens_cpu_seconds(), time.process_time(), time.perf_counter()
     units = work()
-    wall, own = time.perf_counter() - wall, time.process_time() - own  # before what takes time itself
+    wall, own = time.perf_counter() - wall, time.process_time() - own  # before the calls below, which take time
     return {"units": units, "wall": round(wall, 6), "cpu": round(own + childrens_cpu_seconds() - others, 6)}
 
 
 def childrens_cpu_seconds() -> float:
-    """Of what this process started, to the hundredth, and of what has ended among them."""
+    """Return the CPU time of all descendants, including exited ones, to 0.01 s."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = usage.ru_utime + usage.ru_stime
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
+            seconds += sum(process.cpu_times()[:4])  # user and system, of the process and its exited children
     return seconds
 
 
-def _summarise(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[str, Any]:
-    """The turns; the quartiles of the figures and of the ratios to `base`, and the ratios' interval, by both clocks."""
+def _summarize(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[str, Any]:
+    """Return the turns and, by each clock, quartiles of figures and of ratios to `base`, and the ratios' interval."""
     row: dict[str, Any] = {"turns": turns}
     for clock in ("wall", "cpu"):
         figures = [unit.of(turn, clock) for turn in turns]
@@ -173,12 +173,12 @@ def _summarise(turns: Sequence[Turn], base: Sequence[Turn], unit: Unit) -> dict[
 
 
 def median_interval(values: Sequence[float]) -> list[float]:
-    """Where the median lies with at least 95 % confidence, whatever the distribution; with few values, their range.
+    """Return a distribution-free interval of the median with at least 95 % confidence; the range for few values.
 
-    Between the k-th value from below and from above, as the number of values under the median is binomial.
+    It is between the k-th smallest and the k-th largest value, as the number of values below the median is binomial.
     """
     ordered, count = sorted(values), len(values)
-    outside = 0.0  # the chance that the median lies below the k-th value
+    outside = 0.0  # probability that the median is below the k-th value
     for k in range(count // 2):
         outside += comb(count, k) / 2**count
         if 2 * outside > 0.05:

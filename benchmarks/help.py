@@ -1,9 +1,9 @@
-"""How fast does `lockstep --help` answer, against the time that importing torch alone would take?
+"""How fast is `lockstep --help`, compared with importing torch alone?
 
     python benchmarks/help.py
 
-Bar: at most 0.12 of the time of `python -c "import torch"`, with the same interpreter; and neither torch nor numpy is
-imported on the way.
+Bar: at most 0.12 of the time of `python -c "import torch"` with the same interpreter. It must import neither torch nor
+numpy.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from harness import Bar, Unit, Work, compare, pin
 HELP = ("-m", "lockstep", "--help")
 
 
-def command(*words: str) -> Work:
-    """Run this interpreter with some arguments to its end."""
+def command(*arguments: str) -> Work:
+    """Return work that runs this interpreter with the arguments until it exits."""
 
     def turn() -> int:
-        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
         return 1
 
     return turn
 
 
 def imported() -> set[str]:
-    """The modules that `lockstep --help` imports, as Python's own log has them."""
+    """Return the modules that `lockstep --help` imports, according to Python's import log."""
     arguments = [sys.executable, "-X", "importtime", *HELP]
     log = subprocess.run(arguments, check=True, capture_output=True, text=True).stderr
     return {line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time:")}
@@ -35,7 +35,7 @@ def imported() -> set[str]:
 
 def main() -> None:
     modules = imported()
-    assert "lockstep.cli" in modules, "the import log is not understood"
+    assert "lockstep.cli" in modules, "cannot parse the import log"
     assert not modules & {"torch", "numpy"}, "lockstep --help imports torch or numpy"
     pin()
     contestants = {

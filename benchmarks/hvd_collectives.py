@@ -1,11 +1,11 @@
-"""What do the collectives of Lockstep's Horovod API cost over plain torch.distributed?
+"""How much slower are the collectives of Lockstep's Horovod API than plain torch.distributed?
 
     python benchmarks/hvd_collectives.py
 
-Two workers on this machine, one thread each, Gloo on loopback. Bars by wall clock:
+Two workers on this machine, one thread each, Gloo on loopback. Bars by wall time:
 - synchronous hvd.allreduce of 4 B: at most 2.5 times dist.all_reduce;
-- of 16 and 64 MB: at most 1.10 times clone + all_reduce + divide; in place at most 1.05 times the bare all_reduce (Sum;
-  the average, which the bare one does not take, is shown beside);
+- of 16 and 64 MB: at most 1.10 times clone + all_reduce + divide; in place at most 1.05 times plain all_reduce (for
+  Sum; Average, which plain all_reduce does not compute, is also shown);
 - 60 tensors of 64 KB, submitted one by one or grouped: at most 1.15 times concatenate + all_reduce + copy back.
 """
 
@@ -19,8 +19,8 @@ from workers import compare_in_workers, in_workers
 from lockstep import hvd
 from lockstep.world.world import World
 
-MICROSECONDS = Unit("µs a call", 1e6)
-MILLISECONDS = Unit("ms a call", 1e3)
+MICROSECONDS = Unit("µs per call", 1e6)
+MILLISECONDS = Unit("ms per call", 1e3)
 
 
 def repeated(times: int, call: Work) -> Work:
@@ -94,7 +94,7 @@ def many(world: World) -> None:
     tensors = [torch.ones(64 * 2**8) for _ in range(60)]
     names = [f"t{index}" for index in range(60)]
 
-    def by_hand() -> int:
+    def concatenated() -> int:
         buffer = torch.cat(tensors)
         dist.all_reduce(buffer)
         results = [torch.empty_like(tensor) for tensor in tensors]
@@ -112,7 +112,7 @@ def many(world: World) -> None:
         hvd.grouped_allreduce(tensors, name="group", op=hvd.Sum)
         return 1
 
-    contestants = {"concatenate by hand": by_hand, "hvd one by one": one_by_one, "hvd grouped": grouped}
+    contestants = {"cat + all_reduce + copy": concatenated, "hvd one by one": one_by_one, "hvd grouped": grouped}
     bars = {"hvd one by one": Bar("at most", 1.15), "hvd grouped": Bar("at most", 1.15)}
     turns = {key: repeated(10, call) for key, call in contestants.items()}
     compare_in_workers(world, "hvd_collectives: 60 x 64 KB", turns, bars, MILLISECONDS, 15)

@@ -1,11 +1,11 @@
-"""What does a training step with hvd.DistributedOptimizer cost over DistributedDataParallel?
+"""How much slower is a training step with hvd.DistributedOptimizer than with DistributedDataParallel?
 
     python benchmarks/hvd_training.py
 
-Two workers on this machine, one thread each, Gloo on loopback; ResNet-18 at batch 8 with images of 224 x 224 and of
-64 x 64, the latter with gradients sent as float16 too (DDP by its own hook), and a net of 64 small layers; SGD with
-momentum. A turn is a few steps. Bar, by wall clock: at most 1.03 times DDP's step. (Horovod 0.28's own figures on such
-a machine: 1.20 at 224 x 224, 1.29 at 64 x 64.)
+Two workers on this machine, one thread each, Gloo on loopback. Networks: ResNet-18 at batch 8 with images of 224 x 224
+and of 64 x 64, the latter also with gradients sent as float16 (DDP with its fp16 hook), and a network of 64 small
+layers; SGD with momentum. A turn is a few steps. Bar, by wall time: at most 1.03 times DDP's step. (Horovod 0.28 on
+such a machine: 1.20 at 224 x 224, 1.29 at 64 x 64.)
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def case(
         "hvd.DistributedOptimizer": training(ours, optimizer, images, steps),
     }
     bars = {"hvd.DistributedOptimizer": Bar("at most", 1.03)}
-    compare_in_workers(world, f"hvd_training: {name}", contestants, bars, Unit("ms a step", 1e3), ROUNDS)
+    compare_in_workers(world, f"hvd_training: {name}", contestants, bars, Unit("ms per step", 1e3), ROUNDS)
 
 
 def main(world: World) -> None:

@@ -1,15 +1,15 @@
-"""Which decoder makes a training image of a JPEG file soonest?
+"""Which decoder turns a JPEG file into a training image fastest?
 
-    pip install opencv-python-headless torchcodec       # those that are not there are left out
+    pip install opencv-python-headless torchcodec       # optional; missing decoders are skipped
     python benchmarks/jpeg_decoders.py FOLDER           # any folder with JPEG files below it
 
-Each decodes what a random crop needs, and resizes that to 224 x 224, from files in memory, on one core with one thread.
-The first is torchvision's way, RandomResizedCrop on Pillow's image. "large" has the same images enlarged to some 12
-megapixels, as cameras make them, where decoders that reduce the image win.
+Each decodes what a random crop needs and resizes it to 224 x 224, from files in memory, on one core with one thread.
+The first contestant works like torchvision: RandomResizedCrop on Pillow's image. "large" has the same images enlarged
+to about 12 megapixels, as from a camera; decoders that can downscale while decoding win there.
 
-What is not here: decoding a region alone. libjpeg-turbo can, but no package with wheels hands that on (PyTurboJPEG's
-crop rewrites the file and needs the system's libturbojpeg 3; simplejpeg 1.9, OpenCV 5 and torchcodec 0.17 decode whole
-images), and the coefficients above and left of the region have to be read all the same.
+Not included: decoding only a region. libjpeg-turbo can do it, but no package with wheels exposes it (PyTurboJPEG's crop
+rewrites the file and needs the system's libturbojpeg 3; simplejpeg 1.9, OpenCV 5 and torchcodec 0.17 decode whole
+images). The coefficients above and to the left of the region must be read in any case.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class InMemory(NamedTuple):
 
 
 def resize(pixels: torch.Tensor, box: Box) -> torch.Tensor:
-    """The box of uint8 [C, H, W], in 224 x 224."""
+    """Crop the box from uint8 pixels [C, H, W] and resize it to 224 x 224."""
     left, top, right, bottom = map(int, box)
     part = pixels[:, top:bottom, left:right].unsqueeze(0)
     return F.interpolate(part, (SIDE, SIDE), mode="bilinear", antialias=True)
@@ -93,7 +93,7 @@ def contestants() -> dict[str, Make]:
         try:
             found[name] = partial(make, importlib.import_module(module))
         except (ImportError, RuntimeError) as error:
-            print(f"{name} is left out: {error}")
+            print(f"skipping {name}: {error}")
     return found
 
 

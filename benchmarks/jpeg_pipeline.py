@@ -1,13 +1,14 @@
-"""How many photographs a second does Lockstep make ready, against torchvision's ImageFolder, timm and WebDataset?
+"""How many photographs per second does Lockstep load, compared with torchvision's ImageFolder, timm and WebDataset?
 
     python benchmarks/jpeg_pipeline.py FOLDER          # FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg
 
-All have two loader processes and the same two cores, and give float32 batches of 32 normalised images of 224 x 224,
-cropped at random from 8 % of the area on, resized and flipped. The packed set holds the same images with a short side
-of 256 at most; WebDataset reads the folder's files from four tar files. timm and WebDataset run in environments of
-their own. Bars: the folder at least 1.6 times, the packed set at least 3 times torchvision's rate. And what an
-epoch of each reads when nothing is cached: bytes and requests of the disk, which others' are among, and the process's
-system calls that read, and page faults that wait for the disk, as the packed set is read through memory maps.
+All have two loader processes on the same two cores and return float32 batches of 32 normalized images of 224 x 224,
+cropped at random to at least 8 % of the area, resized and flipped. The packed set has the same images with a short side
+of at most 256; WebDataset reads the folder's files from four tar files. timm and WebDataset run in their own
+environments. Bars: the folder at least 1.6 times, the packed set at least 3 times torchvision's rate.
+
+It also measures what an uncached epoch reads: bytes and requests of the disk (including those of other processes), and
+the process's read calls and major page faults (as the packed set is read through memory maps).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def pack(folder: Path, packed: Path) -> None:
 
 
 def what_an_epoch_reads(folder: Path) -> dict[str, int]:
-    """In one process, after the kernel has dropped its copies of the files."""
+    """Count the reads of an epoch in one process, after evicting the files from the page cache."""
     batches, _ = loaders(str(folder), BATCH, augment=AugmentConfig(flip=True))
     os.sync()
     for path in folder.rglob("*"):
@@ -97,10 +98,10 @@ def counters() -> dict[str, int]:
     }
 
 
-def compare_reading(places: Mapping[str, Path]) -> None:
-    print("\nan epoch, read from the disk")
-    for name, place in places.items():
-        figures = what_an_epoch_reads(place)
+def compare_reading(folders: Mapping[str, Path]) -> None:
+    print("\nreads of an uncached epoch")
+    for name, folder in folders.items():
+        figures = what_an_epoch_reads(folder)
         print(f"  {name:24}" + ", ".join(f"{figure:,} {what.replace('_', ' ')}" for what, figure in figures.items()))
         append_record({"name": f"jpeg_pipeline: an epoch of the {name}", **figures})
 
@@ -111,14 +112,14 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         packed = Path(scratch) / "packed"
         pack(folder, packed)
-        compare_reading({"folder": folder, "packed set": packed})  # first, as what is mapped stays cached
-        places = dict.fromkeys(CONTESTANTS, folder) | {"Lockstep, packed": packed}
-        works = {name: all_images(make(places[name])) for name, make in CONTESTANTS.items()}
+        compare_reading({"folder": folder, "packed set": packed})  # first, because mapped files stay cached
+        folders = dict.fromkeys(CONTESTANTS, folder) | {"Lockstep, packed": packed}
+        works = {name: all_images(make(folders[name])) for name, make in CONTESTANTS.items()}
         bars = {"Lockstep": Bar("at least", 1.6), "Lockstep, packed": Bar("at least", 3)}
-        words = [str(folder.resolve()), str(BATCH), str(PROCESSES), str(PASSES)]
+        arguments = [str(folder.resolve()), str(BATCH), str(PROCESSES), str(PASSES)]
         peers = {
-            "timm": [python_with("timm"), "timm_pipeline.py", *words],
-            "WebDataset": [python_with("webdataset"), "webdataset_pipeline.py", *words],
+            "timm": [python_with("timm"), "timm_pipeline.py", *arguments],
+            "WebDataset": [python_with("webdataset"), "webdataset_pipeline.py", *arguments],
         }
         with contestants(peers, workers=2) as turns:  # one thread each
             compare("jpeg_pipeline", works | turns, bars, Unit("images/s", per_second=True), rounds=9)

@@ -1,14 +1,14 @@
-"""Does a large batch keep the accuracy of a small one, and what happens without the settings that make it?
+"""Does a large batch reach the accuracy of a small one, and what happens without the recommended settings?
 
     python benchmarks/large_batch.py mnist --data-dir DIR     # DIR/MNIST, as torchvision keeps it
     python benchmarks/large_batch.py FOLDER                   # CIFAR-10: FOLDER/train/CLASS/ and FOLDER/test/CLASS/
-    python benchmarks/large_batch.py                          # the means of what is recorded
+    python benchmarks/large_batch.py                          # print the means of recorded runs
 
-Each row is trained with seeds 0, 1 and 2 for the same number of epochs, in one worker with one thread, in bf16; two
-runs go at a time. The first row is the recipe at the base batch; the others have 32 (MNIST) or 16 (CIFAR-10) times as
-many samples in a step, the second row with the recommended settings. A run is one record, and what is recorded is not
-run again. Bars: with the recommended settings, the mean is within 0.2 points of the base's on MNIST and within 1.0 on
-CIFAR-10.
+Each row is trained with seeds 0, 1 and 2 for the same number of epochs, in one worker with one thread, in bf16, with
+two runs at a time. The first row is the recipe at its base batch size. The others have 32 (MNIST) or 16 (CIFAR-10)
+times as many samples per step; the second row uses the recommended settings. Each run is one record; recorded runs are
+not repeated. Bars: with the recommended settings, the mean is within 0.2 points of the base's on MNIST and within 1.0
+on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = "large_batch"
 
 @dataclass(frozen=True)
 class Study:
-    """A data set's rows, the base first and the recommended settings second: a name, and the flags that make it."""
+    """A data set's rows (name and flags): first the base, then the recommended settings, then others."""
 
     recipe: str
     epochs: int
@@ -69,7 +69,7 @@ STUDIES = {
 
 
 def train(name: str, row: str, seed: int, source: list[str]) -> None:
-    """One run, and its record: top-1 of the last evaluation, and the steps and seconds of training."""
+    """Run one training and record the top-1 of its last evaluation, its steps and its training time."""
     study = STUDIES[name]
     flags = [*study.rows[row].split(), "--config", study.recipe, "--epochs", str(study.epochs), "--precision", "bf16"]
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ def train(name: str, row: str, seed: int, source: list[str]) -> None:
 
 
 def recorded() -> dict[tuple[str, str, int], float]:
-    """Top-1 by data set, row and seed."""
+    """Return the recorded top-1 by data set, row and seed."""
     path = FOLDER / "records" / f"{NAME}.jsonl"
     rows = {}
     for record in read_records(path) if path.exists() else []:
@@ -116,7 +116,7 @@ def main(source: list[str]) -> None:
     if source:
         name = "MNIST" if source[0] == "mnist" else "CIFAR-10"
         known = recorded()
-        # By seed, so that an early end leaves whole comparisons.
+        # Seed by seed, so that an interrupted benchmark leaves complete comparisons.
         missing = [(row, seed) for seed in SEEDS for row in STUDIES[name].rows if (name, row, seed) not in known]
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             for run in [pool.submit(train, name, row, seed, source) for row, seed in missing]:

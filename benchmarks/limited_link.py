@@ -1,6 +1,6 @@
-"""Two network namespaces with a slow link between them: two "hosts" on one machine, for benchmarks.
+"""Two network namespaces joined by a slow link: two "hosts" on one machine, for benchmarks.
 
-Needs root and iproute2. The namespaces, the link and its limits vanish with the context.
+Needs root and iproute2. The namespaces and the link are removed when the context exits.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 SUBNET = "10.213.77"
 PORT = 29400
-BURST, LATENCY = "64kb", "50ms"  # of the token bucket: what may pass at once, and wait at most
+BURST, LATENCY = "64kb", "50ms"  # token bucket: maximum burst and maximum queueing delay
 
 
 @contextmanager
 def limited_link(megabits: float) -> Iterator[list[str]]:
-    """Two namespaces, by name, joined by a link that carries `megabits` a second each way."""
+    """Create two namespaces joined by a link of `megabits` Mbit/s each way; yield their names."""
     names = [f"lockstep-link-{os.getpid()}-{side}" for side in ("a", "b")]
     try:
         for name in names:
@@ -37,12 +37,12 @@ def limited_link(megabits: float) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
 
-def run_over_limited_link(megabits: float, words: list[str]) -> int:
-    """Run a Python program as two workers, one on each side of the link; the first failing exit code, or 0."""
+def run_over_limited_link(megabits: float, arguments: list[str]) -> int:
+    """Run a Python program as two workers, one on each side of the link; return the largest exit code."""
     with limited_link(megabits) as names:
         jobs = []
         for rank, name in enumerate(names):
-            place = [
+            flags = [
                 "--nodes",
                 "2",
                 "--node-rank",
@@ -52,14 +52,14 @@ def run_over_limited_link(megabits: float, words: list[str]) -> int:
                 "--master-port",
                 str(PORT),
             ]
-            command = [sys.executable, "-m", "lockstep", "run", *place, "-np", "1", "--", sys.executable, *words]
+            command = [sys.executable, "-m", "lockstep", "run", *flags, "-np", "1", "--", sys.executable, *arguments]
             jobs.append(subprocess.Popen(["ip", "netns", "exec", name, *command]))
         return max(job.wait() for job in jobs)
 
 
-def _ip(*words: str) -> None:
-    _run("ip", *words)
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True)
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

@@ -1,13 +1,13 @@
-"""What does Lockstep's training loop cost a step, over a bare loop written by hand?
+"""How much overhead per step does Lockstep's training loop have over a hand-written loop?
 
     python benchmarks/loop_overhead.py DATA_DIR
 
-Lockstep's loop is the real one: loader, seeding, exact metrics, records, TensorBoard, progress; evaluation and
-checkpoints are left out. The bare loop does the same arithmetic (index, to float, normalise; model; optimizer) on
-batches of 128 and reads one loss in 20. One process, one thread, one core; a turn is an epoch of 20 steps.
-Bars, by CPU time: at most 1.02 for a small convolutional net, whose step takes 20 to 60 ms, on noise of 3 x 32 x 32;
-at most 1.10 for mnist-net on MNIST. On a terminal, Lockstep draws its progress besides. The bare loop competes twice:
-what the second is off 1 is the noise of the measurement.
+Lockstep's loop is the real one, with loader, seeding, exact metrics, records, TensorBoard and progress, but without
+evaluation and checkpoints. The bare loop does the same arithmetic (index, convert to float, normalize; model;
+optimizer) on batches of 128 and reads every 20th loss. One process, one thread, one core; a turn is an epoch of 20
+steps. Bars, by CPU time: at most 1.02 for a small convolutional network, whose step takes 20 to 60 ms, on noise of
+3 x 32 x 32; at most 1.10 for mnist-net on MNIST. On a terminal, Lockstep also draws its progress. The bare loop
+competes twice: the second one's deviation from 1 is the measurement noise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def lockstep_loop(model: nn.Module, data: ImageData, config: TrainConfig, run_di
 
     def turn() -> int:
         train_epoch(job)
-        console.close()  # its thread must not run in the others' turns
+        console.close()  # its thread must not run during other contestants' turns
         return STEPS
 
     return turn
@@ -105,7 +105,7 @@ def compete(name: str, data: ImageData, model: nn.Module, config: TrainConfig, b
             "Lockstep on a terminal": lockstep_loop(deepcopy(model), data, config, Path(folder, "bar"), terminal),
         }
         bars = {"Lockstep": bar, "Lockstep on a terminal": bar}
-        compare(f"loop_overhead: {name}", contestants, bars, Unit("ms a step", 1000), rounds=41)
+        compare(f"loop_overhead: {name}", contestants, bars, Unit("ms per step", 1000), rounds=41)
 
 
 def main(data_dir: Path) -> None:

@@ -1,19 +1,19 @@
-"""How much memory does a worker take, at most and over time, against a DDP loop by hand?
+"""How much memory does a worker use, at its peak and over time, compared with a hand-written DDP loop?
 
     python benchmarks/memory.py peak [ROUNDS]
     python benchmarks/memory.py growth [SECONDS]
 
-peak: mnist-net, cifar-small and resnet18 at batches of 128 from memory, on one worker and on two; a turn is a job of
-some steps, whose figures are a worker's largest: what is its own at the end (USS), with its share of what others map
-too (PSS), and the most it ever held (VmHWM). Lockstep's loop also evaluates and saves a checkpoint.
-Last, the processes beside two idle workers, with their USS summed: `lockstep run` against torchrun.
-Bar: at most 1.1 of the loop's most, and at most 1.25 of torchrun's. About 5 minutes.
+peak: mnist-net, cifar-small and resnet18 at batches of 128 from memory, on one worker and on two. A turn is a job of
+some steps. Its figures are the maximum over workers of memory used only by the worker at the end (USS), of USS plus its
+share of shared memory (PSS), and of the peak of resident memory (VmHWM). Lockstep's loop also evaluates and saves a
+checkpoint. Last, the USS of all processes except two idle workers, for `lockstep run` and torchrun.
+Bar: at most 1.1 times the loop's peak, and at most 1.25 times torchrun's USS. About 5 minutes.
 
 growth: two workers train digits-net on batches of 16 for 75 seconds: Lockstep's trainer, whose epochs of 50 steps end
-with an evaluation, records, TensorBoard and a checkpoint; a loop with hvd.DistributedOptimizer that sums eight named
-tensors a step besides; and a DDP loop by hand. USS is read four times a second. What counts is the slope of a straight
-line through the means of twelve equal parts, with its 95 % confidence interval, once the first quarter is left out; and
-the slope of the second half of these alone, which is less where growth levels off. About 5 minutes.
+with an evaluation, records, TensorBoard and a checkpoint; a loop with hvd.DistributedOptimizer that also sums eight
+named tensors per step; and a hand-written DDP loop. USS is sampled four times per second. The first quarter is dropped;
+the figure is the slope of a line through the means of twelve equal parts of the rest, with its 95 % confidence
+interval. The slope of the second half alone is smaller if growth levels off. About 5 minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import psutil
 from harness import FOLDER, Bar, append_record, rounds
 from readings import Reading, compare_readings
 
-BY_HAND = "DDP by hand"
+DDP_LOOP = "hand-written DDP"
 STEPS = {"mnist-net": 20, "cifar-small": 10, "resnet18": 2}
 ROUNDS, SECONDS = 2, 75.0
 PARTS = 12
@@ -44,12 +44,12 @@ T_95 = {4: 2.776, 10: 2.228}  # Student's t for 95 %, by degrees of freedom
 MEGABYTE = 1e6
 
 
-def run_workers(workers: int, job: str, *words: str) -> list[dict[str, Any]]:
-    """Run a job in so many workers; what each has left in the folder that it was told."""
+def run_workers(workers: int, job: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run a job and return the JSON that each worker writes to the temporary folder."""
     with TemporaryDirectory() as folder:
-        script = ("peers/memory_loop.py",) if job == BY_HAND else ("memory_jobs.py", job)
+        script = ("peers/memory_loop.py",) if job == DDP_LOOP else ("memory_jobs.py", job)
         command = [sys.executable, "-m", "lockstep", "run", "-np", str(workers), "--"]
-        command += [sys.executable, str(FOLDER / script[0]), *script[1:], folder, *words]
+        command += [sys.executable, str(FOLDER / script[0]), *script[1:], folder, *arguments]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(workers)]
 
@@ -62,8 +62,8 @@ def peak_of(job: str, net: str, workers: int) -> Reading:
     return turn
 
 
-def launcher_of(*words: str) -> Reading:
-    """What a launcher's processes hold while its two workers, which sleep, are up."""
+def launcher_of(*command: str) -> Reading:
+    """Return a reading of the memory of a launcher's processes while its two workers sleep."""
 
     def turn() -> dict[str, float]:
         with TemporaryDirectory() as folder:
@@ -73,14 +73,14 @@ def launcher_of(*words: str) -> Reading:
                 f"while not os.path.exists('{folder}/end'): time.sleep(0.1)\n"
             )
             launcher = psutil.Popen(
-                [sys.executable, "-m", *words, str(script)],
+                [sys.executable, "-m", *command, str(script)],
                 cwd=folder,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
             while not all(Path(folder, rank).exists() for rank in "01"):
                 if launcher.poll() is not None:
-                    raise RuntimeError(f"{' '.join(words)} ended before its workers were up")
+                    raise RuntimeError(f"{' '.join(command)} exited before its workers started")
                 time.sleep(0.1)
             time.sleep(1.0)
             workers = {int(Path(folder, rank).read_text()) for rank in "01"}
@@ -96,10 +96,10 @@ def launcher_of(*words: str) -> Reading:
 def peaks(rounds: int) -> None:
     for net in STEPS:
         for workers in (1, 2):
-            contestants = {job: peak_of(job, net, workers) for job in (BY_HAND, "Lockstep")}
+            contestants = {job: peak_of(job, net, workers) for job in (DDP_LOOP, "Lockstep")}
             name = f"memory: {net}, {workers} worker{'s' * (workers > 1)}"
             compare_readings(
-                name, contestants, {("peak", "Lockstep"): Bar("at most", 1.1)}, "MB a worker", rounds, warm_up=0
+                name, contestants, {("peak", "Lockstep"): Bar("at most", 1.1)}, "MB per worker", rounds, warm_up=0
             )
     launchers = {
         "torchrun": launcher_of("torch.distributed.run", "--nproc-per-node", "2"),
@@ -110,7 +110,7 @@ def peaks(rounds: int) -> None:
 
 
 def slope(pairs: Sequence[Sequence[int]], parts: int) -> tuple[float, float]:
-    """Bytes a step, and half of its 95 % confidence interval, by the means of equal parts."""
+    """Return the growth in bytes per step and half its 95 % confidence interval, fitted to means of equal parts."""
     edges = [len(pairs) * part // parts for part in range(parts + 1)]
     means = [[mean(column) for column in zip(*pairs[a:b], strict=True)] for a, b in pairwise(edges)]
     steps, sizes = zip(*means, strict=True)
@@ -121,9 +121,9 @@ def slope(pairs: Sequence[Sequence[int]], parts: int) -> tuple[float, float]:
 
 
 def growth(seconds: float) -> None:
-    print("\nmemory: growth: bytes a step, with the 95 % confidence interval's half; the second half's; MB in all")
+    print("\nmemory: growth: bytes per step ± half the 95 % confidence interval; of the second half; total MB")
     rows = {}
-    for job in (BY_HAND, "hvd loop", "Lockstep"):
+    for job in (DDP_LOOP, "hvd loop", "Lockstep"):
         for rank, read in enumerate(run_workers(2, job, str(seconds))):
             pairs = read["pairs"]
             settled = pairs[len(pairs) // 4 :]
@@ -135,7 +135,7 @@ def growth(seconds: float) -> None:
                 f"  {name:24}{whole[0]:9.1f} ± {whole[1]:<9.1f}{late[0]:9.1f} ± {late[1]:<9.1f}{grown:7.2f} MB in "
                 f"{steps - settled[0][0]:,} steps, to {settled[-1][1] / MEGABYTE:.0f} MB"
             )
-    append_record({"name": "memory: growth", "unit": "bytes a step", "seconds": seconds, "contestants": rows})
+    append_record({"name": "memory: growth", "unit": "bytes per step", "seconds": seconds, "contestants": rows})
 
 
 if __name__ == "__main__":
@@ -144,5 +144,5 @@ if __name__ == "__main__":
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("peak").add_argument("rounds", type=rounds, nargs="?", default=ROUNDS)
     parts.add_parser("growth").add_argument("seconds", type=float, nargs="?", default=SECONDS)
-    words = parser.parse_args()
-    growth(words.seconds) if words.part == "growth" else peaks(words.rounds)
+    given = parser.parse_args()
+    growth(given.seconds) if given.part == "growth" else peaks(given.rounds)

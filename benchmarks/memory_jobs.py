@@ -1,9 +1,9 @@
-"""The workers of memory.py: what each trains with Lockstep, and how it reads its own memory.
+"""The Lockstep workers of memory.py, which train and measure their own memory.
 
-    lockstep run -np N -- python memory_jobs.py Lockstep FOLDER NET STEPS peak, after some steps
-    lockstep run -np N -- python memory_jobs.py JOB FOLDER SECONDS        samples over time
+    lockstep run -np N -- python memory_jobs.py Lockstep FOLDER NET STEPS    peak after some steps
+    lockstep run -np N -- python memory_jobs.py JOB FOLDER SECONDS           samples over time
 
-A worker leaves FOLDER/RANK.json. JOB: "Lockstep" is the trainer, "hvd loop" a loop by hand with the Horovod API.
+Each worker writes FOLDER/RANK.json. JOB is "Lockstep" for the trainer or "hvd loop" for a loop with the Horovod API.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from memory_work import (
     own_bytes,
 )
 
-SUMS = 8  # tensors that the hvd loop sums by name each step
+SUMS = 8  # named tensors that the hvd loop sums per step
 
 
 class SampleTracker(Tracker):
@@ -75,7 +75,7 @@ def lockstep_job(world: World, net: str, samples: int, batch: int, epochs: int, 
 
 
 def loop_of_hvd(net: str, samples: int, batch: int, goes_on: Callable[[], bool]) -> None:
-    """Until `goes_on` says no, which every worker must say after the same step."""
+    """Train until `goes_on` returns False, which must happen after the same step on every worker."""
     hvd.init()
     model = network(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -1,11 +1,11 @@
-"""How many MNIST images a second does Lockstep make ready, against a DataLoader over torchvision's MNIST?
+"""How many MNIST images per second does Lockstep load, compared with a DataLoader over torchvision's MNIST?
 
     python benchmarks/mnist_pipeline.py DATA_DIR
 
-Both shuffle and give float32 batches of 128 with the same numbers. Lockstep keeps the set in memory as bytes and makes
-a batch at a time; the peer makes an image at a time (ToTensor, Normalize), as PyTorch's own MNIST example does.
-Bar: at least 10 times the DataLoader, in one process, on one core with one thread. A second DataLoader has a loader
-process, free to use every core, whose CPU time is not counted.
+Both shuffle and return float32 batches of 128 with the same values. Lockstep keeps the data set in memory as bytes and
+processes a batch at a time; the peer processes one image at a time (ToTensor, Normalize), like PyTorch's MNIST example.
+Bar: at least 10 times the DataLoader's rate, in one process, on one core with one thread. A second DataLoader has a
+loader process, which may use every core and whose CPU time is not counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchvision import datasets, transforms
 from lockstep.data.loaders import loaders
 
 BATCH = 128
-PASSES = 20  # of 60,000 images a turn, for Lockstep
-SAMPLES = 79 * BATCH  # some 10,000 images a turn, for the DataLoader
+PASSES = 20  # over 60,000 images per turn, for Lockstep
+SAMPLES = 79 * BATCH  # about 10,000 images per turn, for the DataLoader
 MEAN, STD = 0.1307, 0.3081
 
 
@@ -33,7 +33,7 @@ def lockstep_pipeline(data_dir: Path) -> Work:
 
 def data_loader(dataset: datasets.MNIST, processes: int) -> Work:
     sampler = RandomSampler(dataset, num_samples=SAMPLES)
-    kept = processes > 0  # and so started in the warm-up
+    kept = processes > 0  # so that processes start in the warm-up
     batches = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=processes, persistent_workers=kept, worker_init_fn=use_all_cores
     )
@@ -45,7 +45,7 @@ def use_all_cores(_: int) -> None:
 
 
 def check_equal(data_dir: Path, dataset: datasets.MNIST) -> None:
-    """Both must make the same numbers of the same images."""
+    """Check that both return the same values for the same images."""
     _, batches = loaders("mnist", BATCH, data_dir=data_dir)
     images, labels = next(iter(batches))
     peers = [dataset[index] for index in range(BATCH)]

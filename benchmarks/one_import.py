@@ -1,15 +1,16 @@
-"""What do workers that are forked from one preloaded process still read from files, wait for, and hold in memory?
+"""How many files, how much time and how much memory do workers save that are forked from one preloaded process?
 
     python benchmarks/one_import.py [files] [slow] [memory] [--rounds 3] [--workers 8] [--delay MILLISECONDS]
 
 The workers run benchmarks/peers/first_step.py: torch alone, one step of digits-net, DDP. Needs a C compiler
 (slow_files.py).
-- files: those that a forked worker of `lockstep run` opens under Python's folders, beside the same script started by
-  `python`. Bar: less than 0.05 of them.
-- slow: each open and stat under Python's folders takes longer on purpose, as on a busy shared file system; the seconds
-  to the first step with 1 worker and with 8, by `lockstep run` and by torchrun. Bar: 8 workers within 1.1 of one.
-- memory: PSS (what a process alone holds, and its part of what is shared) of 8 workers after the step and of all of the
-  launcher's processes, beside the same with --no-preload.
+- files: number of files that a forked worker of `lockstep run` opens under Python's folders, compared with the same
+  script started by `python`. Bar: at most 0.05 of them.
+- slow: each open and stat under Python's folders is delayed, as on a busy shared file system. The figure is the seconds
+  to the first step with 1 worker and with 8, by `lockstep run` and by torchrun. Bar: 8 workers take at most 1.1 times
+  as long as one.
+- memory: PSS (memory used only by the process, plus its share of shared memory) of 8 workers after the step and of all
+  of the launcher's processes, compared with --no-preload.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def pids(folder: Path) -> set[int]:
 
 
 def counted(command: Sequence[str], delay_seconds: float = 0.0) -> tuple[list[slow_files.Process], float]:
-    """The command's processes that have taken the step, and the seconds to its end."""
+    """Return the command's processes that ran the step, and the seconds until the step ended."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, **slow_files.environment(folder, delay_seconds)}
@@ -61,7 +62,7 @@ def files(workers: int) -> None:
     forked = [process for process in forked if process.is_forked]
     assert len(forked) == workers
     bar = Bar("at most", 0.05)
-    print(f"\none_import: files of one of {workers} forked workers, the most, and of a fresh interpreter")
+    print(f"\none_import: files of a forked worker (maximum of {workers}) and of a new interpreter")
     figures = {}
     for what in ("opens", "stats", "libraries"):
         most, all_of_them = max(getattr(process, what) for process in forked), getattr(cold, what)
@@ -90,14 +91,14 @@ def slow(workers: int, delay_seconds: float, rounds: int) -> None:
 
 
 def held(command: Sequence[str], workers: int) -> Mapping[str, float]:
-    """MiB of PSS: a worker, all workers, and the other processes of the command."""
+    """Return the PSS in MiB of the median worker, of all workers, and of all processes."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         job = subprocess.Popen([*command, name, "stay"], cwd=name, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + WAIT_SECONDS
         while len(pids(folder)) < workers:
             if job.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{' '.join(command)} has not taken its step")
+                raise RuntimeError(f"{' '.join(command)} exited or timed out before its step")
             time.sleep(0.1)
         launcher = psutil.Process(job.pid)
         own = pids(folder)
@@ -116,7 +117,7 @@ def held(command: Sequence[str], workers: int) -> Mapping[str, float]:
 
 def memory(workers: int, rounds: int) -> None:
     contestants: dict[str, Reading] = {
-        "each by itself": lambda: held(lockstep_run(workers, "--no-preload"), workers),
+        "not forked": lambda: held(lockstep_run(workers, "--no-preload"), workers),
         "forked": lambda: held(lockstep_run(workers), workers),
     }
     compare_readings(f"one_import: memory, {workers} workers", contestants, {}, "MiB", rounds, warm_up=0)
@@ -127,13 +128,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them by default")
     parser.add_argument("--rounds", type=rounds, default=3)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--delay", type=float, default=1.0, metavar="MILLISECONDS", help="of each open and stat")
+    parser.add_argument("--delay", type=float, default=1.0, metavar="MILLISECONDS", help="delay of each open and stat")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process would compile what it imports
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # so that processes can use cached bytecode
     unknown = [part for part in given.parts if part not in PARTS]
     if unknown:
-        parser.error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}")
     parts = given.parts or PARTS
     if "files" in parts:
         files(given.workers)

@@ -1,7 +1,8 @@
-"""Contests whose turns read their figures off: the seconds to a mark, bytes of memory.
+"""Comparisons whose turns return figures, such as the seconds to an event or bytes of memory.
 
-As in `harness.compare` each contestant has a turn a round, in random order, the first round does not count, and ratios
-to the first contestant are taken within rounds. A turn may give several figures; each has a table and a record.
+As in `harness.compare`, each contestant has one turn per round, in random order, the first round is a warm-up, and
+ratios to the first contestant are computed within rounds. A turn may return several figures; each has its own table and
+record.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from harness import Bar, append_record, interleave, median_interval
 
-Reading = Callable[[], Mapping[str, float]]  # one turn: its figures, by name
+Reading = Callable[[], Mapping[str, float]]  # runs one turn; returns its figures by name
 
 
 def compare_readings(
@@ -23,12 +24,12 @@ def compare_readings(
     rounds: int,
     warm_up: int = 1,
 ) -> None:
-    """Measure, print a table a figure, and append a record of each.
+    """Measure; print a table and append a record for each figure.
 
     Args:
-        name: "FILE: CASE"; the figure's name follows in the record.
-        bars: By figure and contestant.
-        rounds: At least 2.
+        name: "FILE: CASE"; the record appends the figure's name.
+        bars: Bars by figure and contestant.
+        rounds: Number of rounds, at least 2.
     """
     taken = interleave(contestants, rounds, warm_up)
     base = next(iter(taken.values()))

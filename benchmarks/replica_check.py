@@ -1,12 +1,12 @@
-"""What does comparing the replicas cost a step?
+"""How much does comparing the replicas cost per step?
 
     python benchmarks/replica_check.py
 
-Two workers with one thread each, which take real steps of the training loop: mnist-net on batches of 64 a worker,
-resnet18 (the form for small images, 11.2 million weights) on batches of 8. A turn is some steps without the check, and
-with it after every step, as with `--check-replicas 1`. At the default of 100 the cost of a step is a hundredth of the
-difference; bar: at most 1 % there, so at most twice the time here. The first contestant competes twice: what the second
-is off 1 is the noise of the measurement.
+Two workers with one thread each run real steps of the training loop: mnist-net on batches of 64 per worker, and
+resnet18 (the form for small images, 11.2 million weights) on batches of 8. A turn is some steps without the check, or
+with the check after every step, as with `--check-replicas 1`. At the default of 100, the cost per step is 1/100 of the
+difference. Bar: at most 1 % at the default, and so at most twice the time here. The first contestant competes twice:
+the second one's deviation from 1 is the measurement noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
 from lockstep.world.world import World
 
-# network, channels and side of its images, samples of a worker's step, steps of a turn, rounds
+# network, channels and side of its images, samples per worker and step, steps per turn, rounds
 CASES = (("mnist-net", 1, 28, 64, 20, 15), ("resnet18", 3, 32, 8, 2, 9))
 
 
@@ -63,7 +63,7 @@ def main(world: World) -> None:
                 job = build_job(config, world, data, build_model(config, data))
                 contestants[name] = trained(job, steps)
             bars = {"every step": Bar("at most", 2.0)}
-            unit = Unit("ms a step", 1000)
+            unit = Unit("ms per step", 1000)
             compare_in_workers(world, f"replica_check: {arch}", contestants, bars, unit, rounds)
             world.barrier()
 

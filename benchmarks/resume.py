@@ -1,15 +1,15 @@
-"""How long is it from the command to the first step of a run that goes on, against one that begins?
+"""How long does a resumed run take to its first step, compared with a new run?
 
     python benchmarks/resume.py [ROUNDS]
 
-resnet18 on the digits, with momentum: 11.2 million weights, a checkpoint of 89 MB. One run takes its first step; the
-other goes on with the second, by `--resume auto`, in a fresh copy of a run's folder. A turn is one command, on all
-cores; its figures are those of startup.py. The second contest reads that checkpoint alone, in one process with one
-thread, from files in memory's cache: Lockstep compares the files' SHA-256 with the manifest and reads them;
-`torch.load` (weights_only) reads the same weights and optimizer state, once as it is and once after the SHA-256 of its
-file, which it has no other way to check.
+resnet18 on the digits, with momentum: 11.2 million weights, a checkpoint of 89 MB. The new run takes its first step;
+the resumed run takes the second step, with `--resume auto`, in a fresh copy of a run folder. A turn is one command, on
+all cores; its figures are those of startup.py. The second comparison only reads that checkpoint, in one process with
+one thread, from cached files. Lockstep checks the files' SHA-256 against the manifest and reads them. `torch.load`
+(weights_only) reads the same weights and optimizer state, without a check and after computing the file's SHA-256, as
+it has no integrity check.
 
-Bar: going on takes at most 1.1 of the time of beginning, to the first step. About 3 minutes.
+Bar: resuming takes at most 1.1 times as long as starting, to the first step. About 3 minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from startup import FIRST_STEP, of_run, timed
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 
 TRAIN = ["-m", "lockstep", "train", "digits", "-a", "resnet18", "-b", "8", "--optimizer", "sgd", "--device", "cpu"]
-READS = 3  # a turn
+READS = 3  # per turn
 READ_ROUNDS = 9
 
 
@@ -40,19 +40,19 @@ def one_step(run: Path | str, last_step: int) -> list[str]:
 
 def starts(run: Path, rounds: int) -> None:
     contestants = {
-        "begins": timed(one_step("FOLDER/run", 1), of_run),
-        "goes on": timed(
+        "new run": timed(one_step("FOLDER/run", 1), of_run),
+        "resumed run": timed(
             [*one_step("FOLDER/run", 2), "--resume", "auto"],
             of_run,
             prepare=lambda folder: shutil.copytree(run, folder / "run", symlinks=True),
         ),
     }
-    bars = {(FIRST_STEP, "goes on"): Bar("at most", 1.1)}
+    bars = {(FIRST_STEP, "resumed run"): Bar("at most", 1.1)}
     compare_readings("resume: start", contestants, bars, "seconds", rounds)
 
 
 def reads(run: Path, folder: Path) -> None:
-    """Contest of what is read: both give the same tensors."""
+    """Compare reading a checkpoint with `torch.load` on the same tensors."""
     path = checkpoint_folder.newest(run / "checkpoints")
     assert path is not None
     saved = checkpoint_format.load(path)

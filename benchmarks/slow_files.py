@@ -1,23 +1,23 @@
-"""Count, and on purpose delay, the files that each process of a command opens under Python's folders.
+"""Count and optionally delay the files that each process of a command opens under Python's folders.
 
     with TemporaryDirectory() as folder:
         subprocess.run(command, env={**os.environ, **slow_files.environment(Path(folder), delay_seconds=0.001)})
         for process in slow_files.processes(Path(folder)):
             print(process.pid, process.is_forked, process.opens, process.stats, process.libraries)
 
-A delay imitates a network file system's latency; with the default of 0 the files are only counted. A small C library,
-compiled by `cc` into the folder and preloaded by LD_PRELOAD, stands before the C library's open and stat. Every process
-that inherits the environment takes part: launchers, node processes, workers started by exec and workers that fork. Each
-has a line of its own in a mapped file, so that a process that is killed is counted too. A forked process counts from
-its fork: its opens divided by those of a cold interpreter's are what the fork did not save.
+A delay simulates the latency of a network file system; with the default of 0, files are only counted. A small C
+library, compiled by `cc` into the folder and loaded with LD_PRELOAD, intercepts the C library's open and stat. It
+covers every process that inherits the environment: launchers, node processes, and workers started by exec or fork.
+Each process has its own slot in a mapped file, so killed processes are counted, too. A forked process counts from its
+fork: the ratio of its opens to those of a new interpreter is the share that the fork did not save.
 
-Counted and delayed are calls with an absolute path under one of `folders`, found or not, as a file server would see
-them without a client's cache. The dynamic loader's own opens cannot be intercepted: each library that it loads counts
-once, and its delay follows at the process's next open. Reads are not delayed.
+Calls are counted and delayed if their path is absolute and under one of `folders`, whether the file exists or not, as a
+file server would see them without a client's cache. The dynamic loader's own opens cannot be intercepted: each library
+that it loads counts once, and its delay is added to the process's next open. Reads are not delayed.
 
-strace can delay calls too (`--seccomp-bpf -e inject=openat:delay_enter=1ms`), but not under some folders alone, and it
-needs ptrace and stops at each of the 42,000 calls of importing torch and torchvision. Counting with this library made
-no difference beyond the noise: 4.0 to 4.4 s of CPU without it, 4.0 to 5.0 s with it (4 pairs, 2 shared cores).
+strace can delay calls, too (`--seccomp-bpf -e inject=openat:delay_enter=1ms`), but cannot select folders; it needs
+ptrace and stops at each of the 42,000 calls of importing torch and torchvision. The overhead of this library is within
+the noise: 4.0 to 4.4 s of CPU time without it, 4.0 to 5.0 s with it (4 pairs, 2 shared cores).
 """
 
 from __future__ import annotations
@@ -143,12 +143,12 @@ HEADER_BYTES, SLOT, SLOTS = 256, struct.Struct("=5q216s"), 4096  # as in the C s
 
 @dataclass(frozen=True)
 class Process:
-    """What one process asked for, or a forked one since its fork.
+    """The calls of one process; for a forked process, since its fork.
 
     Args:
-        opens: Calls of open under the folders, of files that exist or not.
-        stats: Calls of stat and lstat.
-        libraries: Shared libraries that it loaded, wherever they are.
+        opens: Calls of open under the folders, including missing files.
+        stats: Calls of stat and lstat under the folders, including missing files.
+        libraries: Shared libraries that it loaded from any folder.
     """
 
     pid: int
@@ -160,22 +160,23 @@ class Process:
 
 
 def environment(folder: Path, delay_seconds: float = 0.0, folders: Sequence[Path] = ()) -> dict[str, str]:
-    """Return the variables under which a command's processes are counted, and each call is delayed.
+    """Return the environment variables that count, and delay, the calls of a command's processes.
 
     Args:
-        folder: Holds the compiled library and the counts; each call starts new counts, so use one folder a command.
-        folders: Where files count; empty: the environment's, the standard library's and those of sys.path.
+        folder: Holds the compiled library and the counts; each call resets the counts, so use one folder per command.
+        folders: Folders whose files are counted; by default those of the environment, the standard library and
+            sys.path.
 
     Raises:
         FileNotFoundError: There is no C compiler `cc`.
-        subprocess.CalledProcessError: It failed.
+        subprocess.CalledProcessError: The compiler failed.
     """
     folder = folder.resolve()
     source, library, table = folder / "slow_files.c", folder / "slow_files.so", folder / "slow_files.table"
     if not library.exists():
         source.write_text(SOURCE)
-        words = ["cc", "-shared", "-fPIC", "-O1", "-w", "-U_FORTIFY_SOURCE", "-o", str(library), str(source)]
-        subprocess.run([*words, "-ldl", "-lpthread"], check=True)
+        compiler = ["cc", "-shared", "-fPIC", "-O1", "-w", "-U_FORTIFY_SOURCE", "-o", str(library), str(source)]
+        subprocess.run([*compiler, "-ldl", "-lpthread"], check=True)
     table.write_bytes(bytes(HEADER_BYTES + SLOTS * SLOT.size))
     found = [str(path) for path in folders] or [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
     return {
@@ -187,9 +188,9 @@ def environment(folder: Path, delay_seconds: float = 0.0, folders: Sequence[Path
 
 
 def processes(folder: Path) -> list[Process]:
-    """Return every process of the command, in the order of their starts; all have exited, or are counted so far.
+    """Return every process of the command, in the order of their starts, with its counts so far.
 
-    A process that replaces itself by exec is counted once per program.
+    A process that calls exec is listed once per program.
     """
     with (folder / "slow_files.table").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as table:
         used = min(struct.unpack_from("=q", table)[0], SLOTS)

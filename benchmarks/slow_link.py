@@ -1,15 +1,15 @@
-"""What do strategies, gradient compression and accumulation gain over a slow link, against DDP written by hand?
+"""How much do strategies, gradient compression and accumulation gain over a slow link, compared with hand-written DDP?
 
     python benchmarks/slow_link.py [MEGABITS...]
 
-Two workers with one thread each, in network namespaces that a link of 1000 and then of 100 Mbit/s each way joins
-(needs root and iproute2); the zoo's ResNet-18 (11.2 million parameters, 44.7 MB of gradients), 8 images of 32 x 32 a
-worker and forward pass, SGD with momentum. The peer is a loop with torch's DistributedDataParallel; the others are the
-trainer's strategies, and "4 passes" accumulates four forward passes in a step. A turn is one step, counted by its
-images, by wall clock; PowerSGD takes the uncompressed steps that it begins with before. The bytes are what a worker
-hands to all-reduce in a step. Three minutes a link.
+Two workers with one thread each, in network namespaces joined by a link of 1000 and then of 100 Mbit/s each way (needs
+root and iproute2). Network: Lockstep's ResNet-18 (11.2 million parameters, 44.7 MB of gradients), with 8 images of
+32 x 32 per worker and forward pass, and SGD with momentum. The peer is a loop with torch's DistributedDataParallel; the
+others are the trainer's strategies; "4 passes" accumulates four forward passes per step. A turn is one step, measured
+per image in wall time; PowerSGD's initial uncompressed steps run before. The bytes are those that a worker passes to
+all-reduce per step. Three minutes per link.
 
-Bar: the trainer's ddp and horovod, without compression, take at most 1.05 of the time of DDP by hand.
+Bar: the trainer's ddp and horovod, without compression, take at most 1.05 times as long as hand-written DDP.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
-ROUNDS = {1000.0: 9, 100.0: 6}  # by megabits a second
+ROUNDS = {1000.0: 9, 100.0: 6}  # by Mbit/s
 BATCH = 8
 DDP, HOROVOD = (ParallelConfig(strategy=name) for name in ("ddp", "horovod"))
 POWERSGD, PLAIN_STEPS = "ddp, powersgd rank 4", 2
@@ -63,7 +63,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
 
 
-def by_hand() -> Work:
+def ddp_loop() -> Work:
     model = DistributedDataParallel(resnet18())
     optimizer = sgd(model)
     images, labels = batch()
@@ -98,7 +98,7 @@ def training(strategy: Strategy, passes: int) -> Work:
 def main(world: World) -> None:
     megabits = float(sys.argv[1])
     strategies: dict[str, Strategy] = {}
-    contestants: dict[str, Callable[[], int]] = {"DDP by hand": by_hand()}
+    contestants: dict[str, Callable[[], int]] = {"hand-written DDP": ddp_loop()}
     for name, (parallel, passes) in CONTESTANTS.items():
         strategies[name] = build_strategy(TrainConfig(parallel=parallel), world, total_steps=1)
         contestants[name] = training(strategies[name], passes)
@@ -106,12 +106,12 @@ def main(world: World) -> None:
         contestants[POWERSGD]()
     name = f"slow_link: {megabits:g} Mbit/s"
     bars = {"ddp": Bar("at most", 1.05), "horovod": Bar("at most", 1.05)}
-    compare_in_workers(world, name, contestants, bars, Unit("ms an image", 1e3), ROUNDS.get(megabits, 6))
+    compare_in_workers(world, name, contestants, bars, Unit("ms per image", 1e3), ROUNDS.get(megabits, 6))
     report_bytes(world, name, {name: (strategy, contestants[name]) for name, strategy in strategies.items()})
 
 
 def report_bytes(world: World, name: str, taken: dict[str, tuple[Strategy, Work]]) -> None:
-    """Take a step more of what compresses, and tell what it sends."""
+    """Run one more step of each strategy with compression; print and record the bytes that it sends."""
     savings = {}
     for compressed, (strategy, turn) in taken.items():
         if strategy.traffic.plain_bytes:
@@ -122,8 +122,8 @@ def report_bytes(world: World, name: str, taken: dict[str, tuple[Strategy, Work]
     if world.is_main:
         for compressed, row in savings.items():
             sent, plain = (row[kind] / 1e6 for kind in ("sent_bytes", "plain_bytes"))
-            print(f"  {compressed:24}{sent:.2f} MB a step instead of {plain:.2f} MB")
-        append_record({"name": f"{name}, bytes a step", "savings": savings})
+            print(f"  {compressed:24}{sent:.2f} MB per step instead of {plain:.2f} MB")
+        append_record({"name": f"{name}, bytes per step", "savings": savings})
 
 
 if __name__ == "__main__":

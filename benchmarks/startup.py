@@ -1,16 +1,16 @@
-"""How long is it from the command to the first step, against torchrun with a script that only imports torch?
+"""How long does a command take to its first step, compared with torchrun and a script that only imports torch?
 
     python benchmarks/startup.py [ROUNDS] [WORKERS ...]
 
-All train digits-net's first step at 64 images a worker and end. The peer, benchmarks/peers/first_step.py, makes random
-images and has no evaluation, records or checkpoint; with one worker it also runs without torchrun. Lockstep's runs are
-`lockstep train digits --max-steps 1`, which load the digits, augment, record, evaluate and save, and the peer's script
-under `lockstep run`. A turn is one command, on all cores, and has three figures: the seconds to the end of the first
-step, as the peer writes it down and as metrics.jsonl has it; to the command's end; and of CPU, over all its processes.
-The launcher's own start and end, with workers that do nothing, is a part of cost_growth.py; what its workers still read
-from files, and what they take of memory, is in one_import.py.
+All train one step of digits-net at 64 images per worker and exit. The peer, benchmarks/peers/first_step.py, uses random
+images and has no evaluation, records or checkpoint; with one worker, it also runs without torchrun. Lockstep runs
+`lockstep train digits --max-steps 1`, which loads the digits, augments, records, evaluates and saves, and the peer's
+script under `lockstep run`. A turn is one command, on all cores, with three figures: the seconds to the end of the
+first step, as written by the peer or in metrics.jsonl; the seconds to the end of the command; and the CPU time of all
+its processes. For the launcher alone, with workers that do nothing, see cost_growth.py; for files and memory of its
+workers, see one_import.py.
 
-Bars of `lockstep train` beside torchrun: see BARS. About 10 minutes with 1, 2 and 4 workers.
+For the bars of `lockstep train` relative to torchrun, see BARS. About 10 minutes with 1, 2 and 4 workers.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ BARS = {
 
 
 def timed(
-    words: list[str],
+    arguments: list[str],
     first_step: Callable[[Path], float],
     prepare: Callable[[Path], object] = lambda folder: None,
 ) -> Reading:
-    """Run Python with these words in a folder of its own, whose name stands for FOLDER among them.
+    """Return a reading that runs Python with the arguments in a temporary folder, whose path replaces FOLDER in them.
 
     Args:
-        first_step: When the first step had ended, in seconds since 1970, by what the command left in the folder.
-        prepare: Puts into the folder what the command needs, before time counts.
+        first_step: Returns the Unix time of the end of the first step, from files that the command wrote to the folder.
+        prepare: Prepares the folder before the measurement.
     """
 
     def turn() -> dict[str, float]:
         with TemporaryDirectory() as folder:
             prepare(Path(folder))
-            command = [sys.executable, *(word.replace("FOLDER", folder) for word in words)]
+            command = [sys.executable, *(argument.replace("FOLDER", folder) for argument in arguments)]
             cpu, began = childrens_cpu_seconds(), time.time()
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             ended, cpu = time.time(), childrens_cpu_seconds() - cpu
@@ -70,7 +70,7 @@ def of_peer(folder: Path) -> float:
 
 
 def of_run(folder: Path) -> float:
-    """Of a session that took one step."""
+    """Return the time of the last step record."""
     records = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
     return float([record["unix_time"] for record in records if record["kind"] == "step"][-1])
 
@@ -93,7 +93,7 @@ def first_steps(workers: int) -> dict[str, Reading]:
 
 def main(rounds: int, sizes: Sequence[int]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does for more than one worker
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process would compile what it imports
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # so that processes can use cached bytecode
     for workers in sizes:
         name = f"startup: first step, {workers} worker{'s' * (workers > 1)}"
         bars = {(figure, "lockstep train"): Bar("at most", most) for figure, most in BARS.get(workers, {}).items()}

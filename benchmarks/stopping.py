@@ -1,10 +1,10 @@
-"""What does it cost a step that the workers agree whether to stop?
+"""How much does the agreement of all workers on whether to stop cost per step?
 
     python benchmarks/stopping.py
 
-Two workers with one thread each take the same steps with `StoppingTogether`, as they do, and with the `Stopping` of one
-worker, which agrees with nobody; a turn is an epoch of 50 steps. The second such contestant shows the noise. The first
-net is as small as any that is trained; the second's step takes as long as a small convolutional net's on a CPU.
+Two workers with one thread each run the same steps with `StoppingTogether`, as real jobs do, and with `Stopping`, which
+has no agreement. A turn is an epoch of 50 steps. `Stopping` competes twice, which shows the measurement noise. The tiny
+net is a lower bound for networks in practice; the small net is a typical small convolutional network for a CPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(world: World) -> None:
                 for kind, stopping in kinds.items()
             }
             bars = {"agreement": Bar("at most", 1.02)} if name == "small net" else {}
-            compare_in_workers(world, f"stopping: {name}", contestants, bars, Unit("ms a step", 1000), rounds=21)
+            compare_in_workers(world, f"stopping: {name}", contestants, bars, Unit("ms per step", 1000), rounds=21)
             world.barrier()
 
 

@@ -1,16 +1,17 @@
-"""How many images a second are trained, by Lockstep and by its peers, on the same network, images, batch and optimizer?
+"""How many images per second do Lockstep and its peers train, on the same network, images, batch and optimizer?
 
     python benchmarks/throughput.py DATA_DIR [--workers 1 2] [--rounds 11] [CASE ...]
 
-DATA_DIR holds MNIST as torchvision keeps it, `cifar10/` as images in class folders and `imagenet-sample/` (ask only
-for CASEs whose data there is); the cases are those of `peers/cases.py`: the examples' network on MNIST, cifar-small and
-resnet18 on CIFAR-10, torchvision's ResNet-18 on photographs of 224 x 224. Peers: a loop with DistributedDataParallel
-written by hand, Hugging Face Accelerate and Lightning Fabric, each with the batches of torchvision's data sets in a
-DataLoader (its own, with one loader process), and each with Lockstep's batches. Lockstep's images and weights are in
-channels_last, as its recipes have them; once more, they are contiguous as the peers' are. Every contestant is a job of
-its own, all with the same number of threads; a turn is one epoch of its training loop. Ratios are to Lockstep: below 1,
-the peer is slower.
-Bars: no peer's median ratio above 1/0.98, its 95 % interval reaching 1.00; on MNIST with its own batches at most 1/1.2.
+DATA_DIR contains MNIST in torchvision's layout, `cifar10/` with images in class folders, and `imagenet-sample/`; pass
+only CASEs whose data is available. The cases are those of `peers/cases.py`: the examples' network on MNIST, cifar-small
+and resnet18 on CIFAR-10, and torchvision's ResNet-18 on photographs of 224 x 224. The peers are a hand-written loop
+with DistributedDataParallel, Hugging Face Accelerate and Lightning Fabric, each with its own batches (torchvision's
+data sets in a DataLoader with one loader process) and with Lockstep's batches. Lockstep's images and weights are in
+channels_last, as in its recipes; another contestant has them contiguous, like the peers. Every contestant is a separate
+job, with the same number of threads; a turn is one epoch of its training loop. Ratios are relative to Lockstep: below
+1, the peer is slower.
+Bars: every peer's median ratio is at most 1/0.98, and its 95 % interval reaches 1.00; on MNIST with a peer's own
+batches, it is at most 1/1.2.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ PEERS = {
 
 
 def commands(name: str, folder: Path, workers: int) -> dict[str, list[str]]:
-    """What starts each contestant's job."""
+    """Return the command of each contestant's job."""
     ours = [sys.executable, "-m", "lockstep", "run", "-np", str(workers), "--log-dir", str(folder / "logs")]
     job = [*ours, "--", sys.executable, "lockstep_job.py", name, str(folder), "lockstep"]
     found = {"Lockstep": job, CONTIGUOUS: [*job, "--contiguous"]}
-    for batches, whose in (("own", "its own"), ("lockstep", "Lockstep's")):
+    for batches, source in (("own", "its own"), ("lockstep", "Lockstep's")):
         for peer, (script, *packages) in PEERS.items():
             launch = [
                 python_with(*packages),
@@ -57,7 +58,7 @@ def commands(name: str, folder: Path, workers: int) -> dict[str, list[str]]:
                 "--nproc-per-node",
                 str(workers),
             ]
-            found[f"{peer}, {whose} batches"] = [*launch, script, name, str(folder), batches]
+            found[f"{peer}, {source} batches"] = [*launch, script, name, str(folder), batches]
     return found
 
 
@@ -66,7 +67,7 @@ def bar(name: str, title: str) -> Bar:
 
 
 def prepare(source: Path, folder: Path) -> None:
-    """One folder in which every contestant finds the images where it looks for them."""
+    """Link or convert the images to the layout in `folder` that every contestant expects."""
     for there, here in (("MNIST", "MNIST"), ("imagenet-sample", "photographs")):
         if (source / there).is_dir():
             (folder / here).symlink_to((source / there).resolve())
@@ -82,19 +83,19 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=11)
-    words = parser.parse_args()
-    if unknown := [name for name in words.cases if name not in CASES]:
-        parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        prepare(words.data_dir, folder)
-        for name in words.cases or CASES:
-            for workers in words.workers:
+    given = parser.parse_args()
+    if unknown := [name for name in given.cases if name not in CASES]:
+        parser.error(f"unknown case {unknown[0]!r}; choose from {', '.join(CASES)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        prepare(given.data_dir, folder)
+        for name in given.cases or CASES:
+            for workers in given.workers:
                 jobs = commands(name, folder, workers)
                 with contestants(jobs, workers) as works:
                     bars = {title: bar(name, title) for title in works if "batches" in title}
                     title = f"throughput: {name}, {workers} worker{'s' if workers > 1 else ''}"
-                    compare(title, works, bars, Unit("images/s", per_second=True), words.rounds)
+                    compare(title, works, bars, Unit("images/s", per_second=True), given.rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two workers for benchmarks: rank 0 measures, the others do the same work at the same time."""
+"""Workers for benchmarks: rank 0 measures, and the others do the same work at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.world.world import World, connect, usable_cores
 
 
 def in_workers(size: int, main: Callable[[World], None]) -> None:
-    """Call `main` in `size` workers with one thread each, started here unless this is one of them."""
+    """Start `size` workers with one thread each that call `main`, or call it if this process is such a worker."""
     place = Place.from_environment()
     if place.launcher == "none":
         from lockstep.launch.controller.job import run_job
@@ -33,7 +33,7 @@ def in_workers(size: int, main: Callable[[World], None]) -> None:
 def compare_in_workers(
     world: World, name: str, contestants: Mapping[str, Work], bars: Mapping[str, Bar], unit: Unit, rounds: int
 ) -> None:
-    """`harness.compare`, with every worker doing each turn."""
+    """Run `harness.compare` with every worker running each turn."""
     names = list(contestants)
     if world.is_main:
 

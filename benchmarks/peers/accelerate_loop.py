@@ -1,4 +1,4 @@
-"""The peer with Hugging Face Accelerate, as its examples are written.
+"""The peer with Hugging Face Accelerate, written like its examples.
 
 python accelerate_loop.py CASE FOLDER own|lockstep, under torchrun
 """

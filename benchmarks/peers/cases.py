@@ -1,8 +1,8 @@
-"""The work that all contestants of `benchmarks/throughput.py` share: network, images, batch and optimizer.
+"""The work shared by all contestants of `benchmarks/throughput.py`: network, images, batch and optimizer.
 
-A turn is an epoch of `steps` steps. The peers make their batches as their own examples do, with torchvision's data sets
-and transforms in a DataLoader ("own"), or are given those of `lockstep.data.loaders` ("lockstep"). A network comes from
-`lockstep.models`, for all of them alike.
+A turn is an epoch of `steps` steps. The peers load batches as in their examples, with torchvision's data sets and
+transforms in a DataLoader ("own"), or with `lockstep.data.loaders` ("lockstep"). All contestants use networks of
+`lockstep.models`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DEVIATIONS = {"mnist": (0.3081,), "cifar10": (0.2470, 0.2435, 0.2616), "photogra
 
 @dataclass(frozen=True)
 class Case:
-    """One question of images a second.
+    """A case to measure in images per second.
 
     Args:
-        arch: As `lockstep train --model` takes it.
-        batch: Images of one worker in one step.
-        steps: Of a turn.
+        arch: Name of the network, as for `lockstep train --model`.
+        batch: Images per worker and step.
+        steps: Steps per turn.
     """
 
     arch: str
@@ -60,7 +60,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Task:
-    """What the command line of a peer asks for: a case, its data, who makes the batches."""
+    """The arguments of a peer: a case, its data, and the source of batches."""
 
     case: Case
     folder: Path
@@ -75,7 +75,11 @@ class Task:
         return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
     def batches(self, rank: int, workers: int, processes: int = 1) -> Iterable[Any]:
-        """The epoch's (images, labels) of one worker, its own shuffled share; `processes` make those from files."""
+        """Return an epoch's (images, labels) of one worker, from its shuffled share of the data.
+
+        Args:
+            processes: Number of loader processes of the peer's own pipeline.
+        """
         if self.is_own_pipeline:
             dataset = self.dataset(workers)
             sampler: Any = DistributedSampler(dataset, workers, rank)
@@ -90,15 +94,15 @@ class Task:
         return self.lockstep_batches(rank, workers)
 
     def dataset(self, workers: int) -> Dataset[Any]:
-        """As many images as an epoch takes, made ready one by one."""
+        """Return a data set with the images of one epoch, transformed one at a time."""
         case = self.case
         change: list[Any] = []
         if case.crop_and_flip and case.side >= 224:
             change = [transforms.RandomResizedCrop(case.side), transforms.RandomHorizontalFlip()]
         elif case.crop_and_flip:
             change = [transforms.RandomCrop(case.side, padding=4), transforms.RandomHorizontalFlip()]
-        normalise = transforms.Normalize(MEANS[case.images], DEVIATIONS[case.images])
-        transform = transforms.Compose([*change, transforms.ToTensor(), normalise])
+        normalize = transforms.Normalize(MEANS[case.images], DEVIATIONS[case.images])
+        transform = transforms.Compose([*change, transforms.ToTensor(), normalize])
         whole: Any
         if case.images == "mnist":
             whole = datasets.MNIST(str(self.folder), transform=transform)
@@ -118,7 +122,7 @@ class Task:
 
 
 class Arrays(Dataset[tuple[torch.Tensor, int]]):
-    """Images of an array [N, H, W, C], as torchvision's CIFAR10 keeps and hands them out."""
+    """Images in an array [N, H, W, C], stored and returned like those of torchvision's CIFAR10."""
 
     def __init__(self, path: Path, transform: transforms.Compose):
         content = np.load(path)
@@ -132,11 +136,11 @@ class Arrays(Dataset[tuple[torch.Tensor, int]]):
 
 
 def asked() -> Task:
-    """The command line: CASE FOLDER own|lockstep [--contiguous]."""
+    """Parse the command line: CASE FOLDER own|lockstep [--contiguous]."""
     parser = argparse.ArgumentParser()
     parser.add_argument("case", choices=CASES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("batches", choices=("own", "lockstep"))
-    parser.add_argument("--contiguous", action="store_true", help="of Lockstep's job: not in channels_last")
-    words = parser.parse_args()
-    return Task(CASES[words.case], words.folder, words.batches == "own", words.contiguous)
+    parser.add_argument("--contiguous", action="store_true", help="do not use channels_last in Lockstep's job")
+    given = parser.parse_args()
+    return Task(CASES[given.case], given.folder, given.batches == "own", given.contiguous)

@@ -1,4 +1,4 @@
-"""The peer that people write by hand: DistributedDataParallel, or the bare model where there is one worker.
+"""A hand-written peer: DistributedDataParallel, or the bare model with one worker.
 
 python ddp_loop.py CASE FOLDER own|lockstep, under torchrun
 """
@@ -33,7 +33,7 @@ def epoch() -> int:
         optimizer.step()
         images_seen += len(labels)
         if step % 20 == 0:
-            loss.item()  # as people log it
+            loss.item()  # for logging
     return images_seen
 
 

@@ -1,4 +1,4 @@
-"""The peer with Lightning Fabric, as its examples are written.
+"""The peer with Lightning Fabric, written like its examples.
 
 python fabric_loop.py CASE FOLDER own|lockstep, under torchrun
 """

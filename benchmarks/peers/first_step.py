@@ -1,8 +1,8 @@
-"""What someone writes by hand for the first step of digits-net: torch alone, and DDP for several workers.
+"""A hand-written script for the first step of digits-net: torch alone, and DDP for several workers.
 
     torchrun --nproc-per-node N benchmarks/peers/first_step.py FILE
 
-The images are random. When the first step has ended, rank 0 writes the time to FILE, in seconds since 1970.
+The images are random. After the first step, rank 0 writes the Unix time to FILE.
 """
 
 import os
@@ -26,7 +26,7 @@ model: nn.Module = nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 if workers > 1:
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After the optimizer: creating it imports modules that would keep a reference to the process group.
     torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(model)
 images, labels = torch.randn(BATCH, 1, 8, 8), torch.randint(0, 10, (BATCH,))
@@ -37,5 +37,5 @@ loss.item()
 if rank == 0:
     Path(sys.argv[1]).write_text(f"{time.time():.6f}")
 if workers > 1:
-    del model, loss  # they hold the group, whose threads may abort Python's exit
+    del model, loss  # they reference the group, whose threads may abort Python at exit
     torch.distributed.destroy_process_group()

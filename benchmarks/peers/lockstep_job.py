@@ -1,8 +1,8 @@
-"""Lockstep's own turn: an epoch of its real training loop, with its loader, metrics, records and TensorBoard.
+"""The Lockstep contestant: an epoch of the real training loop, with its loader, metrics, records and TensorBoard.
 
 python lockstep_job.py CASE FOLDER lockstep [--contiguous], under `lockstep run`
 
-Images and weights are in channels_last, as Lockstep's recipes for such data have them, unless asked otherwise.
+Images and weights are in channels_last, as in Lockstep's recipes for such data, unless --contiguous is given.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from lockstep.data.sources import image_folder, torchvision_sets
 CPU = torch.device("cpu")
 
 
-def data_of(case: Case, place: Path, workers: int) -> ImageData:
-    """As many images as an epoch takes."""
+def data_of(case: Case, folder: Path, workers: int) -> ImageData:
+    """Return a data set with the images of one epoch."""
     count = case.batch * case.steps * workers
     if case.images == "mnist":
-        data = torchvision_sets.load("mnist", place, download=False)
+        data = torchvision_sets.load("mnist", folder, download=False)
     elif case.images == "cifar10":
-        content = np.load(place / "cifar10.npz")
+        content = np.load(folder / "cifar10.npz")
         images = torch.from_numpy(content["images"]).permute(0, 3, 1, 2).contiguous()
         split = MemorySplit(images, torch.from_numpy(content["labels"]))
         spec = InputSpec(3, 32, 32, MEANS["cifar10"], DEVIATIONS["cifar10"])
         data = ImageData("cifar10", tuple("0123456789"), split, split, spec)
     else:
-        data = image_folder.load(place / "photographs", DataConfig(dataset=str(place / "photographs")))
+        data = image_folder.load(folder / "photographs", DataConfig(dataset=str(folder / "photographs")))
     return dataclasses.replace(data, train=_first(data.train, count))
 
 
@@ -57,7 +57,7 @@ def augmentation(case: Case) -> AugmentConfig:
 
 
 def loader_of(case: Case, data: ImageData, rank: int, workers: int) -> TrainLoader:
-    """The same batches for a loop that is not Lockstep's."""
+    """Return Lockstep's loader for a peer's loop."""
     processes = 0 if isinstance(data.train, MemorySplit) else 1
     reader = reader_for(data.train, data.input, Placement(CPU), augmentation(case), processes=processes)
     sharding = Sharding(len(data.train), case.batch * workers, rank, workers, drop_last=True)

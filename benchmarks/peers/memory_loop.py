@@ -1,9 +1,9 @@
-"""A DistributedDataParallel loop by hand, whose workers read their own memory; nothing of Lockstep but the network.
+"""A hand-written DistributedDataParallel loop that measures its own memory; it uses only the network from Lockstep.
 
     torchrun --nproc-per-node N benchmarks/peers/memory_loop.py FOLDER NET STEPS      peak, after some steps
     torchrun --nproc-per-node N benchmarks/peers/memory_loop.py FOLDER SECONDS        samples over time
 
-A worker leaves FOLDER/RANK.json.
+Each worker writes FOLDER/RANK.json.
 """
 
 import json
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(net: str, samples: int, batch: int, goes_on: Callable[[], bool]) -> None:
-    """Until `goes_on` says no, which every worker must say after the same step."""
+    """Train until `goes_on` returns False, which must happen after the same step on every worker."""
     model: nn.Module = network(net)
     if dist.get_world_size() > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -36,7 +36,7 @@ def train(net: str, samples: int, batch: int, goes_on: Callable[[], bool]) -> No
 
 
 def is_over(end: float) -> bool:
-    """What rank 0 says."""
+    """Return whether rank 0's time is over (collective)."""
     over = torch.tensor(int(time.monotonic() >= end))
     dist.broadcast(over, 0)
     return bool(over.item())

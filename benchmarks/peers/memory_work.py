@@ -1,4 +1,4 @@
-"""What the jobs of memory.py have in common: networks of the zoo, noise held as bytes, and reading one's own memory."""
+"""Shared by the jobs of memory.py: networks of `lockstep.models`, noise stored as bytes, and memory measurement."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ SHAPES = {"digits-net": (1, 8), "mnist-net": (1, 28), "cifar-small": (3, 32), "r
 PEAK_BATCH, GROWTH_BATCH = 128, 16
 GROWTH_NET, EPOCH_STEPS = "digits-net", 50
 EVERY_SECONDS = 0.25
-ASK_EVERY = 100  # steps, after which workers agree whether time is over
+ASK_EVERY = 100  # steps between agreements on whether time is over
 
 
 def own_bytes() -> dict[str, int]:
-    """This process's memory: its own (uss), with its share of what others map too (pss), and the most so far."""
+    """Return this process's memory: USS, PSS, and the peak of resident memory."""
     kilobytes: dict[str, int] = {}
     for name in ("smaps_rollup", "status"):
         for line in Path("/proc/self", name).read_text().splitlines():
-            words = line.split()
-            if len(words) == 3 and words[2] == "kB":
-                kilobytes[words[0].rstrip(":")] = int(words[1])
+            fields = line.split()
+            if len(fields) == 3 and fields[2] == "kB":
+                kilobytes[fields[0].rstrip(":")] = int(fields[1])
     uss = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
     return {"uss": 1024 * uss, "pss": 1024 * kilobytes["Pss"], "peak": 1024 * kilobytes["VmHWM"]}
 
 
 class Samples:
-    """Reads this process's memory from time to time: [step, bytes] pairs."""
+    """Samples this process's memory periodically, as [step, bytes] pairs."""
 
     def __init__(self) -> None:
         self.pairs: list[list[int]] = []
         self._steps, self._next = 0, 0.0
 
     def step(self) -> int:
-        """Count a step; how many there were."""
+        """Count a step; return the number of steps."""
         self._steps += 1
         if time.monotonic() >= self._next:
             self.pairs.append([self._steps, own_bytes()["uss"]])
@@ -46,18 +46,21 @@ class Samples:
         return self._steps
 
     def until(self, is_over: Callable[[], bool]) -> Callable[[], bool]:
-        """Counts a step a call, and says whether to go on; `is_over` is asked of all workers after the same steps."""
+        """Return a function that counts a step and returns whether to continue.
+
+        It calls `is_over` after the same steps on all workers.
+        """
         return lambda: self.step() % ASK_EVERY != 0 or not is_over()
 
 
 def steps(count: int) -> Callable[[], bool]:
-    """Whether to go on after each of so many steps."""
+    """Return a function that returns whether to continue, for `count` steps."""
     left = iter(range(count - 1, -1, -1))
     return lambda: next(left) > 0
 
 
 def noise(net: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, uint8 [N, C, H, W], and labels, int64 [N]: the same for all workers."""
+    """Return uint8 images [N, C, H, W] and int64 labels [N], equal on all workers."""
     torch.manual_seed(0)
     channels, side = SHAPES[net]
     pixels = torch.randint(0, 256, (samples, channels, side, side), dtype=torch.uint8)
@@ -70,7 +73,7 @@ def network(net: str) -> nn.Module:
 
 
 def batches(net: str, samples: int, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of noise without end, in a new order each epoch."""
+    """Yield endless batches of noise, in a new order each epoch."""
     pixels, labels = noise(net, samples)
     while True:
         for indices in torch.randperm(samples).split(batch):

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Net(nn.Module):
-    """Grey images [N, 1, 28, 28], floating, to logits [N, 10]."""
+    """Maps floating-point grayscale images [N, 1, 28, 28] to logits [N, num_classes]."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The first step of first_step.py, beside this file; then wait, if so asked, until the memory has been measured.
+"""Run first_step.py; then, with "stay", wait until the memory is measured.
 
     python benchmarks/peers/step_and_stay.py FOLDER [stay]
 
-Leaves FOLDER/PID.pid when the step has been taken, and goes on when FOLDER/go is there.
+Creates FOLDER/PID.pid after the step; with "stay", exits when FOLDER/go exists.
 """
 
 import os

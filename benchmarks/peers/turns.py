@@ -1,6 +1,6 @@
-"""The contestant's side of `benchmarks/contestants.py`: take a turn, in all workers at once, whenever it is asked for.
+"""The contestant's side of `benchmarks/contestants.py`: run a turn on request, in all workers at once.
 
-Needs nothing but torch, so that every peer's environment can import it.
+Needs only torch, so that every peer's environment can import it.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ ADDRESS = "LOCKSTEP_BENCHMARK_SOCKET"
 
 
 def take_turns(turn: Callable[[], int]) -> None:
-    """Call `turn`, which returns the units of work that this worker did, until the harness hangs up.
+    """Call `turn`, which returns this worker's units of work, until the harness closes the connection.
 
-    Every worker calls this, after torch.distributed was initialised where there are several.
+    Every worker must call this; with several workers, after torch.distributed is initialized.
     """
     if not dist.is_initialized() or dist.get_rank() == 0:
-        for answer in _questions():
-            _tell(1)
-            answer(_summed(turn()))
-        _tell(0)
+        for reply in _requests():
+            _broadcast(1)
+            reply(_summed(turn()))
+        _broadcast(0)
     else:
-        while _tell(0):
+        while _broadcast(0):
             _summed(turn())
 
 
-def _questions() -> Iterator[Callable[[int], None]]:
+def _requests() -> Iterator[Callable[[int], None]]:
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(os.environ[ADDRESS])
         while link.recv(1):
             yield lambda units: link.sendall(f"{units}\n".encode())
 
 
-def _tell(more: int) -> int:
-    """Rank 0's word, in every worker."""
-    word = torch.tensor([more])
+def _broadcast(more: int) -> int:
+    """Return rank 0's value on every worker."""
+    value = torch.tensor([more])
     if dist.is_initialized():
-        dist.broadcast(word, 0)
-    return int(word)
+        dist.broadcast(value, 0)
+    return int(value)
 
 
 def _summed(units: int) -> int:
-    """Over all workers; it ends when the last has ended its turn."""
+    """Return the sum over all workers; returns when the last worker has finished its turn."""
     total = torch.tensor([units])
     if dist.is_initialized():
         dist.all_reduce(total)

@@ -29,9 +29,9 @@ def write(samples: list[tuple[str, int]], path: str) -> str:
     return path
 
 
-with tempfile.TemporaryDirectory() as place:
+with tempfile.TemporaryDirectory() as scratch:
     samples = datasets.ImageFolder(f"{folder}/train").samples
-    shards = [write(samples[part::SHARDS], f"{place}/{part}.tar") for part in range(SHARDS)]
+    shards = [write(samples[part::SHARDS], f"{scratch}/{part}.tar") for part in range(SHARDS)]
     dataset = (
         webdataset.WebDataset(shards, shardshuffle=SHARDS)
         .shuffle(1000)

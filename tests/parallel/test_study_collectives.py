@@ -67,7 +67,7 @@ def _lie(world: World) -> str:
 def test_a_wrong_result_on_one_worker_is_an_error_on_all() -> None:
     errors = run_in_workers(3, _lie)
     assert errors[0] == errors[1] == errors[2]
-    assert "all_reduce of 64 bytes has given a wrong result on worker 1 of 3" in errors[0]
+    assert "all_reduce of 64 bytes returned a wrong result on rank 1 of 3 workers" in errors[0]
 
 
 def _refuse(world: World) -> Any:

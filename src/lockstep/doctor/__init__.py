@@ -1,1 +1,1 @@
-"""What `lockstep doctor` examines: this `machine`, or all `hosts` of a job, by a `probe_worker` on each."""
+"""The checks of `lockstep doctor`: of this `machine`, or of all `hosts` of a job with a `probe_worker` on each."""

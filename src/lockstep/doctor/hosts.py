@@ -1,7 +1,7 @@
-"""The examination behind `lockstep doctor -H a,b`: each host's facts, what is between them, and what is wrong.
+"""The checks of `lockstep doctor -H a,b`: facts of each host, links between them, and problems.
 
-The launcher starts a worker on each host (`lockstep.doctor.probe_worker`), so that what keeps a job from starting is
-told here in the same words and with the same exit code.
+The launcher starts a worker on each host (`lockstep.doctor.probe_worker`), so a problem that prevents a job from
+starting is reported with the same message and exit code as for a job.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from lockstep.world.world import usable_cores
 
 MAX_CLOCK_SECONDS = 0.5
 MAX_LATENCY_SECONDS = 5e-3
-MIN_BITS_PER_SECOND = 0.5e9  # half of what Gigabit Ethernet has
-SLOW = 1 / 3  # of what the fastest two hosts have between them
+MIN_BITS_PER_SECOND = 0.5e9  # half of Gigabit Ethernet
+SLOW = 1 / 3  # share of the fastest pair's bandwidth
 MODEL_BITS = 8 * 100e6  # the gradients of ResNet-50
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the hosts have said, in the order of the plan."""
+    """The facts and links of all hosts, in the order of the plan."""
 
     hosts: Sequence[HostFacts]
     links: Sequence[Link]
 
 
 def plan_probe(where: LaunchOptions) -> JobPlan:
-    """The job that examines the hosts: one worker on each of them, whatever their slots.
+    """Plan the job that checks the hosts, with one worker per host independent of slots.
 
     Raises:
-        ConfigError: The options contradict each other, or are of nodes that are started by hand.
+        ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
     command = [where.python or sys.executable, "-m", "lockstep.doctor.probe_worker"]
-    where = replace(where, preload=False)  # it needs torch alone, and shares it with nobody
+    where = replace(where, preload=False)  # a single worker per host gains nothing from preloading
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
     if plan.by_hand:
-        raise ConfigError("doctor goes to the hosts itself; name them by -H, not by --nodes or --dist-url")
+        raise ConfigError("doctor cannot be combined with --nodes or --dist-url; pass the hosts with -H")
     nodes = tuple(replace(node, workers=1) for node in plan.nodes)
-    return replace(plan, nodes=nodes, notes=("one worker a host, whatever its slots",))
+    return replace(plan, nodes=nodes, notes=("one worker per host, independent of slots",))
 
 
 def examine_hosts(plan: JobPlan) -> Report | int:
-    """Carry out the plan; the launcher's exit code where it fails, which it has then told of."""
+    """Run the plan; return the report or, if the job failed and printed why, the launcher's exit code."""
     from lockstep.launch.controller.job import run_job
 
-    told = io.BytesIO()
-    with redirect_stdout(io.TextIOWrapper(told)):
+    output = io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(output)):
         code = run_job(plan, OutputPlan(plan.workers, prefixed=False))
-        lines = told.getvalue().splitlines()
+        lines = output.getvalue().splitlines()
     if code:
         return code
     report = json.loads(lines[-1])
@@ -69,7 +69,7 @@ def examine_hosts(plan: JobPlan) -> Report | int:
 
 
 def troubles(report: Report) -> list[str]:
-    """What is wrong and how to mend it, a line each; none where all is well."""
+    """Return one line per problem, with its fix; empty if there is none."""
     lines = [f"{host.host}: {remedy}" for host in report.hosts for remedy in host.remedies]
     return [*lines, *_clocks(report.hosts), *_gpus(report.hosts), *_links(report)]
 
@@ -79,8 +79,8 @@ def _clocks(hosts: Sequence[HostFacts]) -> Iterator[str]:
         if abs(host.clock_seconds) - host.clock_error_seconds > MAX_CLOCK_SECONDS:
             ahead = "ahead of" if host.clock_seconds > 0 else "behind"
             yield (
-                f"{host.host}: its clock is {abs(host.clock_seconds):.1f} s {ahead} that of {hosts[0].host}, which "
-                f"mixes up logs and files' times: turn on NTP on both (timedatectl set-ntp true)"
+                f"{host.host}: its clock is {abs(host.clock_seconds):.1f} s {ahead} that of {hosts[0].host}, so "
+                f"timestamps of logs and files do not match; enable NTP on both (timedatectl set-ntp true)"
             )
 
 
@@ -89,8 +89,8 @@ def _gpus(hosts: Sequence[HostFacts]) -> Iterator[str]:
     for host in hosts:
         if most.gpus and not host.gpus:
             yield (
-                f"{host.host}: torch sees no GPU there, but {len(most.gpus)} on {most.host}: compare `nvidia-smi` and "
-                f"torch.version.cuda there, leave this host out, or add --device cpu"
+                f"{host.host}: torch finds no GPU, while {most.host} has {len(most.gpus)}; compare `nvidia-smi` and "
+                f"torch.version.cuda on both, remove this host, or add --device cpu"
             )
 
 
@@ -102,24 +102,22 @@ def _links(report: Report) -> Iterator[str]:
     facts = {host.host: host for host in report.hosts}
     for link in report.links:
         names = " and ".join(link.hosts) if len(link.hosts) == 2 else "all hosts together"
-        names += f" by {link.library}" if link.library != GLOO else ""
+        names += f" over {link.library}" if link.library != GLOO else ""
         other = sorted({name for host in link.hosts for name in facts[host].others})
-        remedy = (
-            f"try another network (--interface; there is {', '.join(other)})" if other else "check cable and switch"
-        )
+        fix = f"try another network (--interface {' or '.join(other)})" if other else "check cable and switch"
         if link.error:
-            yield f"{names}: no connection ({link.error}): is there a firewall between them? Else {remedy}"
+            yield f"{names}: no connection ({link.error}); check for a firewall between them, or {fix}"
             continue
         speed = link.bits_per_second
         if speed < MIN_BITS_PER_SECOND or (len(link.hosts) == 2 and speed < SLOW * fastest[link.library]):
             yield (
-                f"{names}: {rate(speed)} is slow; the gradients of a ResNet-50 take {MODEL_BITS / speed:.1f} s "
-                f"a step: {remedy}"
+                f"{names}: {rate(speed)} is slow: sending the gradients of a ResNet-50 takes {MODEL_BITS / speed:.1f} "
+                f"s per step; {fix}"
             )
         if link.latency_seconds > MAX_LATENCY_SECONDS:
             yield (
-                f"{names}: a small all-reduce takes {1000 * link.latency_seconds:.1f} ms: are the hosts busy, or far "
-                f"from each other? Choose ones of the same network"
+                f"{names}: a small all-reduce takes {1000 * link.latency_seconds:.1f} ms; check whether the hosts are "
+                f"busy, or choose hosts in the same network"
             )
 
 
@@ -130,7 +128,7 @@ def rate(bits_per_second: float) -> str:
 
 
 def show(report: Report) -> list[str]:
-    """Print the tables and the verdict; the lines of what is wrong."""
+    """Print the tables and the problems; return the problems."""
     from rich.console import Console
     from rich.table import Table
 
@@ -138,9 +136,9 @@ def show(report: Report) -> list[str]:
     for host in report.hosts:
         offset = f"{1000 * host.clock_seconds:+.1f} ± {1000 * host.clock_error_seconds:.1f} ms"
         gpus = ", ".join(f"{host.gpus.count(name)} × {name}" for name in dict.fromkeys(host.gpus)) or "none"
-        way = f"{host.interface or 'any'} {host.address}".strip()
-        hosts.add_row(host.host, *host.versions.values(), offset, gpus, way)
-    links = Table("between", "by", "small all-reduce", "bandwidth each way", show_edge=False)
+        interface = f"{host.interface or 'any'} {host.address}".strip()
+        hosts.add_row(host.host, *host.versions.values(), offset, gpus, interface)
+    links = Table("hosts", "backend", "small all-reduce", "bandwidth each way", show_edge=False)
     for link in report.links:
         names = "all together" if len(link.hosts) > 2 else " and ".join(link.hosts)
         figures = (f"{1000 * link.latency_seconds:.2f} ms", rate(link.bits_per_second))

@@ -1,4 +1,4 @@
-"""The examination behind `lockstep doctor`: facts of this machine, each with a remedy if it stands in the way."""
+"""The checks of `lockstep doctor`: facts of this machine, each with a fix if it is a problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIN_OPEN_FILES = 1024
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact; `remedy` is "" where nothing is wrong."""
+    """One fact; `remedy` is the fix, or "" if there is no problem."""
 
     subject: str
     found: str
@@ -36,7 +36,7 @@ class Fact:
 
 
 def examine() -> list[Fact]:
-    """Look at everything that a job on this machine depends on."""
+    """Check everything that a job on this machine depends on."""
     return [*_versions(), *_devices(), _backends(), _launcher(), *_machine(), *_storage(), _loopback()]
 
 
@@ -49,7 +49,7 @@ def _versions() -> Iterator[Fact]:
     yield Fact(
         "torch",
         found,
-        "" if number >= MIN_TORCH else "Lockstep needs torch 2.8 or newer: pip install -U torch",
+        "" if number >= MIN_TORCH else "Lockstep needs torch 2.8 or newer; run pip install -U torch",
     )
     yield Fact("torchvision", version("torchvision"))
 
@@ -68,20 +68,20 @@ def _devices() -> Iterator[Fact]:
 
 
 def _why_no_gpu(drivers: str) -> str:
-    """What to do where there is a driver, and so a GPU."""
+    """Return how to fix that torch finds no GPU; "" if there is no driver, and so no GPU."""
     hidden = [f"{name}={os.environ[name]}" for name in accelerator.VISIBLE if os.environ.get(name) in ("", "-1")]
     if hidden:
-        return f"{' and '.join(hidden)} hides all GPUs: unset {'it' if len(hidden) == 1 else 'them'} to use them"
+        return f"{' and '.join(hidden)} hides all GPUs; to use them, unset {'it' if len(hidden) == 1 else 'them'}"
     if not drivers:
         return ""
-    return f"torch sees no GPU ({accelerator.why_none() or 'and does not say why'}): install the torch built for it"
+    return f"torch finds no GPU ({accelerator.why_none() or 'reason unknown'}); install the torch build for your GPU"
 
 
 def _backends() -> Fact:
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Fact("backends", "none", "this torch is built without torch.distributed; install another build")
+        return Fact("backends", "none", "this torch build lacks torch.distributed; install another build")
     return Fact("backends", ", ".join(accelerator.libraries()))
 
 
@@ -89,10 +89,10 @@ def _launcher() -> Fact:
     try:
         place = Place.from_environment()
     except WorldError as error:
-        return Fact("launcher", "contradictory variables", str(error))
+        return Fact("launcher", "inconsistent variables", str(error))
     if place.launcher == "none":
-        return Fact("launcher", "none: start workers with lockstep train -np N, or torchrun")
-    return Fact("launcher", f"{place.launcher}: worker {place.rank} of {place.size}, node {place.node}")
+        return Fact("launcher", "none; start workers with lockstep train -np N, or torchrun")
+    return Fact("launcher", f"{place.launcher}: rank {place.rank} of {place.size} workers, node {place.node}")
 
 
 def _machine() -> Iterator[Fact]:
@@ -100,31 +100,31 @@ def _machine() -> Iterator[Fact]:
     import torch
 
     usable, total = usable_cores(), os.cpu_count()
-    yield Fact("cores", f"{usable} usable of {total}; torch uses {torch.get_num_threads()} threads in one worker")
+    yield Fact("cores", f"{usable} usable of {total}; torch uses {torch.get_num_threads()} threads per worker")
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         fits = threads.isdigit() and int(threads) <= usable
-        remedy = "" if fits else f"more threads than cores wait for each other: export OMP_NUM_THREADS={usable}"
+        remedy = "" if fits else f"more threads than cores slow training down; export OMP_NUM_THREADS={usable}"
         yield Fact("OMP_NUM_THREADS", threads, remedy)
     memory = psutil.virtual_memory()
-    low = "close to full: end other programs, or lower --batch-size" if memory.available < GIB else ""
+    low = "little memory left; stop other programs, or lower --batch-size" if memory.available < GIB else ""
     yield Fact("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free", low)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = "" if limit >= MIN_OPEN_FILES else f"loader processes may run out of files: ulimit -n {MIN_OPEN_FILES}"
+    remedy = "" if limit >= MIN_OPEN_FILES else f"too few for loader processes; run ulimit -n {MIN_OPEN_FILES}"
     yield Fact("open files", f"at most {limit:,}", remedy)
 
 
 def _storage() -> Iterator[Fact]:
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
-    remedy = "" if free >= MIN_DISK_BYTES else "little room for checkpoints: choose another disk with --run-dir"
+    remedy = "" if free >= MIN_DISK_BYTES else "little space for checkpoints; choose another disk with --run-dir"
     if not os.access(folder, os.W_OK):
-        remedy = "this folder cannot be written to: go elsewhere, or choose --run-dir"
+        remedy = "this folder is not writable; change to another folder, or choose one with --run-dir"
     yield Fact("this folder", f"{free / GIB:.1f} GiB free in {folder}", remedy)
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
-        small = "loader processes hand over batches there: add --workers 0, or enlarge it (docker run --shm-size=2g)"
+        small = "too small for loader processes; enlarge it (docker run --shm-size=2g), or add --workers 0"
         yield Fact("/dev/shm", f"{free / GIB:.1f} GiB free", "" if free >= MIN_SHARED_MEMORY_BYTES else small)
 
 
@@ -133,5 +133,5 @@ def _loopback() -> Fact:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
-        return Fact("loopback", "does not work", f"workers on one machine talk over 127.0.0.1: {error}")
+        return Fact("loopback", "does not work", f"workers on one machine need 127.0.0.1, which failed: {error}")
     return Fact("loopback", "works")

@@ -1,8 +1,8 @@
-"""What `lockstep doctor -H a,b` runs on each host: its facts, its clock, and the time of all-reduces between hosts.
+"""The worker that `lockstep doctor -H a,b` runs on each host: it collects facts and measures clocks and all-reduces.
 
-One worker a host. They have the job's store in common. Gloo, or between GPUs their own library, joins only those that
-are being measured, and that have reached each other before (Gloo itself would try for minutes, and name no host). Rank
-0 prints a line of JSON.
+The workers share the job's store. Only hosts that are being measured, and that can connect to each other, join a
+process group of Gloo or, between GPUs, of the GPUs' backend; otherwise Gloo would retry for minutes without naming the
+host. Rank 0 prints the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from lockstep.world.store import LOOPBACK
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-STORE_SECONDS = 300.0  # within which the slowest host has to have imported torch
-REACH_SECONDS = 5.0  # within which hosts that can reach each other at all have done so
+STORE_SECONDS = 300.0  # timeout for the slowest host to import torch
+REACH_SECONDS = 5.0  # timeout for connecting to a host
 REDUCE_SECONDS = 60.0
 CLOCK_ROUNDS = 20
 SMALL_ROUNDS, LARGE_ROUNDS = 50, 3
@@ -48,15 +48,16 @@ LARGE_DEVICE_BYTES = 64 << 20  # 5 ms at 100 Gbit/s
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host says of itself.
+    """Facts of a host.
 
     Args:
         host: Its name in the plan.
-        versions: Lockstep's, Python's and torch's, by name.
-        clock_seconds: By how much its clock is ahead of the first host's, give or take `clock_error_seconds`.
-        interface: The one that Gloo uses; `others` are there besides, containers' bridges left out.
-        remedies: What stands in the way of a job there, as `lockstep doctor` says it on that host.
-        library: What carries its GPUs' tensors; "" where it has none.
+        versions: Versions of Lockstep, Python and torch, by name.
+        clock_seconds: How far its clock is ahead of the first host's, within ± `clock_error_seconds`.
+        interface: The network interface that Gloo uses.
+        others: Other interfaces, without containers' bridges.
+        remedies: Problems and fixes that `lockstep doctor` reports on that host.
+        library: Backend for its GPUs' tensors; "" if it has no GPUs.
     """
 
     host: str
@@ -76,10 +77,11 @@ class Link:
     """All-reduces between some hosts.
 
     Args:
-        latency_seconds: The median time of one of 4 bytes.
-        bits_per_second: What each host sends, and receives, in the best of some of 4 MiB; of 64 MiB between GPUs.
-        error: Why there are no such figures; "" where there are.
-        library: What has carried them: Gloo from memory to memory, or the GPUs' library between one GPU of each.
+        latency_seconds: Median time of an all-reduce of 4 bytes.
+        bits_per_second: Rate at which each host sends, and receives, in the fastest of LARGE_ROUNDS all-reduces of
+            4 MiB (64 MiB between GPUs).
+        error: Why there are no measurements; "" if there are.
+        library: Backend: Gloo between host memories, or the GPUs' backend between one GPU per host.
     """
 
     hosts: list[str]
@@ -90,63 +92,62 @@ class Link:
 
 
 def clock_offset(store: Store, place: Place) -> tuple[float, float]:
-    """By how many seconds this host's clock is ahead of the first's, and how far from the truth that may be.
+    """Return how many seconds this host's clock is ahead of the first host's, and the maximum error.
 
-    The first host is asked for its time again and again, and its answer is taken for the middle of the wait; the
-    quickest answer counts, which is wrong by half of its wait at most (Cristian, Probabilistic clock synchronization,
-    1989). Rank 0 answers all others in turn.
+    Each host requests the first host's time repeatedly and assumes that it was read halfway between request and reply.
+    The fastest reply counts; its error is at most half of the round trip (Cristian, Probabilistic clock
+    synchronization, 1989). Rank 0 replies to the other ranks in order.
     """
     if place.rank == 0:
         for rank in range(1, place.size):
             for number in range(CLOCK_ROUNDS):
                 store.wait([f"clock/{rank}/{number}/asked"])
-                store.set(f"clock/{rank}/{number}/told", repr(time.time()))
+                store.set(f"clock/{rank}/{number}/reply", repr(time.time()))
         return 0.0, 0.0
     offsets = []
     for number in range(CLOCK_ROUNDS):
         asked = time.time()
         store.set(f"clock/{place.rank}/{number}/asked", "")
-        told = float(store.get(f"clock/{place.rank}/{number}/told"))
-        heard = time.time()
-        offsets.append(((heard - asked) / 2, (heard + asked) / 2 - told))
+        reply = float(store.get(f"clock/{place.rank}/{number}/reply"))
+        received = time.time()
+        offsets.append(((received - asked) / 2, (received + asked) / 2 - reply))
     error, offset = min(offsets)
     return offset, error
 
 
 def out_of_reach(store: Store, place: Place, address: str) -> list[set[int]]:
-    """For each host, the ranks of those whose addresses it cannot connect to; the same answer on every host."""
-    with listen(address or LOOPBACK) as door:  # the kernel answers; nobody need accept
-        store.set(f"door/{place.rank}", json.dumps(door.getsockname()[:2]))
-        doors = [json.loads(store.get(f"door/{rank}")) for rank in range(place.size)]
+    """Return, for each host, the ranks to which it cannot connect; the result is the same on every host."""
+    with listen(address or LOOPBACK) as listener:  # the kernel completes connections without accept()
+        store.set(f"listener/{place.rank}", json.dumps(listener.getsockname()[:2]))
+        listeners = [json.loads(store.get(f"listener/{rank}")) for rank in range(place.size)]
         with ThreadPoolExecutor(32) as pool:
-            reached = list(pool.map(_reaches, doors))
+            reached = list(pool.map(_reaches, listeners))
         store.set(f"reached/{place.rank}", json.dumps(reached))
         rows = [json.loads(store.get(f"reached/{rank}")) for rank in range(place.size)]
     return [{rank for rank, reached in enumerate(row) if not reached} for row in rows]
 
 
-def _reaches(door: tuple[str, int]) -> bool:
-    address, port = door
+def _reaches(listener: tuple[str, int]) -> bool:
     try:
-        socket.create_connection((address, port), timeout=REACH_SECONDS).close()
+        socket.create_connection(listener, timeout=REACH_SECONDS).close()
     except OSError:
         return False
     return True
 
 
 def cut_links(hosts: Sequence[HostFacts], unreached: Sequence[Collection[int]]) -> list[Link]:
-    """The pairs of hosts of which one does not reach the other."""
+    """Return the pairs of hosts of which one cannot connect to the other."""
     links = []
     for a, b in combinations(range(len(hosts)), 2):
         ways = [(x, y) for x, y in ((a, b), (b, a)) if y in unreached[x]]
         if ways:
-            error = ", ".join(f"{hosts[x].host} does not reach {hosts[y].address or hosts[y].host}" for x, y in ways)
+            error = ", ".join(f"{hosts[x].host} cannot reach {hosts[y].address or hosts[y].host}" for x, y in ways)
             links.append(Link([hosts[a].host, hosts[b].host], error=error))
     return links
 
 
 def measure(store: Store, name: str, hosts: Sequence[str], member: int, library: str = GLOO) -> Link:
-    """All-reduces between `hosts`, of which this one is number `member`."""
+    """Measure all-reduces between `hosts`; this host has index `member`."""
     from torch.distributed import PrefixStore
 
     found: list[Link] = []
@@ -154,7 +155,7 @@ def measure(store: Store, name: str, hosts: Sequence[str], member: int, library:
         target=lambda: found.append(_measure(PrefixStore(name, store), list(hosts), member, library)), daemon=True
     )
     work.start()
-    work.join(2 * REDUCE_SECONDS)  # a GPU's library may wait for ever
+    work.join(2 * REDUCE_SECONDS)  # a GPU's backend may hang
     if found:
         return found[0]
     return Link(list(hosts), error=f"no answer within {2 * REDUCE_SECONDS:.0f} s", library=library)
@@ -196,16 +197,15 @@ def _times(work: Callable[[], object], rounds: int) -> list[float]:
     return times
 
 
-def circles(size: int) -> list[list[int]]:
-    """Who is measured with whom, one after another: each host with the next, in a ring, and then all together."""
+def groups(size: int) -> list[list[int]]:
+    """Return the groups of ranks to measure, in order: each host with the next one in a ring, then all hosts."""
     if size < 3:
         return [list(range(size))] if size == 2 else []
     return [*([rank, (rank + 1) % size] for rank in range(size)), list(range(size))]
 
 
 def facts(host: str, offset: float, error: float) -> HostFacts:
-    """What there is on this host."""
-
+    """Collect the facts of this host."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     known = addresses()
     return HostFacts(
@@ -223,25 +223,25 @@ def facts(host: str, offset: float, error: float) -> HostFacts:
 
 
 def probe(place: Place, store: Store) -> dict[str, Any]:
-    """Everything of all hosts, on each of them."""
+    """Collect the facts and links of all hosts (collective); the result is the same on every host."""
     offset, error = clock_offset(store, place)
     own = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node()), offset, error)
     store.set(f"facts/{place.rank}", json.dumps(asdict(own)))
     hosts = [HostFacts(**json.loads(store.get(f"facts/{rank}"))) for rank in range(place.size)]
     unreached = out_of_reach(store, place, own.address)
     links = cut_links(hosts, unreached)
-    for number, circle in enumerate(circles(place.size)):
-        if any(unreached[rank] & set(circle) for rank in circle):
+    for number, group in enumerate(groups(place.size)):
+        if any(unreached[rank] & set(group) for rank in group):
             continue
-        of_gpus = {hosts[rank].library for rank in circle}
+        of_gpus = {hosts[rank].library for rank in group}
         for library in (GLOO, *(of_gpus if len(of_gpus) == 1 and "" not in of_gpus else ())):
             key = f"{library}/{number}"
-            if place.rank in circle:
-                member = circle.index(place.rank)
-                link = measure(store, f"circle/{key}", [hosts[rank].host for rank in circle], member, library)
+            if place.rank in group:
+                member = group.index(place.rank)
+                link = measure(store, f"group/{key}", [hosts[rank].host for rank in group], member, library)
                 store.set(f"link/{key}/{member}", json.dumps(asdict(link)))
-            # The next ones wait until all of these have done: nobody else sends meanwhile.
-            parts = [Link(**json.loads(store.get(f"link/{key}/{member}"))) for member in range(len(circle))]
+            # The next group waits until this one has finished, so that no other traffic disturbs it.
+            parts = [Link(**json.loads(store.get(f"link/{key}/{member}"))) for member in range(len(group))]
             links.append(next((part for part in parts if part.error), parts[0]))
     return {"hosts": [asdict(host) for host in hosts], "links": [asdict(link) for link in links]}
 

@@ -1,1 +1,1 @@
-"""Reports: figures, tables and a page, from records alone; nothing here needs torch."""
+"""Reports (figures, tables and an HTML page) from run and study records; nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""The whole report: all sections for which there are records, in the order in which people read them."""
+"""Build the whole report: every section that has records, in reading order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lockstep.report.sections import (
 
 
 def build(material: Material, title: str) -> Document:
-    """Make the document of what was read."""
+    """Return the report document for `material`."""
     scaling_sections, scaling_warnings = scaling.build(material)
     run_sections, run_warnings = _of_runs(material)
     sections: list[Section | None] = [
@@ -46,12 +46,12 @@ def build(material: Material, title: str) -> Document:
         title=title,
         sections=[section for section in sections if section],
         warnings=[*material.warnings, *scaling_warnings, *run_warnings],
-        made=f"made on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
+        made=f"generated on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
     )
 
 
 def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
-    """The sections of runs, each data set's own, with all results first; and warnings of records that were left out."""
+    """Return the sections about runs, one set per data set with all results first, and warnings of skipped records."""
     data_sets = material.data_sets()
     firsts: list[Section] = []
     others: list[Section] = []
@@ -69,7 +69,7 @@ def _of_runs(material: Material) -> tuple[list[Section], list[str]]:
 
 
 def _named(section: Section, data: str, number: int) -> Section:
-    """A section with its data set in all titles and, from the second on, the data set's number in all keys."""
+    """Add the data set to all titles of a section and, from the second data set on, its number to all keys."""
     suffix = f"-{number}" if number > 1 else ""
     parts = [replace(part, title=f"{part.title}: {data}", key=part.key + suffix) for part in section.parts]
     return Section(f"{section.title}: {data}", section.text, parts)

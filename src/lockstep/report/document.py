@@ -1,6 +1,6 @@
-"""What a report says, without saying how it is drawn: sections of charts and tables.
+"""The content of a report, independent of its rendering: sections of charts and tables.
 
-Images (`images`), Markdown (`markdown`) and the page (`page`) are drawn from the same document, so they agree.
+Images (`images`), Markdown (`markdown`) and the page (`page`) are rendered from the same document, so they agree.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ class Line:
     """One curve.
 
     Args:
-        name: As the legend has it.
-        x, y: Of its points, in the chart's units. A None in `y` is a gap.
-        low, high: The spread around each point, such as quartiles or an interval; None where there is none.
-        look: dashed for what is predicted, limited or demanded, dotted for what is ideal and for validation beside
-            training, points without a line.
-        color: Its number in the palette; what belongs together (a run in every chart) keeps its number. None: the
-            colour of text, for reference lines such as the ideal one.
-        remark: A short text at the right of the axes, beside its end.
-        is_ideal: Whether it is what a series would ideally be, which has no markers.
+        name: Label in the legend.
+        x, y: Coordinates of the points, in the chart's units. None in `y` is a gap.
+        low, high: Spread around each point, such as quartiles or an interval; None if not available.
+        look: Dashed for predictions, limits and demands; dotted for ideals and validation; points for no line.
+        color: Color number in the palette; a run has the same number in every chart. None: the color of text, for
+            reference lines such as the ideal one.
+        remark: Short text to the right of the axes, next to the end of the line.
+        is_ideal: Whether the line shows the ideal of a series; it then has no markers.
     """
 
     name: str
@@ -41,13 +40,13 @@ class Line:
 
     @property
     def has_markers(self) -> bool:
-        """Markers stand for what was measured, not for an ideal or a prediction."""
+        """Whether the points get markers: only measured points do, not ideals or predictions."""
         return self.color is not None and self.look != "dashed" and not self.is_ideal
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A remark at a place of the x axis, such as a knee at a node's boundary."""
+    """A label at an x value, such as a knee at a node boundary."""
 
     x: float
     text: str
@@ -58,11 +57,11 @@ class Chart:
     """Curves over one pair of axes.
 
     Args:
-        key: The name of its files, such as "throughput".
-        x_label, y_label: With the unit, such as "throughput (images/s)".
-        note: A sentence or two of what is drawn and how it was measured.
-        from_zero: Whether a linear y axis starts at zero, as that of an amount does: memory, throughput, time. That of
-            others, such as accuracy, is fitted to the values.
+        key: Base name of the image files, such as "throughput".
+        x_label, y_label: Axis labels with units, such as "throughput (images/s)".
+        note: One or two sentences on what the chart shows and how it was measured.
+        from_zero: Whether a linear y axis starts at zero (memory, throughput, time) instead of fitting the values
+            (accuracy).
     """
 
     key: str
@@ -79,11 +78,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked bars: what a step's time consists of, by the number of workers.
+    """Stacked bars, such as the parts of a step's time for each number of workers.
 
     Args:
-        stacks: The parts, from below, each with one value a category.
-        totals: What the whole of each category was measured as, if that is known besides its parts.
+        stacks: Name and values (one per category) of each part, from bottom to top.
+        totals: Total of each category, if it was measured separately.
     """
 
     key: str
@@ -98,7 +97,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class ValueRange:
-    """A measured value with the range in which it lies, such as a median ratio with its confidence interval."""
+    """A measured value with its range, such as a median ratio with its confidence interval."""
 
     name: str
     low: float
@@ -108,10 +107,10 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class ValueRanges:
-    """Values with their ranges, one below the other.
+    """Values with their ranges, one per row.
 
     Args:
-        reference: What they are compared with, by name and value.
+        reference: Name and value of the reference that the rows are compared with.
     """
 
     key: str
@@ -123,13 +122,13 @@ class ValueRanges:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The least and the largest value that is drawn."""
+        """The smallest and largest value drawn."""
         values = [self.reference[1], *(end for row in self.rows for end in (row.low, row.high))]
         return min(values), max(values)
 
     @property
     def is_wide(self) -> bool:
-        """Whether the values, all above zero, need a logarithmic axis to be told apart."""
+        """Whether the axis should be logarithmic: all values are positive and differ by more than a factor of 5."""
         low, high = self.ends
         return low > 0 and high > 5 * low
 
@@ -140,8 +139,8 @@ class Table:
 
     Args:
         columns: Headings with units.
-        rows: Numbers as numbers, so that the page can sort them; None where there is nothing.
-        formats: For each column how its numbers are shown, such as ",.0f" or ".2f"; "" for text.
+        rows: Cells; numbers stay numbers so that the page can sort them; None is an empty cell.
+        formats: Format spec of each column's numbers, such as ",.0f" or ".2f"; "" for text.
     """
 
     key: str
@@ -155,7 +154,7 @@ class Table:
 def filled_table(
     key: str, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]], note: str = ""
 ) -> Table:
-    """Make a table of (heading, format) columns, without those in which no row has a value."""
+    """Return a table of (heading, format) columns; columns without any value are dropped."""
     kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     names, formats = [columns[index][0] for index in kept], [columns[index][1] for index in kept]
     return Table(key, title, names, [[row[index] for index in kept] for row in rows], formats, note)
@@ -163,7 +162,7 @@ def filled_table(
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands below it; `text` is plain, a paragraph a line."""
+    """A heading, its text and its parts; `text` is plain text with one paragraph per line."""
 
     title: str
     text: str = ""
@@ -175,8 +174,8 @@ class Document:
     """The whole report.
 
     Args:
-        warnings: What was missing, half-written or could not be read, one line each.
-        made: When and by what version it was made.
+        warnings: Missing, truncated or unreadable inputs, one line each.
+        made: When and by which version the report was generated.
     """
 
     title: str
@@ -186,7 +185,7 @@ class Document:
 
 
 def show(value: Cell, format_spec: str) -> str:
-    """A cell as people read it."""
+    """Format a cell for display; None becomes a dash."""
     if value is None:
         return "–"
     return format(value, format_spec) if format_spec and not isinstance(value, str) else str(value)

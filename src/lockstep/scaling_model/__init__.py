@@ -1,7 +1,7 @@
-"""The model of scaling: what adding workers costs, fitted to measured points, and what it says of larger counts.
+"""A model of the cost of adding workers, fitted to measured points, which predicts throughput on more workers.
 
-`series_of` makes series out of the records of `lockstep study scaling`, `fit` fits the model to one of them.
-docs/howto/studies.md has the formula.
+`series_of` groups the records of `lockstep study scaling` into series; `fit` fits the model to a series. For the
+formula, see docs/howto/studies.md.
 """
 
 from lockstep.scaling_model.fitted_model import LEVEL, LeftOutPoint, Model, Prediction, fit

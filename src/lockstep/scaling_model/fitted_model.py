@@ -1,4 +1,4 @@
-"""The fitted model of a series: predictions with an interval, what each point says of it, and its remarks."""
+"""The fitted model of a series: predictions with intervals, errors at each point, and remarks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from lockstep.scaling_model.series import MeasuredPoint, Series
 from lockstep.scaling_model.shape import Knee, find_knee, listed, remarks_of
 from lockstep.scaling_model.times import Parameter, Part, TimeModel, fit_throughput
 
-LEVEL = 0.8  # probability of the intervals; few points support no higher one
-WIDEST = 10.0  # an interval of more than this factor to a side says nothing
+LEVEL = 0.8  # probability of the intervals; the few points do not support a higher one
+WIDEST = 10.0  # wider intervals, as a factor to either side, are not reported
 
 
 class Prediction(NamedTuple):
-    """Throughput on a number of workers.
+    """Predicted throughput on a number of workers.
 
     Args:
-        images_per_second: In the series' `rate_unit`.
-        low, high: Of a new measurement, with probability `LEVEL` if the model holds; None where `note` says why.
-        efficiency: Per worker, against the smallest measured count.
+        images_per_second: Throughput in the series' `rate_unit`.
+        low, high: Interval of a new measurement with probability `LEVEL`, if the model holds; None if there is none.
+        efficiency: Throughput per worker relative to that at the smallest measured count.
+        note: Why there is no interval.
     """
 
     workers: int
@@ -37,7 +38,7 @@ class Prediction(NamedTuple):
 
 
 class LeftOutPoint(NamedTuple):
-    """A measured point against its prediction from the other points; the error is a share of the measured value."""
+    """A measured point and its prediction from the other points; the error is relative to the measured value."""
 
     workers: int
     measured: float
@@ -47,7 +48,7 @@ class LeftOutPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A series with the times that were fitted to `points` of it."""
+    """A series and the step times fitted to `points`, which are all or some of its points."""
 
     series: Series
     points: tuple[MeasuredPoint, ...]
@@ -56,9 +57,13 @@ class Model:
     per_step: bool
 
     def predict(self, workers: int) -> Prediction:
-        """Throughput on `workers`, 1 or more."""
+        """Predict the throughput on `workers` workers.
+
+        Raises:
+            ValueError: `workers` is less than 1.
+        """
         if workers < 1:
-            raise ValueError(f"a prediction needs 1 worker or more, got {workers}")
+            raise ValueError(f"workers must be at least 1, got {workers}")
         rate = self._rate(workers, self.times.seconds(workers))
         base = self.series.points[0]
         share = rate / workers / (base.images_per_second / base.workers)
@@ -68,7 +73,7 @@ class Model:
         return Prediction(workers, rate, rate / width, rate * width, share, note)
 
     def _rate(self, workers: int, seconds: float) -> float:
-        """Of the work that `step_seconds` counts."""
+        """Return the throughput if the work of `step_seconds` takes this long."""
         if not self.per_step:
             return (workers if self.series.mode == "weak" else 1) / seconds
         point = self.points[0]
@@ -76,12 +81,12 @@ class Model:
         return (batch / point.workers * workers if self.series.mode == "weak" else batch) / seconds
 
     def _width(self, workers: int) -> tuple[float | None, str]:
-        """The factor that the interval reaches to either side, or why there is none."""
+        """Return the factor by which the interval extends to either side, or None and the reason."""
         batch = self.points[0].global_batch
         if self.series.mode == "strong" and batch and workers > batch:
-            return None, f"a global batch of {batch:.10g} has no sample for each worker"
+            return None, f"unreliable: there are more workers than samples in the global batch ({batch:.10g})"
         if self.knee and any(self.knee.parts(point.workers, workers) for point in self.points):
-            return None, f"not to be trusted: the knee at {self.knee.workers} parts it from points that were fitted"
+            return None, f"unreliable: a knee at {self.knee.workers} workers lies between this and fitted points"
         parts = self.times.variances(workers)
         if any(variance is None for variance, _ in parts):
             return None, f"no interval: {self.times.no_variance}"
@@ -90,12 +95,12 @@ class Model:
             return 1.0, ""
         spread = math.sqrt(total) / self.times.seconds(workers) * t_quantile(LEVEL, self._degrees(parts, total))
         if spread > math.log(WIDEST):
-            return None, f"no interval: wider than {WIDEST:g} times to either side"
+            return None, f"no interval: it is wider than a factor of {WIDEST:g} to either side"
         return math.exp(spread), ""
 
     @staticmethod
     def _degrees(parts: Sequence[Part], total: float) -> float:
-        """Of a sum of variances that are known by different degrees of freedom (Welch and Satterthwaite)."""
+        """Return the degrees of freedom of a sum of variances (Welch-Satterthwaite)."""
         return total**2 / sum((variance or 0.0) ** 2 / degrees for variance, degrees in parts)
 
     @property
@@ -104,12 +109,12 @@ class Model:
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Of the part that is known least."""
+        """The smallest degrees of freedom of the model's parts."""
         return min(part.degrees for part in self.times.variances(self.points[-1].workers))
 
     @cached_property
     def leave_one_out(self) -> list[LeftOutPoint]:
-        """Each fitted point predicted from the others, from which the first and the last are extrapolated."""
+        """Each fitted point predicted from the others; the first and the last point are extrapolated."""
         if len(self.points) < 3:
             return []
         errors = []
@@ -121,18 +126,18 @@ class Model:
 
     @property
     def errors(self) -> list[LeftOutPoint]:
-        """All points of the series, also those that were not fitted, against the model."""
+        """The model's error at all points of the series, including those that were not fitted."""
         return [_error(point, self.predict(point.workers).images_per_second) for point in self.series.points]
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader must know beside the numbers, a sentence or two each."""
+        """Caveats for the reader, one or two sentences each."""
         remarks = [*remarks_of(self.series.points, self.knee), *self.times.remarks()]
         if any(point.split for point in self.points) and not can_measure(self.points):
-            remarks.append("not all points have what their steps consist of, so throughput alone is fitted")
+            remarks.append("some points lack a time split of their steps, so the fit uses only throughput")
         if len(self.points) < len(self.series.points):
             counts = listed(str(point.workers) for point in self.points)
-            remarks.append(f"fitted to {counts} workers alone; the other points check it")
+            remarks.append(f"fitted only to {counts} workers; the other points are for checking")
         return remarks
 
 
@@ -140,23 +145,23 @@ def fit(series: Series, only: Collection[int] = ()) -> Model:
     """Fit the model to a series.
 
     Args:
-        only: Fit to these numbers of workers alone; to all of them by default.
+        only: Fit only to these numbers of workers; to all of them if empty.
 
     Raises:
-        DataError: Fewer than two numbers of workers, or `only` names one that was not measured.
+        DataError: There are fewer than two numbers of workers, or `only` has one that was not measured.
     """
     measured = [point.workers for point in series.points]
     missing = sorted(set(only) - set(measured))
     if missing:
         raise DataError(
-            f"{series.label}: {listed(map(str, missing))} workers were not measured; there are "
+            f"{series.label}: no measurements with {listed(map(str, missing))} workers; measured numbers of workers: "
             f"{listed(map(str, measured))}"
         )
     points = tuple(point for point in series.points if not only or point.workers in only)
     if len(points) < 2:
-        named = listed(str(point.workers) for point in points) if points else "no number"
+        named = f"only {listed(str(point.workers) for point in points)}" if points else "none"
         raise DataError(
-            f"{series.label}: a fit needs two numbers of workers or more, and has {named}; measure more with "
+            f"{series.label}: a fit needs at least two numbers of workers, got {named}; measure more with "
             "`lockstep study scaling --np`"
         )
     return _fit(series, points)
@@ -168,7 +173,7 @@ def _fit(series: Series, points: tuple[MeasuredPoint, ...]) -> Model:
         return Model(series, points, fit_measured(points, series.mode), knee, per_step=True)
     per_step = all(point.global_batch for point in points)
     what = "training" if series.rate_unit == "trainings/s" else "image"
-    unit = "s per step" if per_step else f"s per {what}" + (" of a worker" if series.mode == "weak" else "")
+    unit = "s per step" if per_step else f"s per {what}" + (" and worker" if series.mode == "weak" else "")
     times = fit_throughput(points, series.mode, per_step, unit)
     return Model(series, points, times, knee, per_step)
 

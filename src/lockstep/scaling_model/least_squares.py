@@ -1,4 +1,4 @@
-"""Least squares with coefficients of 0 or more, and the quantiles of Student's t that its intervals need."""
+"""Nonnegative least squares, and the quantiles of Student's t-distribution for its intervals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Row = Sequence[float]
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """A fit, whose errors are taken to be in proportion to the scale of each value.
+    """A fit that assumes errors in proportion to the scale of each value.
 
     Args:
-        coefficients: One a column, 0 or more; the first is above 0 unless all values are 0.
-        noise: The residuals' variance, as a share of the scale; None without a degree of freedom.
-        degrees: Of freedom: values less columns, also where a column's coefficient has ended at 0.
+        coefficients: One nonnegative coefficient per column; the first is positive unless all values are 0.
+        noise: Variance of the residuals relative to the scales; None without degrees of freedom.
+        degrees: Degrees of freedom: values minus columns, even if a coefficient is 0.
     """
 
     coefficients: NDArray[np.float64]
@@ -31,15 +31,15 @@ class LeastSquares:
         return float(np.dot(row, self.coefficients))
 
     def variance(self, row: Row) -> float | None:
-        """Of `value`, from the coefficients' uncertainty alone; None without a degree of freedom."""
+        """Return the variance of `value` due to the coefficients' uncertainty; None without degrees of freedom."""
         return None if self.noise is None else self.noise * float(np.dot(row, self._inverse @ np.asarray(row)))
 
 
 def least_squares(rows: Sequence[Row], values: Sequence[float], scales: Sequence[float]) -> LeastSquares:
     """Fit values by rows · coefficients, weighting each by 1/scale.
 
-    All choices of columns are tried (there are at most three) and the best without a negative coefficient is kept.
-    The first column is part of each, so that no fit is nothing.
+    Tries every subset of the (at most three) columns that includes the first one, and returns the best fit without a
+    negative coefficient.
     """
     weights = 1 / np.asarray(scales, dtype=float)
     design = np.asarray(rows, dtype=float) * weights[:, None]
@@ -59,7 +59,7 @@ def least_squares(rows: Sequence[Row], values: Sequence[float], scales: Sequence
 
 
 def _inverse(design: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the normal matrix; columns are brought to one length first, as seconds and shares differ by many powers."""
+    """Invert the normal matrix; columns are normalized first, as seconds and shares differ by orders of magnitude."""
     lengths = np.linalg.norm(design, axis=0)
     lengths[lengths == 0] = 1
     unit = design / lengths
@@ -68,7 +68,7 @@ def _inverse(design: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def t_quantile(level: float, degrees: float) -> float:
-    """The t that a value of Student's distribution stays within, on both sides of 0, with probability `level`.
+    """Return t such that a value of Student's t-distribution lies within [-t, t] with probability `level`.
 
     With t = √degrees · tan(angle) the density is cos(angle)^(degrees - 1), which is integrated numerically.
     """

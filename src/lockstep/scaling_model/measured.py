@@ -1,4 +1,4 @@
-"""The model from measured parts of a step: computing, communication alone, and how much of it is exposed."""
+"""The model fitted to measured parts of a step: local work, communication alone, and its exposed share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lockstep.scaling_model.times import Parameter, Part, communication_row, loc
 
 EXPOSED = "communication_exposed"
 PER_STEP = "s per step"
-SLOW = 1.15  # times as long as with the fewest workers, from which on it is told
-BOUND = 0.95  # share of communication in a step from which it is all that counts, and tells nothing of overlap
+SLOW = 1.15  # slowdown of local work, relative to the fewest workers, from which a remark reports it
+BOUND = 0.95  # share of communication in a step from which the step is communication-bound and shows no overlap
 
 
 class Slowed(NamedTuple):
-    """A worker's own work of a step that takes `factor` times as long with `workers` as with `fewest`."""
+    """Local work of a step that takes `factor` times as long with `workers` as with `fewest` workers."""
 
     workers: int
     fewest: int
@@ -26,7 +26,7 @@ class Slowed(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """Each part is fitted to its own measurements: a worker's own work, communication alone, its exposed share."""
+    """Separate fits of a worker's local work, of communication alone, and of its exposed share."""
 
     mode: Mode
     local: LeastSquares
@@ -43,13 +43,13 @@ class MeasuredModel:
         return float(self.exposed.coefficients[0])
 
     def seconds(self, workers: int) -> float:
-        """No step is shorter than its communication."""
+        """Return the time of a step, which is at least its communication."""
         local, communication = self._rows(workers)
         alone = self.alone.value(communication)
         return max(self.local.value(local) + self._share * alone, alone)
 
     def variances(self, workers: int) -> list[Part]:
-        """Of the three fits; a new measurement has the noise of own work and of exposed communication."""
+        """Return the variances of the three fits, with the noise of local work and of exposed communication added."""
         fits = (self.local, self.alone, self.exposed)
         local, alone, exposed = (fit.noise for fit in fits)
         if local is None or alone is None or exposed is None:
@@ -57,7 +57,7 @@ class MeasuredModel:
         row, communication = self._rows(workers)
         total, seconds = self.seconds(workers) ** 2, self.alone.value(communication) ** 2
         of_alone = self.alone.variance(communication) or 0.0
-        if total == seconds:  # communication is all that counts
+        if total == seconds:  # communication-bound
             return [Part(of_alone + alone * total, self.alone.degrees)]
         variances = (
             (self.local.variance(row) or 0.0) + local * total,
@@ -68,17 +68,17 @@ class MeasuredModel:
 
     def parameters(self) -> list[Parameter]:
         local, alone = self.local.coefficients.tolist(), self.alone.coefficients.tolist()
-        steps = "measured: steps less their exposed communication"
+        steps = "measured: step time minus exposed communication"
         all_reduce = "measured: all-reduce of the gradients alone"
         fixed = (
-            Parameter("fixed", None, PER_STEP, "fixed: as constant as compute, and counted there")
+            Parameter("fixed", None, PER_STEP, "fixed: included in compute, as both are constant")
             if self.mode == "weak"
             else Parameter("fixed", local[1], PER_STEP, steps)
         )
         bandwidth = (
             Parameter("bandwidth", alone[1], PER_STEP, all_reduce)
             if len(alone) > 1
-            else Parameter("bandwidth", 0.0, PER_STEP, "fixed: one count above 1 cannot tell it from latency")
+            else Parameter("bandwidth", 0.0, PER_STEP, "fixed: with one count above 1, included in latency")
         )
         return [
             Parameter("compute", local[0], PER_STEP, steps),
@@ -86,13 +86,13 @@ class MeasuredModel:
             Parameter("latency", alone[0], f"{PER_STEP} and round", all_reduce),
             bandwidth,
             Parameter(
-                "overlap", max(0.0, 1 - self._share), "", "measured: exposed communication against all-reduce alone"
+                "overlap", max(0.0, 1 - self._share), "", "measured: exposed communication over all-reduce alone"
             ),
         ]
 
     @property
     def no_variance(self) -> str:
-        return "parts of the step are measured at as many counts as they have parameters"
+        return "a part of the step was measured on only as many numbers of workers as it has parameters"
 
     @property
     def spare_points(self) -> int:
@@ -102,26 +102,26 @@ class MeasuredModel:
         remarks = []
         if self._share > 1:
             remarks.append(
-                f"steps wait {self._share:.2f} times as long for communication as it takes alone: workers also wait "
-                "for each other"
+                f"exposed communication takes {self._share:.2f} times as long as the all-reduce alone: workers also "
+                "wait for each other"
             )
         if self.slowed:
             remarks.append(
-                f"with {self.slowed.workers} workers a worker's own work takes {self.slowed.factor:.2f} times as long "
-                f"as with {self.slowed.fewest}: they share something, such as cores or memory. The model has no term "
-                "for this"
+                f"with {self.slowed.workers} workers, each worker's local work takes {self.slowed.factor:.2f} times as "
+                f"long as with {self.slowed.fewest}: workers share a resource, such as cores or memory bandwidth. The "
+                "model has no term for this"
             )
         return remarks
 
 
 def can_measure(points: Sequence[MeasuredPoint]) -> bool:
-    """Whether the points carry what this model needs: batches, splits, and communication alone at a count above 1."""
+    """Whether the points have what this model needs: batches, splits, and communication alone at a count above 1."""
     alone = any(point.communication_alone for point in points if point.workers > 1)
     return alone and all(_has_parts(point) for point in points)
 
 
 def _has_parts(point: MeasuredPoint) -> bool:
-    """Whether a step is known to consist of communication and of something else."""
+    """Whether the point's batch and exposed communication are known and the step has other parts."""
     exposed = (point.split or {}).get(EXPOSED)
     return point.global_batch is not None and exposed is not None and exposed < _step(point)
 
@@ -145,17 +145,17 @@ def fit_measured(points: Sequence[MeasuredPoint], mode: Mode) -> MeasuredModel:
     times = list(timed.values())
     alone = least_squares([communication_row(workers, terms) for workers in timed], times, times)
     together = {workers: alone.value(communication_row(workers, terms)) for workers in steps if workers > 1}
-    telling = [workers for workers, seconds in together.items() if seconds < BOUND * steps[workers]] or list(together)
+    usable = [workers for workers, seconds in together.items() if seconds < BOUND * steps[workers]] or list(together)
     exposed = least_squares(
-        [[together[workers]] for workers in telling],
-        [waits[workers] for workers in telling],
-        [steps[workers] for workers in telling],
+        [[together[workers]] for workers in usable],
+        [waits[workers] for workers in usable],
+        [steps[workers] for workers in usable],
     )
     return MeasuredModel(mode, local, alone, exposed, _slowed(own) if mode == "weak" else None)
 
 
 def _slowed(own: dict[int, float]) -> Slowed | None:
-    """Whether the same work takes much longer on more workers."""
+    """Return the largest slowdown of the same local work on more workers, if it reaches SLOW."""
     fewest, workers = min(own), max(own, key=lambda workers: own[workers])
     factor = own[workers] / own[fewest] if own[fewest] > 0 else 1.0
     return Slowed(workers, fewest, factor) if workers > fewest and factor >= SLOW else None

@@ -1,6 +1,6 @@
-"""Series of throughput by workers, out of the records that `lockstep study scaling` appends.
+"""Series of throughput by number of workers, from the records of `lockstep study scaling`.
 
-Records are read as they are found: what cannot be used is left out and named in a warning.
+Unusable records are skipped with a warning.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from lockstep.files.fields import number, plausible
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
-MOST_WORKERS = 10_000_000  # more is a damaged record
-# Amounts above 0 that are smaller or larger are damage, too, and would overflow in the fit.
+MOST_WORKERS = 10_000_000  # more means a damaged record
+# Positive amounts outside of this range also mean damage, and would overflow in the fit.
 SMALLEST, LARGEST = 1e-12, 1e18
 
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """All repeats of one number of workers.
+    """All repeats with one number of workers.
 
     Args:
-        nodes: None where it was not recorded.
-        rates: One a repeat, in the series' `rate_unit`.
-        seconds: Training times, one a repeat; empty where only rates are known.
-        split: Seconds of a step by what they went to; medians over the repeats. None where it was not measured.
-        communication_alone: Seconds that the all-reduce of the gradients takes with nothing beside it.
-        oversubscribed: More workers than cores.
-        peak_memory_bytes: The most that any worker took in any repeat.
-        global_batch: Samples of one step over all workers.
-        epoch_seconds: Times of an epoch, one a repeat; empty where they were not recorded.
-        step_seconds: Of a whole step, the median of the repeats.
+        nodes: Number of nodes; None if not recorded.
+        rates: Throughput of each repeat, in the series' `rate_unit`.
+        seconds: Training time of each repeat; empty if only rates are known.
+        split: Seconds of each part of a step, medians over the repeats; None if not measured.
+        communication_alone: Seconds that the all-reduce of the gradients takes on its own.
+        oversubscribed: Whether there are more workers than cores.
+        peak_memory_bytes: Largest peak of any worker in any repeat.
+        global_batch: Samples per step over all workers.
+        epoch_seconds: Time per epoch of each repeat; empty if not recorded.
+        step_seconds: Time of a whole step, median over the repeats.
     """
 
     workers: int
@@ -51,7 +51,7 @@ class MeasuredPoint:
 
     @property
     def images_per_second(self) -> float:
-        """The median of the repeats (trainings per second where the series' unit says so)."""
+        """The median of the repeats, in the series' `rate_unit`."""
         return median(self.rates)
 
     @property
@@ -74,12 +74,12 @@ class Series:
     """One job measured on several numbers of workers.
 
     Args:
-        mode: strong: the global batch is fixed; weak: each worker's share of it.
-        job: The digest that its records have.
-        label: For people, such as "resnet18 on cifar10, global batch 256".
-        points: In the order of workers.
-        source: Where a published series comes from; "" for own measurements.
-        rate_unit: trainings/s where nothing but the time of a training is known.
+        mode: "strong" for a fixed global batch size, "weak" for a fixed batch size per worker.
+        job: The job digest in the records.
+        label: Human-readable name, such as "resnet18 on cifar10, global batch 256".
+        points: Points, sorted by workers.
+        source: Source of published data; "" for your own measurements.
+        rate_unit: trainings/s if only the time of whole trainings is known.
     """
 
     mode: Mode
@@ -91,13 +91,13 @@ class Series:
 
 
 def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[str]]:
-    """Group the scaling records by job, batch, mode and machine; records of other kinds are passed over.
+    """Group the scaling records by job, batch, mode and machine; records of other kinds are ignored.
 
-    Of two records of one repeat the later counts. A point measured with another kind of device or processor belongs to
-    another series.
+    If a repeat has several records, the last one counts. Points measured on a different model of GPU or processor
+    belong to a different series.
 
     Returns:
-        The series in the order of their first records, and a warning for each record that is left out.
+        The series in the order of their first records, and a warning for each skipped record.
     """
     done: set[str] = set()
     groups: dict[tuple[str, ...], dict[tuple[int, object], Mapping[str, Any]]] = {}
@@ -106,7 +106,7 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     for index, record in enumerate(scaling, 1):
         problem = _problem(record)
         if problem:
-            problems.append((record, f"scaling record {index}{_place(record)} is left out: {problem}"))
+            problems.append((record, f"skipped scaling record {index}{_describe(record)}: {problem}"))
             continue
         done.add(_turn(record))
         repeat = record.get("repeat") if number(record, "repeat") is not None else f"record {index}"
@@ -114,43 +114,43 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
             key = (mode, _text(record, "job"), _same(record, mode), _text(record, "source"), machine_of(record))
             group = groups.setdefault(key, {})
             group[record["workers"], repeat] = record
-    # A run that failed and was done again is no gap.
+    # A failed run that was repeated successfully needs no warning.
     warnings = [text for record, text in problems if not (record.get("failed") and _turn(record) in done)]
     series = [_series(key, list(group.values()), warnings) for key, group in groups.items()]
     return _distinct(series, [key[-1] for key in groups]), warnings
 
 
 def _same(record: Mapping[str, Any], mode: str) -> str:
-    """The batch that all points of a series have in common: all workers' or each worker's; "" if unknown."""
+    """Return the batch size that all points of a series share, global or per worker; "" if unknown."""
     batch = _positive(record, "global_batch" if mode == "strong" else "batch")
     if batch is None:
         return ""
-    # A global batch that does not divide evenly gives workers a share that is not whole.
+    # The batch size per worker is rounded: a global batch may not divide evenly.
     return f"{batch:.10g}" if mode == "strong" else f"{batch:.0f}"
 
 
 def _turn(record: Mapping[str, Any]) -> str:
-    """What a record measured or failed to: a job's repeat on a number of workers."""
+    """Identify a measurement: the job, its number of workers, batch and repeat."""
     return repr([record.get(name) for name in ("job", "workers", "global_batch", "repeat")])
 
 
 def _problem(record: Mapping[str, Any]) -> str:
-    """Why a record cannot be used; "" if it can."""
+    """Return why a record cannot be used; "" if it can."""
     workers, modes = record.get("workers"), record.get("modes")
     if record.get("failed"):
         return f"the run failed: {_shown(record['failed'])}"
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
-        return f"workers must be a whole number of 1 or more, got {_shown(workers)}"
+        return f"workers must be an integer of at least 1, got {_shown(workers)}"
     if not isinstance(modes, list) or not modes or any(mode not in get_args(Mode) for mode in modes):
-        return f'modes must be of "strong" and "weak", got {_shown(modes)}'
+        return f'modes must be a list of "strong" and "weak", got {_shown(modes)}'
     name = "train_seconds" if record.get("images_per_second") is None else "images_per_second"
     if _positive(record, name) is None:
-        return f"{name} must be a number above 0, got {_shown(record.get(name))}"
+        return f"{name} must be a positive number, got {_shown(record.get(name))}"
     return ""
 
 
 def _distinct(series: Sequence[Series], machines: Sequence[str]) -> list[Series]:
-    """With the machine or the job's digest in the labels that are the same otherwise."""
+    """Add the machine or the job digest to labels that would otherwise be equal."""
     names = Counter((one.mode, one.label) for one in series)
     models = {(one.mode, one.label): set[str]() for one in series}
     for one, machine in zip(series, machines, strict=True):
@@ -171,8 +171,8 @@ def _series(key: tuple[str, ...], records: Sequence[Mapping[str, Any]], warnings
     label = _label(used[0], mode)
     if len(used) < len(records):
         warnings.append(
-            f"{label}: {len(records) - len(used)} of {len(records)} records are left out: they have train_seconds, but "
-            "not the samples and epochs that rates need"
+            f"{label}: skipped {len(records) - len(used)} of {len(records)} records, which have train_seconds but not "
+            "the samples and epochs to compute a rate"
         )
     by_workers: dict[int, list[Mapping[str, Any]]] = {}
     for record in used:
@@ -203,7 +203,7 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]]) -> MeasuredPoint:
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
-    """Images per second; None where the record does not say how many images a training sees."""
+    """Return the images per second; None if the record has neither a rate nor what is needed to compute one."""
     rate = _positive(record, "images_per_second")
     samples, epochs, seconds = (_positive(record, name) for name in ("samples", "epochs", "train_seconds"))
     if rate is None and samples and epochs and seconds:
@@ -212,7 +212,7 @@ def _rate(record: Mapping[str, Any]) -> float | None:
 
 
 def _split(record: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a step; empty if any of them is not an amount of time."""
+    """Return the parts of a step; empty if any of them is invalid."""
     split = record.get("split_seconds")
     if not isinstance(split, Mapping):
         return {}
@@ -226,18 +226,18 @@ def _common(splits: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _typical(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field that may be a spread, as its median alone."""
+    """Return a field's value, or its median if it is a spread."""
     value = record.get(name)
     return {name: value.get("median") if isinstance(value, Mapping) else value}
 
 
 def _amounts(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
-    """A field of the repeats that have it."""
+    """Return the valid values of a field over the repeats."""
     return tuple(value for record in records if (value := _positive(record, name)))
 
 
 def _middle(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The median of a field over the repeats that have it."""
+    """Return the median of a field over the repeats that have it; None if none has it."""
     values = _amounts(records, name)
     return median(values) if values else None
 
@@ -253,10 +253,10 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 
 
 def machine_of(record: Mapping[str, Any]) -> str:
-    """The model of the GPU or, where nothing else is known to have computed, of the processor; "" if unknown.
+    """Return the model of the GPU or, if no GPU was used, of the processor; "" if unknown.
 
     Args:
-        record: Of any study, with `device`, `gpu` or `environment` as far as there are any.
+        record: A record of any study; `device`, `gpu` and `environment` are used if present.
     """
     environment = record.get("environment")
     facts = environment if isinstance(environment, Mapping) else {}
@@ -267,14 +267,16 @@ def machine_of(record: Mapping[str, Any]) -> str:
 
 
 def _label(record: Mapping[str, Any], mode: str) -> str:
-    """What the job is, as far as the record tells."""
+    """Describe the job by the fields that the record has."""
     job = " on ".join(name for key in ("arch", "data") if (name := _text(record, key))) or "unnamed job"
     batch = _positive(record, "global_batch" if mode == "strong" else "batch")
-    share = "" if batch is None else f"global batch {batch:.10g}" if mode == "strong" else f"{batch:.10g} a worker"
+    size = f"batch {batch:.10g}" if batch is not None else ""
+    if size:
+        size = f"global {size}" if mode == "strong" else f"{size} per worker"
     precision, compress = _text(record, "precision"), _text(record, "compress")
     parts = (
         job,
-        share,
+        size,
         precision if precision != "fp32" else "",
         f"{compress} gradients" if compress not in ("", "none") else "",
         _text(record, "gpu"),
@@ -282,14 +284,14 @@ def _label(record: Mapping[str, Any], mode: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _place(record: Mapping[str, Any]) -> str:
+def _describe(record: Mapping[str, Any]) -> str:
     workers, repeat = record.get("workers"), record.get("repeat")
     known = isinstance(workers, int) and workers > 0
     return f" ({workers} workers, repeat {_shown(repeat)})" if known else ""
 
 
 def _shown(value: object) -> str:
-    """A value of a damaged record, in few words."""
+    """Return at most 80 characters of a value of a damaged record, on one line."""
     text = str(value) if isinstance(value, str) else repr(value)
     first = next(iter(text.splitlines()), "")
     return first if len(first) <= 80 else first[:77] + "..."

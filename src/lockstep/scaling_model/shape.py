@@ -1,4 +1,4 @@
-"""What a series shows that the model has no term for: super-linear points, knees, workers that share cores."""
+"""Effects in a series that the model has no term for: super-linear points, knees, and workers that share cores."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from lockstep.scaling_model.series import MeasuredPoint
 
-# Throughput grows with workers^gain between two counts. From one doubling to the next the gains of this model's curves
-# fall by less than 0.4, so a fall by 0.5 to less than half of ideal is a break; at the step to a second node, 0.3 is.
+# Throughput grows with workers^gain between two counts. From one doubling to the next, the gain of a model curve falls
+# by less than 0.4. A fall by 0.5 to a gain below 0.5 is therefore a knee; at the step to a second node, by 0.3.
 KNEE_FALL, NODE_FALL, FLAT = 0.5, 0.3, 0.5
-STEEP = 1.1  # a gain above it is no noise
-MARGIN = 0.02  # of a measured efficiency, beside its own spread, before it counts as above 1
+STEEP = 1.1  # a gain above this is not noise
+MARGIN = 0.02  # an efficiency counts as above 1 if it exceeds 1 by this plus its spread
 
 
 class Knee(NamedTuple):
-    """The last count before growth breaks off, the next one measured, and what grows there beside the workers."""
+    """The last count before throughput stops growing, the next measured one, their growth, and the cause."""
 
     workers: int
     beyond: int
@@ -25,17 +25,17 @@ class Knee(NamedTuple):
     cause: str
 
     def parts(self, some: int, others: int) -> bool:
-        """Whether two counts lie on different sides."""
+        """Whether two counts are on different sides of the knee."""
         return (some > self.workers) != (others > self.workers)
 
 
 def efficiency(point: MeasuredPoint, base: MeasuredPoint) -> float:
-    """Throughput per worker, against that of the smallest count."""
+    """Return the throughput per worker relative to that of `base`."""
     return point.images_per_second / point.workers / (base.images_per_second / base.workers)
 
 
 def gains(points: Sequence[MeasuredPoint]) -> list[float]:
-    """For each point but the first the exponent of growth since the one before: 1 is ideal, 0 no growth."""
+    """Return the exponent of growth from each point to the next: 1 is ideal, 0 is no growth."""
     return [
         math.log(point.images_per_second / before.images_per_second) / math.log(point.workers / before.workers)
         for before, point in pairwise(points)
@@ -43,7 +43,7 @@ def gains(points: Sequence[MeasuredPoint]) -> list[float]:
 
 
 def find_knee(points: Sequence[MeasuredPoint]) -> Knee | None:
-    """The first place where throughput, which has grown so far, suddenly grows little or falls."""
+    """Find the first count after which throughput suddenly stops growing or falls."""
     steps = pairwise(points[1:])
     for (before, after), (point, following) in zip(pairwise(gains(points)), steps, strict=True):
         fall = min(1.0, before) - after
@@ -59,14 +59,14 @@ def _leaves_node(point: MeasuredPoint, following: MeasuredPoint) -> bool:
 
 def _cause(point: MeasuredPoint, following: MeasuredPoint) -> str:
     if _leaves_node(point, following):
-        return "where the workers reach a second node"
+        return "where a second node begins"
     if following.oversubscribed and not point.oversubscribed:
-        return "where the cores run out"
-    return "as at the boundary of a node" if following.nodes is None else "at no boundary that was recorded"
+        return "where workers begin to share cores"
+    return "possibly at a node boundary" if following.nodes is None else "not at a recorded node boundary"
 
 
 def super_linear(points: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
-    """The points of more throughput per worker than the smallest count has, beyond the spread of both."""
+    """Return the points whose throughput per worker exceeds that of the smallest count by more than both spreads."""
     base = points[0]
     spread = (base.high - base.low) / 2 / base.images_per_second
     return [
@@ -77,7 +77,7 @@ def super_linear(points: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
 
 
 def remarks_of(points: Sequence[MeasuredPoint], knee: Knee | None) -> list[str]:
-    """One remark for each thing that is seen in the points."""
+    """Return one remark for each effect that the points show."""
     remarks = (_super_linear_remark(points), _knee_remark(points, knee), _core_remark(points))
     return [remark for remark in remarks if remark]
 
@@ -85,26 +85,28 @@ def remarks_of(points: Sequence[MeasuredPoint], knee: Knee | None) -> list[str]:
 def _super_linear_remark(points: Sequence[MeasuredPoint]) -> str:
     above = [f"{point.workers} workers ({efficiency(point, points[0]):.2f})" for point in super_linear(points)]
     steps = [
-        f"{after.images_per_second / before.images_per_second:.2f} times from {before.workers} to {after.workers}"
+        f"by a factor of {after.images_per_second / before.images_per_second:.2f} from {before.workers} to "
+        f"{after.workers} workers"
         for (before, after), gain in zip(pairwise(points), gains(points), strict=True)
         if gain > STEEP
     ]
     seen = [f"efficiency is above 1 with {listed(above)}"] if above else []
-    seen += [f"throughput grows {listed(steps)} workers"] if steps else []
+    seen += [f"throughput grows {listed(steps)}"] if steps else []
     if not seen:
         return ""
-    return f"super-linear: {'; '.join(seen)}. The model has no term for this, and it stays in the errors"
+    return f"super-linear: {'; '.join(seen)}. The model has no term for this, so its errors include it"
 
 
 def _knee_remark(points: Sequence[MeasuredPoint], knee: Knee | None) -> str:
     if knee is None:
         return ""
-    grows = f"falls to {knee.growth:.2f} times" if knee.growth < 1 else f"grows only {knee.growth:.2f} times"
+    falls, grows = f"falls to {knee.growth:.2f} of its value", f"grows only by a factor of {knee.growth:.2f}"
+    change = falls if knee.growth < 1 else grows
     sides = [[str(p.workers) for p in points if (p.workers > knee.workers) == beyond] for beyond in (False, True)]
     ways = " or ".join(f"--from {','.join(side)}" for side in sides if len(side) > 1)
     return (
-        f"knee at {knee.workers} workers, {knee.cause}: from {knee.workers} to {knee.beyond} workers throughput "
-        f"{grows}. One set of parameters does not hold on both sides; {ways} fits one of them"
+        f"knee at {knee.workers} workers, {knee.cause}: from {knee.workers} to {knee.beyond} workers, throughput "
+        f"{change}. One set of parameters cannot fit both sides; to fit one side, use {ways}"
     )
 
 
@@ -113,12 +115,12 @@ def _core_remark(points: Sequence[MeasuredPoint]) -> str:
     if not shared:
         return ""
     return (
-        f"more workers than cores with {listed(shared)} workers: they wait for cores, which the model takes for a cost "
-        "of scaling. Its predictions hold for no machine with a core a worker"
+        f"more workers than cores with {listed(shared)} workers: the model counts waiting for cores as a cost of "
+        "scaling, so its predictions do not apply to machines with a core per worker"
     )
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence."""
+    """Join names with commas and "and"."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last

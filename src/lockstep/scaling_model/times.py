@@ -4,8 +4,8 @@
     compute(N) = work / N (strong) or constant (weak)
     communication(N) = latency · log2(N) + bandwidth · (N - 1)/N
 
-log2(N) counts the rounds of a tree, (N - 1)/N is the share of the gradients that each worker of a ring sends and
-receives in each of its two phases.
+log2(N) is the number of rounds of a tree. (N - 1)/N is the share of the gradients that each worker in a ring sends and
+receives in each of the two phases.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 from lockstep.scaling_model.least_squares import LeastSquares, least_squares
 from lockstep.scaling_model.series import MeasuredPoint, Mode
 
-BANDWIDTH_COUNTS = 4  # of distinct counts above 1 before throughput alone can tell bandwidth from latency
+BANDWIDTH_COUNTS = 4  # distinct counts above 1 needed to separate bandwidth from latency by throughput alone
 
 
 class Parameter(NamedTuple):
-    """A term of the model; `status` says how its value came about: "fitted", "fixed: why" or "measured: how"."""
+    """A term of the model; `status` is the source of its value: "fitted", "fixed: why" or "measured: how"."""
 
     name: str
     value: float | None
@@ -31,19 +31,19 @@ class Parameter(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A share of a prediction's variance, with the degrees of freedom that it is known by."""
+    """A part of a prediction's variance, with its degrees of freedom."""
 
     variance: float | None
     degrees: int
 
 
 class TimeModel(Protocol):
-    """Seconds of a step by the number of workers."""
+    """The time of a step, in seconds, as a function of the number of workers."""
 
     def seconds(self, workers: int) -> float: ...
 
     def variances(self, workers: int) -> list[Part]:
-        """Of a new measurement around `seconds`; the parts are independent."""
+        """Return the independent parts of a new measurement's variance around `seconds`."""
         ...
 
     def parameters(self) -> list[Parameter]: ...
@@ -52,23 +52,23 @@ class TimeModel(Protocol):
 
     @property
     def no_variance(self) -> str:
-        """Why there is no variance, where there is none."""
+        """Why there is no variance, if there is none."""
         ...
 
     @property
     def spare_points(self) -> int:
-        """By how many the points outnumber the terms that are fitted to steps; without any, they test nothing."""
+        """Number of points minus number of terms fitted to steps; with 0, the points cannot test the model."""
         ...
 
 
 def step_seconds(point: MeasuredPoint, mode: Mode, per_step: bool) -> float:
-    """Time of the constant work: a step where batches are known, else one image (weak: one of each worker)."""
+    """Return the time of a step if batches are known, else of one image (weak scaling: one image per worker)."""
     work = (point.global_batch or 1.0) if per_step else (point.workers if mode == "weak" else 1.0)
     return work / point.images_per_second
 
 
 def local_row(mode: Mode, workers: int, terms: int) -> list[float]:
-    """Compute, and fixed work where it can be told from it."""
+    """Return the row of compute and, if it can be separated from compute, fixed work."""
     return [1 / workers, 1.0][:terms] if mode == "strong" else [1.0]
 
 
@@ -78,7 +78,7 @@ def communication_row(workers: int, terms: int) -> list[float]:
 
 @dataclass(frozen=True)
 class ThroughputModel:
-    """Fitted to throughput alone: its communication is what computing does not hide."""
+    """A model fitted to throughput alone; its communication is only the exposed part."""
 
     mode: Mode
     unit: str
@@ -103,11 +103,11 @@ class ThroughputModel:
         values = self.fit.coefficients.tolist()
         local, communication = values[: self.local_terms], values[self.local_terms :]
         if self.mode == "weak":
-            fixed = Parameter("fixed", None, self.unit, "fixed: as constant as compute, and counted there")
+            fixed = Parameter("fixed", None, self.unit, "fixed: included in compute, as both are constant")
         elif len(local) > 1:
             fixed = Parameter("fixed", local[1], self.unit, _fitted(local[1]))
         else:
-            fixed = Parameter("fixed", 0.0, self.unit, "fixed: two points identify two terms")
+            fixed = Parameter("fixed", 0.0, self.unit, "fixed: two points determine only two terms")
         exposed = ", the exposed part"
         bandwidth = (
             Parameter("bandwidth", communication[1], self.unit, _fitted(communication[1], exposed))
@@ -135,21 +135,21 @@ class ThroughputModel:
 
 
 def _fitted(value: float, more: str = "") -> str:
-    return f"fitted{more}" + ("" if value > 0 else "; the points show none")
+    return f"fitted{more}" + ("" if value > 0 else "; none in the points")
 
 
 def fit_throughput(points: Sequence[MeasuredPoint], mode: Mode, per_step: bool, unit: str) -> ThroughputModel:
-    """Fit as many terms as the points can tell apart.
+    """Fit as many terms as the points can separate.
 
-    In the strong mode (N - 1)/N is a constant less 1/N: fixed work and compute have both already.
+    For strong scaling, (N - 1)/N is a constant minus 1/N, which fixed work and compute already cover.
     """
     counts = len({point.workers for point in points if point.workers > 1})
     local = 1 if mode == "weak" or len(points) < 3 else 2
     if mode == "strong":
-        communication, why = 1, "throughput alone cannot tell it from compute and fixed work"
+        communication, why = 1, "throughput alone cannot separate it from compute and fixed work"
     else:
         communication = 2 if counts >= BANDWIDTH_COUNTS else 1
-        why = f"{counts} counts above 1 are too few to tell it from latency; {BANDWIDTH_COUNTS} are needed"
+        why = f"separating it from latency needs {BANDWIDTH_COUNTS} counts above 1, got {counts}"
     values = [step_seconds(point, mode, per_step) for point in points]
     rows = [local_row(mode, p.workers, local) + communication_row(p.workers, communication) for p in points]
     return ThroughputModel(mode, unit, least_squares(rows, values, values), local, communication, why)

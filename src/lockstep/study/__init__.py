@@ -1,1 +1,1 @@
-"""Studies: measurements that say where a job's time goes. Each writes records, which reports are drawn from."""
+"""Studies: measurements of where a job's time goes. Each writes records, from which reports are drawn."""

@@ -1,19 +1,19 @@
-"""Which batch sizes to try: doubled until one does not fit, then halfway between. Pure."""
+"""Choose the batch sizes to try: double until one does not fit, then bisect. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-PRECISION = 16  # the largest that fits is found to within a 16th
+PRECISION = 16  # the largest size that fits is found to within 1/16
 
 
 def next_size(found: Mapping[int, bool], first: int, most: int | None) -> int | None:
-    """The size to try after those found to fit or not; None where nothing is left to find.
+    """Return the next size to try, or None if the search is complete.
 
     Args:
-        found: For each size tried whether it fits; more than one that does not never fits.
-        first: The size to begin with.
-        most: No size above this; None: no bound.
+        found: Whether each size tried so far fits.
+        first: The size to start with.
+        most: The largest size to try; None for no limit.
     """
     fitting = max((size for size, fits in found.items() if fits), default=0)
     too_large = min((size for size, fits in found.items() if not fits), default=None)

@@ -1,9 +1,9 @@
-"""How long collectives take, by the size of their messages, between the workers of a job.
+"""Measure the time of collectives by message size, between the workers of a job.
 
-Sizes and bandwidths are those of NVIDIA's nccl-tests (its doc/PERFORMANCE.md), so that figures can be compared: the
-algorithm bandwidth is size over time; the bus bandwidth is what each worker's link carries where nothing is wasted, and
-does not depend on the number of workers. The size is that of the whole array: of `all_gather` what each worker has in
-the end, of `reduce_scatter` and `all_to_all` what each puts in.
+Sizes and bandwidths are defined as in NVIDIA's nccl-tests (doc/PERFORMANCE.md), for comparison. The algorithm bandwidth
+is size over time. The bus bandwidth is the rate that each worker's link needs at least; it does not depend on the
+number of workers. The size is that of the whole array: each worker's output of `all_gather`, and each worker's input of
+`reduce_scatter` and `all_to_all`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from lockstep.world.world import World
 
 BARRIER = "barrier"
 LEAST_REPEATS = 3
-MOST_CALLS = 1000  # in one repeat
+MOST_CALLS = 1000  # per repeat
 WARM_UP_CALLS = 5
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class WrongResultError(LockstepError):
-    """A collective has given another result than it must. Exit code 1."""
+    """A collective returned a wrong result. Exit code 1."""
 
 
 class Arrays(NamedTuple):
-    """What an operation works on: the two may be one and the same array."""
+    """Input and output of an operation, which may be the same array."""
 
     source: torch.Tensor
     target: torch.Tensor
@@ -45,11 +45,12 @@ class Operation:
     """A collective of torch.distributed.
 
     Args:
-        call: Does it once.
-        bus_factor: Bus bandwidth over algorithm bandwidth, by the number of workers.
-        splits: Which of its arrays a worker has only its part of.
-        expect: The target that `rank` of `size` workers must have in the end, of `count` elements in whole; None where
-            it need have none.
+        call: Runs the operation once.
+        bus_factor: Ratio of bus to algorithm bandwidth, by the number of workers.
+        expect: Returns the expected target on `rank` of `size` workers, given the index of all elements; None if the
+            rank gets no result.
+        splits: The array of which each worker has only a part.
+        in_place: Whether source and target are the same array.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Operation:
 
 
 class SizeLength(NamedTuple):
-    """How long to measure: up to `repeats` times within about `seconds` for one size, but three times at least."""
+    """How long to measure one size: up to `repeats` times within about `seconds`, but at least LEAST_REPEATS times."""
 
     repeats: int
     seconds: float
@@ -70,7 +71,7 @@ class SizeLength(NamedTuple):
 
 @dataclass(frozen=True)
 class SizePoint:
-    """One size's outcome; the time is that of one call on the slowest worker."""
+    """The result for one size; `seconds` is the time of one call on the slowest worker."""
 
     size_bytes: int
     seconds: Spread
@@ -80,23 +81,23 @@ class SizePoint:
     bus_bandwidth: float | None = None
 
     def to_mapping(self) -> dict[str, Any]:
-        """As in the record; bandwidths in bytes/s."""
+        """Return the fields for the record; bandwidths are in bytes/s."""
         known = {name: value for name, value in vars(self).items() if value is not None}
         return {**known, "seconds": self.seconds._asdict()}
 
 
 def _summand(rank: int, index: torch.Tensor) -> torch.Tensor:
-    """What a worker adds to a sum: 0, 1 and 2, in an order of its own; such sums are exact in 16 bits, too."""
+    """Return a worker's input to a sum: 0, 1 and 2, in an order per worker. Such sums are exact in 16 bits."""
     return index * (rank + 1) % 3
 
 
 def _item(rank: int, index: torch.Tensor) -> torch.Tensor:
-    """What a worker sends where nothing is added: its own numbers below 128."""
+    """Return a worker's input to operations without a sum: numbers below 128, different per worker."""
     return (index + rank) % 128
 
 
 def _total(size: int, index: torch.Tensor) -> torch.Tensor:
-    """Their sum over the workers, without each worker's own: they come again every third number."""
+    """Return the sum of `_summand` over the workers; it repeats every three elements."""
     three = torch.arange(3, device=index.device)
     sums = torch.stack([_summand(rank, three) for rank in range(size)]).sum(0)
     return sums[index % 3]
@@ -172,7 +173,7 @@ NAMES = (*OPERATIONS, BARRIER)
 
 
 def sizes_between(low: int, high: int, factor: int) -> list[int]:
-    """The sizes to measure, in bytes: each `factor` times the one before."""
+    """Return the sizes to measure, in bytes: each is `factor` times the previous one."""
     sizes = []
     while low <= high:
         sizes.append(low)
@@ -183,10 +184,10 @@ def sizes_between(low: int, high: int, factor: int) -> list[int]:
 def measure(
     world: World, name: str, sizes: Sequence[int], dtype: torch.dtype, length: SizeLength
 ) -> list[SizePoint] | str:
-    """The points of one operation, the same on every worker; or why the backend does not have it.
+    """Measure one operation; return its points, equal on every worker, or why the backend does not support it.
 
     Args:
-        sizes: In bytes; rounded to what can be shared out evenly. Of two that become the same, one is left out.
+        sizes: Sizes in bytes, rounded down to split evenly among the workers; duplicates are dropped.
 
     Raises:
         WrongResultError: A result is wrong on some worker; raised on all workers.
@@ -200,13 +201,13 @@ def measure(
 
 
 def _count(operation: Operation, size_bytes: int, workers: int, dtype: torch.dtype) -> int:
-    """Elements of the whole array."""
+    """Return the number of elements of the whole array."""
     count = max(1, size_bytes // dtype.itemsize)
     return max(workers, count // workers * workers) if operation.splits else count
 
 
 def _why_missing(world: World, operation: Operation, count: int, dtype: torch.dtype) -> str:
-    """What the backend says if it refuses an operation; empty if it does not."""
+    """Return the backend's error if it does not support an operation; "" if it does."""
     error = ""
     try:
         _once(world, operation, count, dtype)
@@ -218,7 +219,7 @@ def _why_missing(world: World, operation: Operation, count: int, dtype: torch.dt
 
 
 def _once(world: World, operation: Operation, count: int, dtype: torch.dtype) -> bool:
-    """Do it on known numbers; whether the result is right."""
+    """Run the operation once on known numbers; return whether the result is correct."""
     index = torch.arange(count, device=world.device)
     values = (_summand if operation.is_sum else _item)(world.rank, index).to(dtype)
     source = _part(world.rank, world.size, values).contiguous() if operation.splits == "source" else values
@@ -241,9 +242,9 @@ def _check(world: World, operation: Operation, count: int, dtype: torch.dtype) -
     wrong = [rank for rank, right in enumerate(world.gather(_once(world, operation, count, dtype))) if not right]
     if wrong:
         raise WrongResultError(
-            f"{operation.name} of {count * dtype.itemsize:,} bytes has given a wrong result on worker "
-            f"{', '.join(map(str, wrong))} of {world.size}: memory, a network card or a driver is broken, or the "
-            f"workers have different versions of torch (`lockstep doctor -H HOSTS` compares them)"
+            f"{operation.name} of {count * dtype.itemsize:,} bytes returned a wrong result on rank "
+            f"{', '.join(map(str, wrong))} of {world.size} workers: memory, a network card or a driver is faulty, or "
+            f"the workers have different versions of torch; to compare versions, run `lockstep doctor -H HOSTS`"
         )
 
 
@@ -266,13 +267,13 @@ def _measure_barrier(world: World, length: SizeLength) -> SizePoint:
 
 
 def _library(world: World) -> str:
-    """What carries the tensors of this worker's device."""
+    """Return the backend that is used for tensors on this worker's device."""
     own = accelerator.backend(world.device.type)
     return own if own in dist.get_backend_config() else GLOO
 
 
 def _zeros(world: World, operation: Operation, count: int, dtype: torch.dtype) -> Arrays:
-    """Arrays that stay as they are, however often they are summed."""
+    """Return arrays of zeros, which do not grow when they are summed repeatedly."""
     part = count // world.size
     source = torch.zeros(part if operation.splits == "source" else count, dtype=dtype, device=world.device)
     if operation.in_place:
@@ -283,7 +284,7 @@ def _zeros(world: World, operation: Operation, count: int, dtype: torch.dtype) -
 
 
 def _time(world: World, call: Callable[[], object], length: SizeLength) -> tuple[list[float], int]:
-    """Seconds of one call on the slowest worker, for each repeat; and the calls of a repeat, one after another."""
+    """Return the seconds per call on the slowest worker for each repeat, and the number of calls per repeat."""
     _repeat(world, call, WARM_UP_CALLS)
     guess = max(world.gather(_repeat(world, call, WARM_UP_CALLS)))
     repeats = min(length.repeats, max(LEAST_REPEATS, int(length.seconds / guess)))
@@ -293,7 +294,7 @@ def _time(world: World, call: Callable[[], object], length: SizeLength) -> tuple
 
 
 def _repeat(world: World, call: Callable[[], object], calls: int) -> float:
-    """Seconds of one of so many calls, from when all workers are there to when this one's device has done."""
+    """Return this worker's seconds per call, from a barrier until its device has finished all calls."""
     _meet(world)
     start = time.perf_counter()
     for _ in range(calls):
@@ -312,7 +313,7 @@ def _finish(world: World) -> None:
 
 
 def describe(world: World, dtype: str, sizes: Sequence[int], length: SizeLength) -> dict[str, Any]:
-    """What the figures of an operation belong to, as its record has it."""
+    """Return the settings of a measurement for its record."""
     return {
         "kind": "collectives",
         "workers": world.size,
@@ -327,7 +328,7 @@ def describe(world: World, dtype: str, sizes: Sequence[int], length: SizeLength)
 
 
 def recorded(records: Iterator[Mapping[str, Any]], settings: Mapping[str, Any]) -> set[str]:
-    """The operations that stand in earlier records with the same settings."""
+    """Return the operations that earlier records with the same settings have."""
     return {
         str(record["operation"])
         for record in records

@@ -1,4 +1,4 @@
-"""Repeated measurements, as medians with quartiles, and the record that a study appends."""
+"""Repeated measurements as medians with quartiles, and the records of studies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ from lockstep.world.world import World
 
 
 class Turn(NamedTuple):
-    """One repeat: what was done in so many seconds.
+    """One repeat of a measurement.
 
-    `operations` are calls that read, `storage_bytes` what storage had to deliver; None where nobody counts them.
+    Args:
+        seconds: Duration.
+        images: Number of images processed.
+        size_bytes: Their size.
+        operations: Number of read calls; None if the system does not count them.
+        storage_bytes: Bytes that storage delivered; None if the system does not count them.
     """
 
     seconds: float
@@ -42,7 +47,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """The repeats of one measurement, and the rates that they give."""
+    """The repeats of one measurement, and their rates."""
 
     name: str
     about: str
@@ -73,7 +78,7 @@ class Figure:
 
 
 class ReadCounter:
-    """Counts what this process and its children read, where the system does."""
+    """Counts reads of this process and its children, if the system does."""
 
     def __init__(self) -> None:
         try:
@@ -82,7 +87,7 @@ class ReadCounter:
             self._counters = None
 
     def take(self) -> tuple[int, int] | tuple[None, None]:
-        """Read calls, and bytes that storage delivered, since the last call."""
+        """Return read calls and bytes delivered by storage since the last `take`, or (None, None)."""
         if self._counters is None:
             return None, None
         amounts = self._counters.take()
@@ -90,7 +95,7 @@ class ReadCounter:
 
 
 def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) -> list[Turn]:
-    """Do `work`, which returns (images, bytes), for `seconds` in each repeat; a first call warms up."""
+    """Call `work`, which returns (images, bytes), for `seconds` in each repeat, after one warm-up call."""
     work()
     turns, counter = [], ReadCounter()
     for _ in range(repeats):
@@ -105,10 +110,10 @@ def repeat(work: Callable[[], tuple[int, int]], repeats: int, seconds: float) ->
 
 
 def check_record_file(path: Path) -> None:
-    """Make the folder of a study's records and try the file, before anything is measured.
+    """Create the folder of a study's records and check that the file is writable, before measuring.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,18 +122,18 @@ def check_record_file(path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise ConfigError(f"--out {path} cannot be written: {error}; choose another file") from None
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror or error}; choose another file") from None
 
 
 def append_study(path: Path, record: Mapping[str, Any], device: torch.device) -> None:
-    """Append a study's record with what the figures depend on: the machine and the versions, but no names of it."""
+    """Append a study's record, with the machine's hardware and versions but without host names and paths."""
     writer = RecordWriter(path)
     writer.write({**record, "unix_time": time.time(), "environment": describe_publicly(World(Place(), device))})
     writer.close()
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The quartiles of repeated measurements; of a single one, itself."""
+    """Return the quartiles of repeated measurements; a single value is returned three times."""
     return (
         Spread(*quantiles(values, method="inclusive")) if len(values) > 1 else Spread(values[0], values[0], values[0])
     )

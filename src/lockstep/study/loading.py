@@ -1,4 +1,4 @@
-"""How fast training images can be loaded, against what a model takes: each stage alone, then the whole pipeline."""
+"""Measure how fast training images load (each stage alone, then the pipeline) and how fast a model consumes them."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from lockstep.train.precision import build_precision
 from lockstep.world import accelerator
 
 PLAN_IMAGES = 1 << 14
-REMEDIES = {
-    "read": "the set packed into large files (`lockstep data pack`), or a faster disk",
-    "decode": "more cores for each worker, a smaller --image-size, or smaller files (`lockstep data pack`)",
-    "items": "cheaper items of your data set, or more cores for each worker",
-    "collate": "a smaller --image-size, or more loader processes",
-    "augment": "less of the augmentation named there",
-    "copy": "a smaller --image-size, or a larger -b",
-    "pick": "a larger -b",
+SUGGESTIONS = {
+    "read": "pack the data set into large files (`lockstep data pack`), or use a faster disk",
+    "decode": "use more cores per worker, a smaller --image-size, or smaller files (`lockstep data pack`)",
+    "items": "make the items of your data set cheaper to load, or use more cores per worker",
+    "collate": "use a smaller --image-size, or more loader processes",
+    "augment": "use less augmentation",
+    "copy": "use a smaller --image-size, or a larger -b",
+    "pick": "use a larger -b",
 }
 
 
-LITTLE = 0.05  # a share of waiting that is no reason for more loader processes
+LITTLE = 0.05  # share of time spent waiting that does not justify more loader processes
 
 
 def wait_share(processes: int, rate: float, need: float) -> float:
-    """The share of its time that a model which takes `need` images a second waits for a pipeline that makes `rate`.
+    """Return the share of time that a model of `need` images/s waits for a pipeline of `rate` images/s.
 
-    Loader processes work while the model computes; without them (0) each batch is made in between.
+    Loader processes work while the model computes; without them (0), each batch is loaded between steps.
     """
     return need / (need + rate) if processes == 0 else max(0.0, 1 - rate / need)
 
 
 @dataclass(frozen=True)
 class StageLength:
-    """How long each thing is measured: `repeats` times `seconds`, after a warm-up."""
+    """How long to measure each stage: `repeats` times `seconds`, after a warm-up."""
 
     repeats: int
     seconds: float
@@ -58,7 +58,7 @@ class StageLength:
 
 @dataclass(frozen=True)
 class LoadingStudy:
-    """What was measured: stages on one core each, the pipeline by its loader processes, and what the model takes."""
+    """Measured rates: each stage on one core, the pipeline by number of loader processes, and the model's demand."""
 
     stages: Sequence[Figure]
     pipeline: dict[int, Figure]
@@ -70,34 +70,34 @@ class LoadingStudy:
         return min(self.stages, key=lambda stage: stage.images_per_second.median)
 
     def verdict(self) -> list[str]:
-        """What it comes to, in a few lines for people."""
+        """Return the conclusions, a few lines of text."""
         rates = {processes: figure.images_per_second.median for processes, figure in self.pipeline.items()}
         number = smallest_of_best(rates)
         best, limit = rates[number], self.limit
         lines = [
             f"the slowest stage is {limit.name}: {_rate(limit.images_per_second.median)} on one core",
-            f"the pipeline's best is {_rate(best)}, with {count_processes(number)}",
+            f"the pipeline's best rate is {_rate(best)}, with {count_processes(number)}",
         ]
         if self.demand is None:
-            return [*lines, "add -a ARCH to compare that with what a model takes"]
+            return [*lines, "to compare this with a model's demand, add -a ARCH"]
         need = self.demand.images_per_second.median
         waits = {processes: wait_share(processes, rate, need) for processes, rate in sorted(rates.items())}
         enough = next((processes for processes, wait in waits.items() if wait <= LITTLE), None)
         if enough is not None:
-            return [*lines, f"the model takes {_rate(need)}: {_enough(enough)}"]
+            return [*lines, f"the model needs {_rate(need)}: {_enough(enough)}"]
         least = min(waits, key=lambda processes: waits[processes])
         lines.append(
-            f"the model takes {_rate(need)}: none of these is enough; with {count_processes(least)} it would wait "
-            f"{100 * waits[least]:.0f} % of its time"
+            f"the model needs {_rate(need)}, more than the pipeline delivers: with {count_processes(least)}, the model "
+            f"would wait {100 * waits[least]:.0f} % of the time"
         )
         if len(rates) > 1 and number == max(rates):  # the rate still grew
-            lines.append(f"if it goes on to grow, {_enough(ceil(need / best * number))}")
-        return [*lines, f"what helps: {REMEDIES[limit.name]}"]
+            lines.append(f"if the rate keeps growing with processes, {_enough(ceil(need / best * number))}")
+        return [*lines, f"to speed up loading, {SUGGESTIONS[limit.name]}"]
 
     def to_mapping(self) -> dict[str, Any]:
         return {
             "kind": "loading",
-            "units": "images, bytes and read operations a second: lower quartile, median, upper quartile",
+            "units": "images, bytes and read operations per second: lower quartile, median, upper quartile",
             "stages": [stage.to_mapping() for stage in self.stages],
             "pipeline": [{"processes": number, **figure.to_mapping()} for number, figure in self.pipeline.items()],
             "demand": self.demand.to_mapping() if self.demand else None,
@@ -107,10 +107,10 @@ class LoadingStudy:
 
 
 def check(setting: Setting) -> None:
-    """Refuse what such images cannot have, before anything is measured.
+    """Check that the augmentation suits the data set, before measuring.
 
     Raises:
-        ConfigError: Augmentation that is for other kinds of data sets.
+        ConfigError: The augmentation is not available for this kind of data set.
     """
     _reader(setting, 0).close()
 
@@ -128,7 +128,7 @@ def _reader(setting: Setting, processes: int) -> Reader:
 
 
 def measure_stages(setting: Setting, length: StageLength) -> Iterator[Figure]:
-    """Each stage alone, with one thread."""
+    """Measure each stage alone, with one thread."""
     with one_thread():
         for stage in stages_of(setting):
             try:
@@ -140,7 +140,7 @@ def measure_stages(setting: Setting, length: StageLength) -> Iterator[Figure]:
 def measure_pipeline(
     setting: Setting, processes: Sequence[int], image_bytes: float, length: StageLength
 ) -> Iterator[tuple[int, Figure]]:
-    """The whole, by the number of loader processes; images in memory need none, so those are measured once."""
+    """Measure the pipeline for each number of loader processes; images in memory use none and are measured once."""
     for number in [0] if isinstance(setting.data.train, MemorySplit) else processes:
         order = orders(len(setting.data.train), setting.batch, setting.seed)
         passes = ([next(order) for _ in range(ceil(PLAN_IMAGES / setting.batch))] for _ in count())
@@ -160,27 +160,25 @@ def measure_pipeline(
 
 
 def image_bytes(stages: Sequence[Figure]) -> float:
-    """The mean size of an image at the first stage: of its file, if it has one."""
+    """Return the mean size of an image at the first stage, which is the file size for image files."""
     turns = stages[0].turns
     return sum(turn.size_bytes for turn in turns) / sum(turn.images for turn in turns)
 
 
 def describe_storage(stages: Sequence[Figure]) -> list[str]:
-    """Whether reading met storage or what was in memory already, in a line for people."""
+    """Describe how much was read from storage instead of the page cache, in at most one line."""
     read = next((stage for stage in stages if stage.name == "read"), None)
     if read is None or any(turn.storage_bytes is None for turn in read.turns):
         return []
     share = sum(turn.storage_bytes or 0 for turn in read.turns) / sum(turn.size_bytes for turn in read.turns)
-    return [
-        f"by the system's count, {100 * min(1.0, share):.0f} % of what was read came from storage, the rest was cached"
-    ]
+    return [f"{100 * min(1.0, share):.0f} % of the bytes read came from storage, the rest from the page cache"]
 
 
 def measure_demand(setting: Setting, arch: str, precision_name: str, length: StageLength) -> Figure:
-    """What a model takes: forward, backward and the optimizer's step, of one batch that is there.
+    """Measure a model's demand: forward, backward and optimizer step on a batch in the device's memory.
 
     Raises:
-        ConfigError: There is no such model, it cannot take these images, or the precision needs a GPU.
+        ConfigError: The model is unknown or does not accept these images, or the precision needs a GPU.
     """
     spec, place = setting.data.input, setting.placement
     precision = build_precision(NumericsConfig(precision=precision_name), place.device.type)  # type: ignore[arg-type]
@@ -208,7 +206,7 @@ def measure_demand(setting: Setting, arch: str, precision_name: str, length: Sta
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one core, as it does in a loader process."""
+    """Run torch on one thread, as in a loader process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -218,7 +216,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _enough(number: int) -> str:
-    return f"{count_processes(number)} a worker {'is' if number == 1 else 'are'} enough"
+    return f"{count_processes(number)} per worker {'is' if number == 1 else 'are'} enough"
 
 
 def _rate(images_per_second: float) -> str:

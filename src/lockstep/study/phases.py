@@ -1,4 +1,4 @@
-"""The clock that measures the phases of steps: by the processor's clock, or on a GPU by events in its stream."""
+"""Time the phases of steps: with the CPU clock, or on a GPU with events in the stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.world import accelerator
 
 
 class PhaseClock(StepClock):
-    """Keeps when each phase began. Events are read only in `take`, so that a GPU is never waited for in a step."""
+    """Records the start of each phase. Events are read only in `take`, so that steps never wait for a GPU."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -27,7 +27,7 @@ class PhaseClock(StepClock):
         self._marks.append((None, self._clock.now()))
 
     def take(self) -> list[Mapping[Phase, float]]:
-        """The seconds of each phase, for every step that has ended since the last call."""
+        """Return the seconds of each phase for every step that ended since the last `take`."""
         accelerator.synchronize(self._device)
         steps: list[Mapping[Phase, float]] = []
         step: dict[Phase, float] = {}

@@ -1,4 +1,4 @@
-"""What a study has to measure, and what of it is recorded already. Pure."""
+"""Plan a study's measurements, and find those already recorded. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ Mode = Literal["strong", "weak"]
 
 @dataclass(frozen=True)
 class StepLength:
-    """Steps to measure, after steps of warm-up; `apart`: also steps that exchange nothing, which tell communication."""
+    """Number of steps to measure, after warm-up steps.
+
+    Args:
+        apart: Whether to also measure steps without gradient exchange, to find the time of communication.
+    """
 
     steps: int
     warmup_steps: int
@@ -30,7 +34,7 @@ class StepLength:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """One measurement: a number of workers and a global batch, for the `repeat`-th time (from 0)."""
+    """One measurement: a number of workers, a global batch size, and the number of the repeat, from 0."""
 
     workers: int
     global_batch: int
@@ -38,11 +42,11 @@ class StepPoint:
     repeat: int
 
     def config(self, config: TrainConfig) -> TrainConfig:
-        """The job to measure: the given one with this batch, which keeps nothing."""
+        """Return the configuration to measure: the given one with this batch size and without outputs."""
         return keeping_nothing(replace(config, batch_size=None, global_batch_size=self.global_batch))
 
     def to_mapping(self) -> dict[str, Any]:
-        """What a record says of it."""
+        """Return the fields for the record."""
         return {
             "modes": list(self.modes),
             "workers": self.workers,
@@ -53,20 +57,20 @@ class StepPoint:
 
 
 def keeping_nothing(config: TrainConfig) -> TrainConfig:
-    """The same job without trackers, checkpoints and a folder that was chosen."""
+    """Return the same configuration without trackers, checkpoints and a run folder."""
     return replace(config, run=replace(RunConfig(), io_every=0.0, track=()))
 
 
 def plan_points(
     config: TrainConfig, counts: Sequence[int], modes: Sequence[Mode], repeats: int, seed: int
 ) -> list[StepPoint]:
-    """Every number of workers `repeats` times, in random order within each repeat, so that drift meets all alike.
+    """Plan every number of workers `repeats` times, in random order within each repeat, so that drift affects all.
 
-    At the smallest number the job is the one that was given. Strong: the global batch stays the same; weak: each
-    worker's share does. The smallest number belongs to both.
+    The smallest number runs the job as given and belongs to both modes. Strong scaling keeps the global batch size,
+    weak scaling the batch size per worker.
 
     Raises:
-        ConfigError: A number is not positive or stands twice.
+        ConfigError: A number of workers is not positive or is given twice.
     """
     if min(counts) < 1 or len(set(counts)) < len(counts):
         raise ConfigError(f"-np {','.join(map(str, counts))}: must be different numbers of workers")
@@ -87,7 +91,7 @@ def plan_points(
 
 
 def job_digest(config: TrainConfig) -> str:
-    """Eight hexadecimal digits that are the same for the same job, whatever its batch and its folder."""
+    """Return eight hexadecimal digits that identify the job, independent of its batch size and run folder."""
     whole = to_mapping(replace(config, run=RunConfig(), batch_size=None, global_batch_size=None))
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
@@ -95,10 +99,10 @@ def job_digest(config: TrainConfig) -> str:
 def missing_points(
     points: Sequence[StepPoint], of: Callable[[StepPoint], Mapping[str, Any]], records: Records
 ) -> list[StepPoint]:
-    """The points without figures of the same measurement, in all their series.
+    """Return the points that lack a successful record in any of their modes.
 
     Args:
-        of: What a point's record says of it; the fields of `KEY` tell one measurement from another.
+        of: Returns the record fields of a point; the fields in `KEY` identify a measurement.
     """
     modes: dict[tuple[Any, ...], set[str]] = {}
     for record in records:
@@ -108,5 +112,5 @@ def missing_points(
 
 
 def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a measurement from another in a file of records."""
+    """Return the key that identifies a measurement in a file of records."""
     return tuple(record.get(name) for name in KEY)

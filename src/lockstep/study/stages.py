@@ -1,8 +1,8 @@
-"""The stages that an image passes on its way into a step, each alone: what one core, or the device, does of it.
+"""The stages of loading an image, each measured alone on one core or on the device.
 
-Files are read, decoded (with crop, resize and mirroring, which are one operation here), handed over by the loader
-process, copied to the device and normalised there, and changed at random there. Decoding is measured on files that
-already lie in memory, so that no stage pays for another.
+Files are read, decoded (including crop, resize and mirroring, which are one operation), sent by the loader process,
+copied to the device and normalized there, and augmented there. Decoding is measured on files in memory, so that it
+does not include reading.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.errors import CorruptImageError
 from lockstep.world import accelerator
 
-IN_MEMORY = 256  # files that are held for measuring how they are decoded
-Work = Callable[[], tuple[int, int]]  # one batch; returns its images and its bytes
+IN_MEMORY = 256  # number of files that are held in memory to measure decoding
+Work = Callable[[], tuple[int, int]]  # processes one batch; returns its number of images and bytes
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage; its bytes are the files' before they are decoded, the pixels' after."""
+    """One stage; its bytes are those of the files up to decoding, and those of the pixels after it."""
 
     name: str
     about: str
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is loaded, and how."""
+    """The data to load and how to load it."""
 
     data: ImageData
     augment: AugmentConfig
@@ -56,7 +56,7 @@ class Setting:
 
 
 class MemoryFiles(EncodedSplit):
-    """Some of a split's files, held in memory as they are."""
+    """Some of a split's files, held in memory undecoded."""
 
     def __init__(self, split: EncodedSplit, samples: Indices):
         self._names = [split.name(int(sample)) for sample in samples]
@@ -71,22 +71,22 @@ class MemoryFiles(EncodedSplit):
 
 
 def stages_of(setting: Setting) -> Iterator[Stage]:
-    """The stages of a training set's kind, in the order in which an image passes them."""
+    """Yield the stages for the training set's kind, in the order of processing."""
     split = setting.data.train
     if isinstance(split, MemorySplit):
-        yield Stage("pick", "a batch out of memory, shifted and mirrored", _pick(setting, split))
+        yield Stage("pick", "a batch from memory, shifted and mirrored", _pick(setting, split))
         picked = _pick_batch(setting, split, next(orders(len(split), setting.batch, setting.seed)))
         yield from _on_device(setting, picked)
         return
     if isinstance(split, EncodedSplit):
-        yield Stage("read", "files, as they are", _read(setting, split))
+        yield Stage("read", "files, without decoding", _read(setting, split))
         held = MemoryFiles(split, next(orders(len(split), min(IN_MEMORY, len(split)), setting.seed + 1)))
         source: Source = FileSource(held, setting.data.input, setting.augment, setting.seed)
         samples = len(held)
         yield Stage("decode", "from memory, with crop, resize and mirroring", _make(setting, source, samples, held))
     else:
         source, samples = UserSource(split, setting.seed), len(split)
-        yield Stage("items", "of your own data set, stacked", _make(setting, source, samples))
+        yield Stage("items", "items of your data set, stacked", _make(setting, source, samples))
     raw = source.__getitems__(BatchRequest(0, next(orders(samples, setting.batch, setting.seed))))
     is_users = isinstance(split, UserSplit)
     yield _hand_over(setting, raw, is_users)
@@ -94,7 +94,7 @@ def stages_of(setting: Setting) -> Iterator[Stage]:
 
 
 def orders(samples: int, batch: int, seed: int) -> Iterator[Indices]:
-    """Batches of sample numbers without end; none comes again before all have come."""
+    """Yield endless batches of sample indices; each pass over all samples is in a new random order."""
     generator, left = np.random.default_rng(seed), np.empty(0, np.int64)
     while True:
         while len(left) < batch:
@@ -109,16 +109,16 @@ def _read(setting: Setting, split: EncodedSplit) -> Work:
     def work() -> tuple[int, int]:
         samples = next(batches)
         try:
-            # Copied, for a memory map is read only then.
+            # Copy, because a memory map is read only on access.
             return len(samples), sum(len(bytes(split.read(int(sample)))) for sample in samples)
         except OSError as error:
-            raise CorruptImageError(f"an image cannot be read: {error}") from None
+            raise CorruptImageError(f"cannot read an image: {error}") from None
 
     return work
 
 
 def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | None = None) -> Work:
-    """Batches of a source, made here; the bytes are those of the files, if there are any, else of the pixels."""
+    """Return work that loads batches in this process; its bytes are those of `files` or, if None, of the pixels."""
     batches, epochs = orders(samples, setting.batch, setting.seed), count()
 
     def work() -> tuple[int, int]:
@@ -133,7 +133,7 @@ def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | N
 
 
 class _Ready:
-    """A source of batches that are there at once: of files in memory used again, of the user's own in new memory."""
+    """A source of ready batches, in memory as loading uses it: reused for files, new for custom data sets."""
 
     def __init__(self, raw: Raw, is_users: bool):
         self._raw, self._is_users = raw, is_users
@@ -148,7 +148,7 @@ class _Ready:
 
 
 def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
-    """A loader process that has its batches ready, and does nothing but hand them over."""
+    """Return the stage of a loader process whose batches are ready, which only sends them."""
     loader: DataLoader[Raw] = DataLoader(
         _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
         batch_sampler=_Endless(),
@@ -162,7 +162,7 @@ def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
         images = next(batches).images
         return len(images), images.nbytes
 
-    close = batches._shutdown_workers  # type: ignore[attr-defined]  # else it lives until garbage collection
+    close = batches._shutdown_workers  # type: ignore[attr-defined]  # without this, it runs until garbage collection
     return Stage("collate", "a batch from a loader process to the worker", work, close)
 
 
@@ -188,7 +188,7 @@ def _pick(setting: Setting, split: MemorySplit) -> Work:
 
 
 def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -> Iterator[Stage]:
-    """What happens to a batch of uint8 pixels, or of the user's own numbers, on the device."""
+    """Yield the stages on the device, for a batch of uint8 pixels or of a custom data set's values."""
     device, config = setting.placement.device, setting.augment
     normalize = Normalizer(setting.data.input, setting.placement)
     host = images.pin_memory() if accelerator.overlaps(device) else images
@@ -223,11 +223,11 @@ def _on_device(setting: Setting, images: torch.Tensor, is_users: bool = False) -
     names = [*([] if is_users else own), *(["mixing"] if mixes(config) else [])]
     if names:
         yield Stage("augment", ", ".join(names).replace("_", "-"), _finished(change, setting))
-    yield Stage("copy", f"to {device.type}, normalised", _finished(copy, setting))
+    yield Stage("copy", f"to {device.type}, normalized", _finished(copy, setting))
 
 
 def _finished(work: Work, setting: Setting) -> Work:
-    """The same, until the device has done it."""
+    """Return work that also waits for the device to finish."""
     if setting.placement.device.type == "cpu":
         return work
 

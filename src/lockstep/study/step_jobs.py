@@ -1,4 +1,4 @@
-"""Measuring the steps of a job in workers of its own, which a launcher starts and ends."""
+"""Measure the steps of a job in its own worker processes, which a launcher starts and stops."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.study.points import StepLength
 from lockstep.world.world import usable_cores
 
-# The exit codes of a job that somebody has ended, not itself.
+# Exit codes of a job that was stopped from outside.
 ENDED = (StoppedError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
-MARK = "lockstep-steps "  # begins the line in which a worker tells what came of it
+MARK = "lockstep-steps "  # prefix of the line with a worker's result
 MODULE = "lockstep.study.step_worker"
-MemoryLimit = int | Literal["free"] | None  # of a worker: bytes, its share of what is free, or none
+MemoryLimit = int | Literal["free"] | None  # per worker: bytes, its share of free memory, or no limit
 
 
 @dataclass(frozen=True)
 class StepJobOutcome:
-    """What came of a job: the launcher's exit code, and figures, or why there are none.
+    """The result of a job: the launcher's exit code, and figures or the reason why there are none.
 
     Args:
-        out_of_memory: A worker's words where its memory did not suffice; "" else.
-        error: A worker's words where it failed otherwise; "" else.
-        said: The launcher's last words on a failure.
+        out_of_memory: A worker's error if it ran out of memory; otherwise "".
+        error: A worker's error if it failed for another reason; otherwise "".
+        last_message: The launcher's last message if the job failed; otherwise "".
     """
 
     code: int
     figures: Mapping[str, Any] = field(default_factory=dict)
     out_of_memory: str = ""
     error: str = ""
-    said: str = ""
+    last_message: str = ""
 
     @property
     def reason(self) -> str:
         """Why there are no figures."""
-        return self.out_of_memory or self.error or self.said or f"the launcher's exit code is {self.code}"
+        return self.out_of_memory or self.error or self.last_message or f"the launcher's exit code is {self.code}"
 
     @property
     def was_ended(self) -> bool:
@@ -60,43 +60,43 @@ class StepJobOutcome:
 
 
 def encode(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit) -> str:
-    """What a worker needs to be told, as one word of its command line."""
+    """Encode a worker's settings as one command-line argument."""
     return json.dumps({"length": asdict(length), "memory_limit": memory_limit, "config": to_mapping(config)})
 
 
-def decode(word: str) -> tuple[TrainConfig, StepLength, MemoryLimit]:
-    """The same, in the worker."""
-    told = json.loads(word)
-    config = from_mapping(TrainConfig, told["config"], "the study's configuration")
-    return config, StepLength(**told["length"]), told["memory_limit"]
+def decode(argument: str) -> tuple[TrainConfig, StepLength, MemoryLimit]:
+    """Decode the argument of `encode`, in the worker."""
+    settings = json.loads(argument)
+    config = from_mapping(TrainConfig, settings["config"], "the study's configuration")
+    return config, StepLength(**settings["length"]), settings["memory_limit"]
 
 
-def tell(kind: str, content: Any) -> None:
-    """From a worker: "figures", "out_of_memory" or "error"."""
+def send_result(kind: str, content: Any) -> None:
+    """Print a worker's result for the launcher; `kind` is "figures", "out_of_memory" or "error"."""
     print(MARK + json.dumps({kind: content}), flush=True)
 
 
 def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
-    """Carry out a plan whose command is the step worker's; what is written besides is shown if nobody says why."""
-    told, said = io.BytesIO(), io.BytesIO()
-    with redirect_stdout(io.TextIOWrapper(told)) as out, redirect_stderr(io.TextIOWrapper(said)) as errors:
+    """Run a plan of step workers and return the result; stderr is shown if the job failed, except out of memory."""
+    output, log = io.BytesIO(), io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(output)) as out, redirect_stderr(io.TextIOWrapper(log)) as errors:
         code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
         out.flush()
         errors.flush()
-        lines, rest = (stream.getvalue().decode(errors="replace") for stream in (told, said))
-    words: dict[str, Any] = {}
+        lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
+    results: dict[str, Any] = {}
     for line in lines.splitlines():
         if line.startswith(MARK):
-            words = {**json.loads(line.removeprefix(MARK)), **words}  # of several, the first word counts
-    said_last = [line.removeprefix("lockstep: ") for line in rest.splitlines() if line.startswith("lockstep: ")]
-    outcome = StepJobOutcome(code, **words, said=said_last[-1] if code and said_last else "")
+            results = {**json.loads(line.removeprefix(MARK)), **results}  # the first of each kind counts
+    messages = [line.removeprefix("lockstep: ") for line in rest.splitlines() if line.startswith("lockstep: ")]
+    outcome = StepJobOutcome(code, **results, last_message=messages[-1] if code and messages else "")
     if code and not outcome.out_of_memory and not outcome.was_ended:
         print(rest, end="", file=sys.stderr)
     return outcome
 
 
 def append_record(path: Path, kind: str, record: Mapping[str, Any]) -> None:
-    """Append what came of a job, with the time that an epoch's training takes at its rate."""
+    """Append a job's record, with the training time of an epoch at its rate."""
     epoch = {}
     if "images_per_second" in record:
         epoch["epoch_seconds"] = record["samples"] / record["images_per_second"]
@@ -106,7 +106,7 @@ def append_record(path: Path, kind: str, record: Mapping[str, Any]) -> None:
 
 
 def about_plan(plan: JobPlan) -> dict[str, Any]:
-    """What a record says of where its job ran."""
+    """Return a plan's number of nodes and threads, for the record."""
     return {"nodes": len(plan.nodes), "threads": int(plan.environment["OMP_NUM_THREADS"])}
 
 
@@ -118,15 +118,15 @@ def plan_steps(
     length: StepLength,
     memory_limit: MemoryLimit = None,
 ) -> JobPlan:
-    """The job that measures the steps of a configuration, on so many workers.
+    """Plan the job that measures the steps of a configuration on `workers` workers.
 
     Args:
-        most_workers: Of the study. Each worker has the threads that it would have among so many, since the threads of a
-            worker would else grow fewer as workers grow more, and scaling would be that of threads.
-        memory_limit: A GPU's own memory is a limit already, so "free" adds none there.
+        most_workers: The largest number of workers in the study. Every job gets its threads per worker, so that fewer
+            threads on more workers do not distort scaling.
+        memory_limit: On a GPU, "free" adds no limit, as the GPU's memory is a limit already.
 
     Raises:
-        ConfigError: The options contradict each other, or are of nodes that are started by hand.
+        ConfigError: The options contradict each other, or are for nodes that are started manually.
     """
     command = (where.python or sys.executable, "-m", MODULE, encode(config, length, memory_limit))
     cores, here = usable_cores(), names_of_this_machine()
@@ -136,7 +136,7 @@ def plan_steps(
 
     largest = plan_for(most_workers)
     if largest.by_hand:
-        raise ConfigError("a study starts its own jobs; name the hosts by -H, not by --nodes or --dist-url")
+        raise ConfigError("studies cannot be combined with --nodes or --dist-url; pass the hosts with -H")
     own = os.environ.get("OMP_NUM_THREADS", "")
     each = own if own.isdecimal() else threads(cores, max(node.workers for node in largest.nodes))
     plan = plan_for(workers)

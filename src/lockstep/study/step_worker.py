@@ -1,4 +1,4 @@
-"""What a study starts as the workers of a job: they measure its steps, and rank 0 prints a line of JSON."""
+"""A worker process of a study's job: it measures the job's steps, and rank 0 prints the result as a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from lockstep.study.points import StepLength
     from lockstep.study.step_jobs import MemoryLimit
 
-MOST = 0.9  # of the memory that is free when a worker starts
-# How torch, oneDNN, NumPy and the C++ library say that there is no more memory.
+MOST = 0.9  # share of the memory that is free when a worker starts
+# Out-of-memory errors of torch, oneDNN, NumPy and the C++ library.
 NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
-# What oneDNN and cuDNN say of it, but of other things, too.
+# Errors of oneDNN and cuDNN that can have other causes, too.
 MAYBE_NO_MEMORY = ("could not create a primitive", "unable to find an engine")
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     from lockstep.study import step_jobs
 
-    config, length, memory_limit = step_jobs.decode(words[0])
+    config, length, memory_limit = step_jobs.decode(arguments[0])
     work = partial(_work, config, length, memory_limit)
     return run_workers(
-        WorkerCommand(["step_worker", *words], work, config.device, backend=config.parallel.dist_backend)
+        WorkerCommand(["step_worker", *arguments], work, config.device, backend=config.parallel.dist_backend)
     )
 
 
@@ -46,15 +46,15 @@ def _work(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, wo
     try:
         _measure(config, length, memory_limit, world)
     except Exception as error:
-        if not tells_of_lost_peer(error):  # which follows from what the other, or the launcher, says
+        if not tells_of_lost_peer(error):  # the peer or the launcher reports the cause
             lacks_memory = _lacks_memory(error, memory_limit)
-            step_jobs.tell("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
+            step_jobs.send_result("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
         raise
 
 
 def _lacks_memory(error: Exception, limit: MemoryLimit) -> bool:
     known = NO_MEMORY if limit is None else NO_MEMORY + MAYBE_NO_MEMORY
-    return isinstance(error, MemoryError) or any(words in str(error) for words in known)
+    return isinstance(error, MemoryError) or any(message in str(error) for message in known)
 
 
 def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, world: World) -> None:
@@ -82,16 +82,16 @@ def _measure(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit,
                 "global_batch": job.optim.batching.global_batch,
                 "environment": describe_publicly(world),
             }
-        world.barrier()  # rank 0's scratch folder is the run's
+        world.barrier()  # the run folder is in rank 0's scratch folder
     if world.is_main:
-        step_jobs.tell("figures", figures)
+        step_jobs.send_result("figures", figures)
 
 
 def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
-    """Let allocations fail beyond a limit, instead of the system ending whichever process it likes.
+    """Limit this process's memory, so that an allocation fails before the system kills a process.
 
     Returns:
-        The limit in bytes, if one was given or a GPU has it.
+        The limit in bytes, if one was given or the device is a GPU.
     """
     if limit is None:
         return None
@@ -104,7 +104,7 @@ def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
     free = int(MOST * psutil.virtual_memory().available / world.place.local_size)
     size_bytes = held + free if limit == "free" else limit
     if size_bytes <= held:
-        raise MemoryError(f"the libraries, the data set and the model alone take {held / 1e9:.2g} GB")
+        raise MemoryError(f"libraries, data set and model take {held / 1e9:.2g} GB, more than the limit")
     resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
     return None if limit == "free" else size_bytes
 

@@ -1,8 +1,8 @@
-"""Where the time of a training step goes, measured on the steps of a real job.
+"""Measure where the time of a training step goes, on the steps of a real job.
 
-The loop's own steps are taken, at a learning rate of 0, so that nothing they compute changes from one to the next.
-Blocks of them take turns with blocks whose gradients stay where they are: the difference is the communication that
-shows. How long the exchange of all gradients takes by itself is measured last, with nothing else to do.
+The training loop's steps run at a learning rate of 0, so that every step computes the same. Blocks of steps alternate
+with blocks without gradient exchange; the difference is the exposed communication. Last, the exchange of all gradients
+is measured on its own.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from lockstep.train.strategies.base import Strategy
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
-BLOCK = 10  # steps between two looks at the figures, as a run's --log-every has them
+BLOCK = 10  # steps per block; metrics are reduced after each, as with a run's --log-every
 EXCHANGES = 10
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some steps: images and seconds over all workers, and this worker's phases of each step."""
+    """A block of steps: images and seconds over all workers, and this worker's phases of each step."""
 
     images: int
     seconds: float
@@ -49,7 +49,7 @@ class Block:
 
 
 class Isolated(Strategy):
-    """Another strategy's steps without the exchange of gradients, which only add up."""
+    """Wraps a strategy and skips its gradient exchange; gradients only accumulate."""
 
     def __init__(self, inner: Strategy):
         super().__init__()
@@ -61,10 +61,10 @@ class Isolated(Strategy):
 
 
 class Unchanged(Precision):
-    """Another precision's passes, after which the weights stay as they are.
+    """Wraps a precision and never updates the weights.
 
-    Gradients of steps that exchange nothing differ between workers, and so may whether they overflow: a worker that
-    skips its step would leave the others of a sharded optimizer waiting.
+    Without gradient exchange, gradients differ between workers and may overflow on only some of them. A worker that
+    skips its step would then leave the others of a sharded optimizer waiting.
     """
 
     def __init__(self, inner: Precision):
@@ -80,11 +80,11 @@ class Unchanged(Precision):
 
 
 def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
-    """Throughput, the split of a step's time, and memory; call it on every worker.
+    """Measure throughput, the split of a step's time, and memory (collective).
 
     Returns:
-        The fields of a record of `lockstep study scaling` (docs/howto/studies.md) that are measured. Seconds are
-        medians over steps, meaned over workers. Without steps apart several workers' time is not split.
+        The measured fields of a `lockstep study scaling` record (docs/howto/studies.md). Seconds are medians over
+        steps, averaged over workers. With several workers, the split needs `length.apart`.
     """
     clock = PhaseClock(job.world.device)
     optim = replace(job.optim, schedule=Schedule("constant", peak=0.0, total_steps=1))
@@ -100,7 +100,7 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
         for start in range(0, length.steps, BLOCK):
             steps = min(BLOCK, length.steps - start)
             whole.append(_take_block(job, clock, batches, steps))
-            memory = memory or _peak_memory(job.world)  # before steps apart, whose gradients have no place in buckets
+            memory = memory or _peak_memory(job.world)  # before steps without exchange: they use no buckets
             if together:
                 apart.append(_take_block(isolated, clock, batches, steps))
     steps_taken = [step for block in whole for step in block.phases]
@@ -130,7 +130,7 @@ def measure_steps(job: Job, length: StepLength) -> dict[str, Any]:
 
 
 def _batches(loader: TrainLoader) -> Generator[tuple[int, Batch]]:
-    """This worker's batches, with their positions in their epochs, without end."""
+    """Yield this worker's batches and their positions in the epoch, endlessly."""
     epoch = 0
     while True:
         yield from enumerate(loader.epoch(epoch, 0))
@@ -147,7 +147,7 @@ def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]
         seed_all(job.config.seed, step, job.world.rank)
         take_step(job, batch, position)
         images += sharding.count(position)
-    job.meter.reduce()  # which waits for the device
+    job.meter.reduce()  # also waits for the device
     seconds = max(job.world.gather(time.perf_counter() - start))
     return Block(images, seconds, clock.take())
 
@@ -155,8 +155,8 @@ def _take_block(job: Job, clock: PhaseClock, batches: Iterator[tuple[int, Batch]
 def _split(
     world: World, whole: Sequence[Mapping[Phase, float]], apart: Sequence[Mapping[Phase, float]], step_seconds: float
 ) -> dict[str, float]:
-    """A step's seconds by what they went into, each a median; they add up to about a median step's."""
-    # Over workers, one of which may wait in its backward pass for another that is still in its own.
+    """Return the seconds of each part of a step, as medians; their sum is about the median step's time."""
+    # Averaged over workers, as a worker may wait in its backward pass for a slower one.
     phases: dict[Phase, float] = {phase: _median(world, whole, phase) for phase in get_args(Phase)}
     backward = phases["backward"] + phases["reduction"]
     alone = _median(world, apart, "backward") if apart else backward
@@ -180,7 +180,7 @@ def _mean_spread(world: World, seconds: Spread) -> Spread:
 
 
 def _measure_exchange(network: Network, together: Strategy, isolated: Strategy, world: World) -> float:
-    """Seconds in which all gradients are averaged, beyond those of the same backward pass without it."""
+    """Return the seconds that averaging all gradients adds to a backward pass."""
     replica = network.replica
     module = replica.module if isinstance(replica, DistributedDataParallel) else replica
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -205,7 +205,7 @@ def _is_trained(network: Network) -> bool:
 
 
 def _peak_memory(world: World) -> int:
-    """The most that a worker has held, in bytes: of its GPU's memory, else of the machine's."""
+    """Return the largest peak memory of any worker, in bytes: GPU memory or, on a CPU, resident memory."""
     if world.device.type != "cpu":
         held = accelerator.peak_memory(world.device)
     else:

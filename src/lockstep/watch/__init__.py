@@ -1,1 +1,1 @@
-"""A live view of a run in the terminal, out of what the run writes; nothing is asked of the run itself."""
+"""A live view of a run in the terminal, drawn from the run's files without contacting the run."""

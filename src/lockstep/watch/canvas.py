@@ -1,4 +1,4 @@
-"""Curves drawn with Braille characters, each of which has 2 × 4 dots, and sparklines of blocks."""
+"""Curves drawn with Braille characters, which have 2 × 4 dots each, and sparklines of block characters."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 BLANK = 0x2800
-# The bits of Unicode's Braille patterns, by row and column of the dot in its character.
+# Bits of Unicode's Braille patterns, by row and column of the dot.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-DASH = 3  # of so many dots along x a dashed line lacks one
+DASH = 3  # a dashed line skips every third dot along x
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Canvas:
-    """Dots on a field of `width` × `height` characters; a character has the style of what was drawn there last."""
+    """Dots on `width` × `height` characters; a character has the style of the last line drawn there."""
 
     def __init__(self, width: int, height: int):
         self.width, self.height = width, height
@@ -21,7 +21,7 @@ class Canvas:
         self._styles = [[""] * width for _ in range(height)]
 
     def draw(self, points: Sequence[tuple[float, float]], style: str, is_dashed: bool = False) -> None:
-        """A line through points, given as shares of the width and the height, each from 0 to 1 and y upwards."""
+        """Draw a line through points, given as shares (0 to 1) of the width and the height; y points up."""
         columns, rows = 2 * self.width - 1, 4 * self.height - 1
         dots = [(round(_clip(x) * columns), round((1 - _clip(y)) * rows)) for x, y in points]
         for column, row in dots[:1]:
@@ -35,7 +35,7 @@ class Canvas:
                     self._set(x, round(row + share * (next_row - row)), style)
 
     def lines(self) -> list[list[tuple[str, str]]]:
-        """For each row of characters its runs of one style: (text, style)."""
+        """Return each row of characters as its runs of one style: (text, style)."""
         rows = []
         for bits, styles in zip(self._bits, self._styles, strict=True):
             runs: list[tuple[str, str]] = []
@@ -58,7 +58,7 @@ def _clip(share: float) -> float:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of some values from 0 to their largest, in at most `width` characters; the latest at the right."""
+    """Draw values, scaled from 0 to their maximum, in at most `width` characters; the latest value is rightmost."""
     if not values or width < 1:
         return ""
     count = min(width, len(values))

@@ -1,4 +1,4 @@
-"""A chart of a few text lines: curves with a scale at the left and what x is below."""
+"""A chart of a few text lines: curves, with the y axis to the left and the x axis below."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lockstep.watch.canvas import Canvas
 if TYPE_CHECKING:
     from rich.text import Text
 
-LOG_FROM = 8.0  # highest over lowest value: else most of a training is drawn in the lowest line
-TICKED_DECADES = 3  # have ticks within them
-SMALLEST_STEP = 1e-300  # between ticks: smaller numbers lose their digits
+LOG_FROM = 8.0  # ratio of highest to lowest value; on a linear scale, most of training would be on the lowest line
+TICKED_DECADES = 3  # up to this many decades get ticks within them
+SMALLEST_STEP = 1e-300  # between ticks; smaller numbers lose precision
 AXIS = "grey50"
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A named line; `value` is the latest, as the legend shows it."""
+    """A named line; `value` is the latest value for the legend."""
 
     name: str
     value: str
@@ -39,7 +39,7 @@ class Scale:
     is_log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value stands, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -47,7 +47,7 @@ class Scale:
 
 
 def scale_for(values: Sequence[float], ticks: int, may_be_log: bool = True) -> Scale:
-    """A scale with about so many ticks that has room for all values."""
+    """Return a scale that covers all values, with about `ticks` ticks."""
     low, high = min(values), max(values)
     if may_be_log and low > 0 and high / low > LOG_FROM:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -61,7 +61,7 @@ def scale_for(values: Sequence[float], ticks: int, may_be_log: bool = True) -> S
 
 
 def _round_step(at_least: float) -> float:
-    """The next of 1, 2, 5, 10, ..."""
+    """Round up to 1, 2, 5 or 10 times a power of ten."""
     at_least = max(at_least, SMALLEST_STEP)
     decade = 10.0 ** math.floor(math.log10(at_least))
     return next(factor * decade for factor in (1, 2, 5, 10) if factor * decade >= at_least * (1 - 1e-9))
@@ -75,17 +75,17 @@ def draw_chart(
     show: Callable[[float], str] = lambda value: f"{value:g}",
     may_be_log: bool = True,
 ) -> list[Text]:
-    """The lines of a chart of epochs, of `width` × `height` characters (at least 24 × 4).
+    """Draw curves over epochs in `width` × `height` characters (at least 24 × 4); return the lines.
 
     Args:
-        show: Writes a tick's value.
-        may_be_log: Values that differ by a large factor are drawn on a logarithmic scale.
+        show: Formats a tick's value.
+        may_be_log: Whether to use a logarithmic scale for values that differ by a large factor.
     """
     from rich.text import Text
 
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
-        return [Text(title, "bold"), Text("  nothing yet", AXIS), *([Text()] * (height - 2))]
+        return [Text(title, "bold"), Text("  no data yet", AXIS), *([Text()] * (height - 2))]
     rows = height - 2
     scale = scale_for([y for curve in drawn for _, y in curve.points], max(2, rows // 2), may_be_log)
     labels = {round((1 - scale.share(tick)) * (rows - 1)): show(tick) for tick in scale.ticks}
@@ -103,7 +103,7 @@ def draw_chart(
 
 
 def _heading(title: str, curves: Sequence[ChartLine], width: int, is_log: bool) -> Text:
-    """The title and the legend, with less around the latest values where these would not fit."""
+    """Return the title and the legend, in the longest form that fits."""
     whole = _legend(f"{title} (log)" if is_log else title, curves)
     forms = [whole, _legend(title, curves), _legend(title, curves, gap=1, sample=1)]
     return next((form for form in forms if form.cell_len <= width), forms[-1])

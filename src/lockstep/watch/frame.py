@@ -1,4 +1,4 @@
-"""One frame of the view: everything about a run in as many lines and columns as the terminal has."""
+"""Draw one frame of the view, fitted to the lines and columns of the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 TRAIN, VAL, QUIET = "cyan", "bright_magenta", "grey50"  # readable on dark and on light
-SIDE_BY_SIDE = 76  # columns from which two charts stand beside each other
+SIDE_BY_SIDE = 76  # minimum number of columns for two charts side by side
 LEAST_CHART, MOST_CHART = 6, 28  # lines
 LABEL = 13  # columns
 CONDITIONS: dict[Condition, tuple[str, str]] = {
@@ -31,9 +31,9 @@ CONDITIONS: dict[Condition, tuple[str, str]] = {
 
 
 def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
-    """At most `height` lines of at most `width` columns.
+    """Draw at most `height` lines of at most `width` columns.
 
-    What a low terminal has no room for are first charts lower than usual, then workers, then the charts.
+    On a terminal with few lines, charts get lower first; then workers are left out, then the charts.
     """
     head = [*_heading(snapshot, width), *_progress(snapshot, width)]
     foot = [*_speed(snapshot, width), *_checkpoints(snapshot, width)]
@@ -53,7 +53,7 @@ def draw_frame(snapshot: RunView, width: int, height: int) -> list[Text]:
 
 
 def _join(blocks: Sequence[list[Text]]) -> list[Text]:
-    """The blocks with a blank line between each two."""
+    """Join blocks with blank lines."""
     from rich.text import Text
 
     lines: list[Text] = []
@@ -64,7 +64,7 @@ def _join(blocks: Sequence[list[Text]]) -> list[Text]:
 
 
 def _heading(snapshot: RunView, width: int) -> list[Text]:
-    """What runs, and how it is."""
+    """Return the job's description and the run's state."""
     from rich.text import Text
 
     job = snapshot.metrics.job
@@ -91,23 +91,23 @@ def _heading(snapshot: RunView, width: int) -> list[Text]:
 
 
 def _progress(snapshot: RunView, width: int) -> list[Text]:
-    """How far it has come, and when it will be done."""
+    """Return the progress and the estimated remaining time."""
     from rich.text import Text
 
     metrics = snapshot.metrics
     if not metrics.job:
         return []
-    words = [f"step {metrics.step:,}" + (f" of {metrics.last_step:,}" if metrics.last_step else "")]
+    parts = [f"step {metrics.step:,}" + (f" of {metrics.last_step:,}" if metrics.last_step else "")]
     if metrics.steps_per_epoch:
         epoch = max(1, -(-metrics.step // metrics.steps_per_epoch))
-        words.insert(0, f"epoch {epoch:,}" + (f" of {metrics.epochs:,}" if metrics.epochs else ""))
+        parts.insert(0, f"epoch {epoch:,}" + (f" of {metrics.epochs:,}" if metrics.epochs else ""))
     left = metrics.seconds_left(snapshot.now) if snapshot.state.condition == "running" else None
     if left is not None:
-        words.append(f"{duration(left)} to go")
-    words.append(f"{duration(metrics.time_seconds)} of training")
-    if len(" · ".join(words)) > width:
-        words.pop()
-    text = " · ".join(words)
+        parts.append(f"{duration(left)} left")
+    parts.append(f"{duration(metrics.time_seconds)} of training")
+    if len(" · ".join(parts)) > width:
+        parts.pop()
+    text = " · ".join(parts)
     if not metrics.last_step:
         return [Text(text)]
     share = min(1.0, metrics.step / metrics.last_step)
@@ -160,62 +160,62 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int, between: in
 
 
 def _speed(snapshot: RunView, width: int) -> list[Text]:
-    """Images a second, and the figures of the last record of steps."""
+    """Return throughput and the metrics of the last step record."""
     metrics = snapshot.metrics
     if metrics.rate_now is None or metrics.rate_median is None:
         return []
-    words = [f"now {metrics.rate_now:,.0f} images/s, median {metrics.rate_median:,.0f}"]
+    parts = [f"now {metrics.rate_now:,.0f} images/s, median {metrics.rate_median:,.0f}"]
     figures = metrics.figures
     if "data_wait" in figures:
-        words.append(f"data wait {100 * figures['data_wait']:.0f} %")
+        parts.append(f"data wait {100 * figures['data_wait']:.0f} %")
     if "lr" in figures:
-        words.append(f"lr {figures['lr']:.3g}")
+        parts.append(f"lr {figures['lr']:.3g}")
     if "loss_scale" in figures:
-        words.append(f"loss scale {figures['loss_scale']:,g}, {figures.get('skipped_steps', 0):,.0f} steps skipped")
+        parts.append(f"loss scale {figures['loss_scale']:,g}, {figures.get('skipped_steps', 0):,.0f} steps skipped")
     course = sparkline([rate for _, rate in metrics.rates.points], 8 if width < 72 else 12 if width < 100 else 40)
-    words[0] = f"{course}  {words[0]}"
-    lines = _labelled("speed", words, width)
+    parts[0] = f"{course}  {parts[0]}"
+    lines = _labeled("speed", parts, width)
     lines[0].stylize(TRAIN, LABEL, LABEL + len(course))
     return lines
 
 
-def _labelled(label: str, words: Sequence[str], width: int) -> list[Text]:
-    """Words after a label, in as many lines as they take."""
+def _labeled(label: str, parts: Sequence[str], width: int) -> list[Text]:
+    """Wrap parts after a label."""
     from rich.text import Text
 
-    lines = [words[0]]
-    for word in words[1:]:
-        if len(lines[-1]) + len(word) + 3 <= width - LABEL:
-            lines[-1] += f" · {word}"
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 <= width - LABEL:
+            lines[-1] += f" · {part}"
         else:
-            lines.append(word)
+            lines.append(part)
     return [Text.assemble((f"{'' if number else label:{LABEL}}", "bold"), line) for number, line in enumerate(lines)]
 
 
 def _checkpoints(snapshot: RunView, width: int) -> list[Text]:
-    def tell(name: str, checkpoint: Checkpoint) -> str:
+    def describe(name: str, checkpoint: Checkpoint) -> str:
         top1 = f", top-1 {100 * checkpoint.top1:.2f} %" if checkpoint.top1 is not None else ""
         return f"{name} step {checkpoint.step:,}{top1}, {duration(snapshot.now - checkpoint.unix_time)} ago"
 
     if snapshot.last is None:
-        return _labelled("checkpoints", ["none yet"], width) if snapshot.metrics.job else []
-    words = [tell("last", snapshot.last)]
+        return _labeled("checkpoints", ["none yet"], width) if snapshot.metrics.job else []
+    texts = [describe("last", snapshot.last)]
     if snapshot.best:
         same = snapshot.best.step == snapshot.last.step
-        words = [tell("last and best", snapshot.last)] if same else [*words, tell("best", snapshot.best)]
-    parts = [part for word in words for part in ([word] if len(word) <= width - LABEL else word.rsplit(", ", 1))]
-    return _labelled("checkpoints", parts, width)
+        texts = [describe("last and best", snapshot.last)] if same else [*texts, describe("best", snapshot.best)]
+    parts = [part for text in texts for part in ([text] if len(text) <= width - LABEL else text.rsplit(", ", 1))]
+    return _labeled("checkpoints", parts, width)
 
 
 def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
-    """A heading, and a line for each worker, those with troubles first where there is no room for all."""
+    """Return a heading and a line per worker; if there is no room for all, failed and silent ones have priority."""
     from rich.text import Text
 
     workers = snapshot.workers
     if not workers:
         return []
     course = max(0, min(24, width - 56))
-    lines = [Text(f"{'worker':>6}  {'last sign of life':17}  {'reads':>10}  {'log':>8}", style="bold")]
+    lines = [Text(f"{'worker':>6}  {'last activity':17}  {'reads':>10}  {'log':>8}", style="bold")]
     shown = workers
     if len(workers) > height - 1:
         shown = sorted(workers, key=lambda worker: _urgency(worker, snapshot))[: max(0, height - 2)]
@@ -224,13 +224,13 @@ def _workers(snapshot: RunView, width: int, height: int) -> list[Text]:
     rest = len(workers) - len(shown)
     if rest:
         troubled = sum(_urgency(worker, snapshot)[0] < 2 for worker in workers if worker not in shown)
-        words = f"{troubled} of them failed or silent" if troubled else "all well"
-        lines.append(Text(f"{'':6}  and {rest:,} more workers, {words}", style=QUIET))
+        state = f"{troubled} of them failed or silent" if troubled else "none failed or silent"
+        lines.append(Text(f"{'':6}  and {rest:,} more workers, {state}", style=QUIET))
     return lines
 
 
 def _urgency(worker: WorkerView, snapshot: RunView) -> tuple[int, float, int]:
-    """Failed, then silent, then the others by how long they have been silent."""
+    """Return a sort key: failed workers first, then silent ones, then the others, longest without activity first."""
     silent = snapshot.now - worker.last_time if worker.last_time is not None else 0.0
     if worker.failure:
         return 0, 0.0, worker.rank
@@ -253,7 +253,7 @@ def _worker(worker: WorkerView, snapshot: RunView, course: int) -> Text:
 
 
 def _short(number: float) -> str:
-    """Three digits and a letter: 11.2 M."""
+    """Format a number with three digits and a prefix, such as "11.2 M"."""
     for letter, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= unit * 0.9995:
             return f"{number / unit:.3g} {letter}"

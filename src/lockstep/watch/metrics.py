@@ -1,4 +1,4 @@
-"""What metrics.jsonl says of a run so far: its progress, its curves, and how its last session ended."""
+"""The contents of metrics.jsonl so far: a run's progress, its curves, and how its last session ended."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from lockstep.files.fields import count, number, one_line
 from lockstep.watch.thinning import Thinned
 
 Split = Literal["train", "val"]
-RECENT = 8  # records of steps of which "now" is the median: one alone, at an epoch's end, may be of a single step
+RECENT = 8  # step records whose median is "now": a single record, at an epoch's end, may cover only one step
 STEP_FIGURES = ("lr", "data_wait", "loss_scale", "skipped_steps")
 
 
 class Metrics:
-    """Fed with the records in their order. What a record lacks is passed over.
+    """Collects records in order; missing fields are ignored.
 
-    `curves` have epochs as x; `rates` are images/s of the last session, by step.
+    `curves` are over epochs; `rates` are images/s of the last session, over steps.
     """
 
     def __init__(self, config: Mapping[str, Any]):
-        """`config`: what is in the run's config.yaml; empty if there is none."""
+        """`config` is the contents of the run's config.yaml; empty if there is none."""
         self._config = config
         self.job: Mapping[str, Any] = {}
         self.curves: dict[tuple[str, Split], Thinned] = {
             (name, split): Thinned() for name in ("loss", "top1") for split in ("train", "val")
         }
         self.rates = Thinned()
-        self.figures: dict[str, float] = {}  # of the last record of steps
+        self.figures: dict[str, float] = {}  # of the last step record
         self.step = 0
         self.time_seconds = 0.0
-        self.last_time: float | None = None  # the newest record's unix time
+        self.last_time: float | None = None  # Unix time of the newest record
         self.longest_gap_seconds = 0.0  # between two records of the last session
         self.top1_after: dict[int, float] = {}  # of each evaluation
-        self.ending = ""  # how the last session ended; empty while it has not
-        self.is_complete = False  # and nothing is left to be trained
+        self.ending = ""  # how the last session ended; "" if it has not ended
+        self.is_complete = False  # whether training is complete
         self._epochs = count(config, "epochs")
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._times = Thinned()  # unix time by step, of the last session
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in one record."""
+        """Add one record."""
         handlers = {
             "run": self._begin,
             "step": self._add_steps,
@@ -115,7 +115,7 @@ class Metrics:
 
     @property
     def epoch(self) -> float | None:
-        """Epochs done, with a fraction."""
+        """Epochs done, with fractions."""
         return self.step / self.steps_per_epoch if self.steps_per_epoch else None
 
     @property
@@ -132,16 +132,16 @@ class Metrics:
 
     @property
     def rate_now(self) -> float | None:
-        """Images/s of the latest steps."""
+        """Images/s over the latest step records."""
         return median(self._recent) if self._recent else None
 
     @property
     def rate_median(self) -> float | None:
-        """Images/s of the last session."""
+        """Images/s over the last session."""
         return median(rate for _, rate in self.rates.points) if self.rates else None
 
     def seconds_left(self, now: float) -> float | None:
-        """An estimate by what the last two epochs took, with their evaluations; None where nothing can be said."""
+        """Estimate the remaining time from the last two epochs, including evaluations; None if unknown."""
         times, last = self._times.points, self.last_step
         if last is None or self.steps_per_epoch is None or len(times) < 2:
             return None
@@ -151,7 +151,7 @@ class Metrics:
         )
         if begin_step == end_step:
             begin_step, begin_time = times[-2]
-        if begin_step >= end_step:  # damaged records go back
+        if begin_step >= end_step:  # damaged records
             return None
         seconds = (end_time - begin_time) / (end_step - begin_step) * (last - end_step)
         return max(0.0, seconds - max(0.0, now - end_time))

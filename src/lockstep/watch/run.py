@@ -1,4 +1,4 @@
-"""A run folder as it is now: found, looked at again and again, and judged."""
+"""Find a run folder, read it repeatedly, and determine the run's state."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from lockstep.watch.metrics import Metrics
 from lockstep.watch.tail import Tail
 from lockstep.watch.workers import WorkerFiles, WorkerView
 
-SILENT_SECONDS = 60.0  # without any record, at least: a busy file system may take as long
-SILENT_IO_RECORDS = 6
-SILENT_RECORDS = 3  # where nobody keeps I/O records: the longest time between others, which an evaluation may take
-MOST_WORKERS = 10_000  # that are looked at: a damaged record may name any number
+SILENT_SECONDS = 60.0  # minimum time without records to count as silent: a busy file system may delay them this long
+SILENT_IO_RECORDS = 6  # number of missed I/O records
+SILENT_RECORDS = 3  # without I/O records: multiple of the longest time between records, as evaluations take long
+MOST_WORKERS = 10_000  # whose files are read: a damaged record may have any number
 Condition = Literal["reading", "waiting", "running", "silent", "stopped", "failed", "finished"]
 
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run is, in one word and in words for people."""
+    """A run's condition, and its description for display."""
 
     condition: Condition
     text: str
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can come of this run."""
+        """Whether the run is complete."""
         return self.condition == "finished"
 
 
@@ -44,8 +44,8 @@ class Checkpoint:
     """A complete checkpoint.
 
     Args:
-        unix_time: When it was written.
-        top1: Of the evaluation after its step; None where there was none.
+        unix_time: Time at which it was written.
+        top1: Accuracy of the evaluation after its step; None if there was none.
     """
 
     step: int
@@ -55,11 +55,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run at one moment.
+    """A snapshot of a run.
 
     Args:
-        config: Its config.yaml; empty if that cannot be read.
-        share_read: How much of the records has been read: less than 1 only at the first looks at a long file.
+        config: The contents of config.yaml; empty if it is not readable.
+        share_read: Share of metrics.jsonl that has been read; less than 1 only while a long file is first read.
     """
 
     path: Path
@@ -81,9 +81,9 @@ class RunView:
         times = [self.metrics.last_time, *(worker.last_time for worker in self.workers)]
         return max((time for time in times if time is not None), default=None)
 
-    @cached_property  # of all workers, and asked for each
+    @cached_property  # it loops over all workers and is read for each of them
     def silent_seconds(self) -> float:
-        """How long a run may be silent and still be thought to run."""
+        """Time without records after which the run counts as silent."""
         every = plausible(self.setting("run", "io_every", default=0))
         if every is not None and any(worker.last_time for worker in self.workers):
             return max(SILENT_SECONDS, SILENT_IO_RECORDS * every)
@@ -91,33 +91,36 @@ class RunView:
 
     @property
     def _seconds_without_a_record(self) -> float:
-        """How long no step was recorded, once two records have shown how often there is one: who waits lives, too."""
+        """Time since the last record in metrics.jsonl; 0 until the usual interval is known from two records.
+
+        I/O records continue while workers hang, so they do not show progress.
+        """
         last = self.metrics.last_time
         return self.now - last if last is not None and self.metrics.longest_gap_seconds else 0.0
 
     @property
     def state(self) -> RunState:
-        ago = f"last sign of life {duration(self.now - self.last_sign)} ago" if self.last_sign else ""
+        ago = f"last activity {duration(self.now - self.last_sign)} ago" if self.last_sign else ""
         failures = sorted((worker for worker in self.workers if worker.failure), key=lambda one: one.has_lost_peer)
         if not self.is_read:
             return RunState("reading", f"reading the records, {100 * self.share_read:.0f} %")
         if self.metrics.is_complete:
             return RunState("finished", self.metrics.ending)
         if self.metrics.ending:
-            return RunState("stopped", f"{self.metrics.ending}; `--resume auto` goes on")
+            return RunState("stopped", f"{self.metrics.ending}; to continue, use `--resume auto`")
         if failures:
             return RunState("failed", f"worker {failures[0].rank} failed: {failures[0].failure}")
         if self.last_sign is None:
             return RunState("waiting", "no records yet")
         if self.now - self.last_sign > self.silent_seconds:
-            return RunState("silent", f"{ago}; it has ended without a word, or hangs")
+            return RunState("silent", f"{ago}; the run was killed or hangs")
         if self._seconds_without_a_record > max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds):
             since = duration(self._seconds_without_a_record)
-            return RunState("silent", f"alive, but no step recorded for {since}: a long evaluation, or it hangs")
+            return RunState("silent", f"no step recorded for {since}, but workers are active: long evaluation or hang")
         return RunState("running", f"running, {ago}")
 
     def setting(self, *names: str, default: Any = None) -> Any:
-        """A value of the configuration, such as of ("numerics", "precision")."""
+        """Return a value of the configuration, such as that of ("numerics", "precision")."""
         value: Any = self.config
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -135,7 +138,7 @@ class RunWatch:
         self._workers: dict[int, WorkerFiles] = {}
 
     def look(self, now: float) -> RunView:
-        """Read what is new; of a long file a portion, see `RunView.share_read`."""
+        """Read new records, or the next portion of a long file (see `RunView.share_read`)."""
         news = self._records.read()
         if news.is_new or not self._config:
             self._config = read_config(self.path)
@@ -148,7 +151,7 @@ class RunWatch:
         return RunView(self.path, self._config, self._metrics, workers, last, best, news.share, now)
 
     def _ranks(self) -> range:
-        """The workers of the last session; before its record, those that have files."""
+        """Return the ranks of the last session or, before its first record, those that have log files."""
         workers = count(self._metrics.job, "workers")
         if workers is not None:
             return range(min(workers, MOST_WORKERS))
@@ -161,7 +164,7 @@ class RunWatch:
 
 
 def read_config(run: Path) -> Mapping[str, Any]:
-    """A run's configuration; empty if there is none, or a half-written one."""
+    """Return a run's configuration; empty if it is missing or incomplete."""
     try:
         config = read_yaml(run / "config.yaml")
     except (OSError, ValueError):
@@ -170,7 +173,7 @@ def read_config(run: Path) -> Mapping[str, Any]:
 
 
 def find_checkpoints(run: Path, metrics: Metrics) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """The last checkpoint and the best."""
+    """Return the last and the best checkpoint."""
     folder = run / "checkpoints"
     linked = os.path.basename(os.path.realpath(folder / "best"))  # also of a link to itself
     best = next((path for path in complete(folder) if path.name == linked), None)
@@ -180,28 +183,28 @@ def find_checkpoints(run: Path, metrics: Metrics) -> tuple[Checkpoint | None, Ch
 def _checkpoint(path: Path | None, metrics: Metrics) -> Checkpoint | None:
     if path is None:
         return None
-    with suppress(OSError):  # removed meanwhile, for newer ones
+    with suppress(OSError):  # it may have been removed for newer ones
         return Checkpoint(step_of(path), path.stat().st_mtime, metrics.top1_after.get(step_of(path)))
     return None
 
 
 def find_run(named: Path | None) -> Path:
-    """The run folder to watch: the one named, or the newest in it; None: the newest in runs/.
+    """Return `named` if it is a run folder, else the newest run folder in it; for None, the newest in runs/.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no run folder.
     """
     folder = RUNS if named is None else named
     if named is not None and not named.exists():
-        raise ConfigError(f"there is no folder {named}; name a run folder, or leave it out for the newest in {RUNS}/")
+        raise ConfigError(f"{named}: no such folder; pass a run folder, or omit it for the newest run in {RUNS}/")
     if _is_run(folder):
         return folder
     runs = [path for path in folder.glob("*") if _is_run(path)]
     if runs:
         return max(runs, key=_changed)
     if named is None:
-        raise ConfigError(f"there is no run in {RUNS}/ here; name a run folder: lockstep watch RUN")
-    raise ConfigError(f"{named} is no run folder and holds none: a run has a config.yaml or a metrics.jsonl")
+        raise ConfigError(f"no runs in {RUNS}/; pass a run folder: lockstep watch RUN")
+    raise ConfigError(f"{named}: no run found; a run folder contains config.yaml or metrics.jsonl")
 
 
 def _is_run(path: Path) -> bool:
@@ -214,7 +217,7 @@ def _changed(run: Path) -> float:
 
 
 def duration(seconds: float) -> str:
-    """A time as people read it, in its two largest units."""
+    """Format a time in its two largest units, such as "2 h 5 min"."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

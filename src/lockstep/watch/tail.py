@@ -1,4 +1,4 @@
-"""Following a file of records that grows, line by line, without reading it again."""
+"""Follow a growing file of records without rereading it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from lockstep.files.jsonl import parse_record
 from lockstep.files.untrusted import open_plain
 
-PORTION_BYTES = 16 << 20  # the view is drawn between two of them
-SKIM_BYTES = 32 << 20  # of a longer file, which a day's training writes, only a part of the steps is parsed
+PORTION_BYTES = 16 << 20  # read at a time; the view is redrawn after each portion
+SKIM_BYTES = 32 << 20  # of longer files, such as after a day of training, only some step records are parsed
 STEP = b'{"kind": "step"'
 
 
 class News(NamedTuple):
-    """What was read.
+    """Newly read records.
 
     Args:
-        is_new: The file is another one than at the last look, so that all records of before count no more.
-        share: How much of the file has been read by now, from 0 to 1.
+        is_new: Whether the file was replaced since the last read; earlier records are then obsolete.
+        share: Share of the file that has been read, from 0 to 1.
     """
 
     records: list[dict[str, Any]]
@@ -29,24 +29,23 @@ class News(NamedTuple):
 
 
 class Tail:
-    """Reads what was appended since the last look.
+    """Reads records appended to a file since the last read.
 
-    A resumed run puts another file in its place (`lockstep.files.jsonl.keep_records`): that is then read from its
-    start.
+    A resumed run replaces the file (`lockstep.files.jsonl.keep_records`); the new file is then read from its start.
 
     Args:
-        last_bytes: Begin so many bytes before the end; None: at the start.
+        last_bytes: Start this many bytes before the end of the file; None to start at the beginning.
     """
 
     def __init__(self, path: Path, last_bytes: int | None = None):
         self._path, self._last_bytes = path, last_bytes
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
-        self._every = 1  # which of the records of steps are parsed
+        self._every = 1  # every n-th step record is parsed
         self._steps = 0
 
     def read(self, most_bytes: int = PORTION_BYTES) -> News:
-        """The whole lines since the last look, up to `most_bytes` of them; none while there is no file."""
+        """Return the records of complete new lines, reading up to `most_bytes`; empty while there is no file."""
         try:
             with open_plain(self._path) as file:
                 status = _status(file.fileno())
@@ -59,9 +58,9 @@ class Tail:
                 data = file.read(most_bytes)
         except (OSError, ValueError):
             return News([])
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half-written
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         if not whole and len(data) == most_bytes:
-            whole = data  # no record is as long as that: it is passed over
+            whole = data  # too long for a record: skip it
         self._offset += len(whole)
         lines = whole.splitlines()
         records = [record for line in self._chosen(lines) if (record := parse_record(line)) is not None]
@@ -71,7 +70,7 @@ class Tail:
         return News(records, is_new, min(1.0, self._offset / status.size_bytes))
 
     def _chosen(self, lines: list[bytes]) -> Iterator[bytes]:
-        """The lines to parse: all but, at the first reading of a long file, most of the steps."""
+        """Yield the lines to parse: all of them, except most step records on the first read of a long file."""
         for line in lines[:-1]:
             if self._every > 1 and line.startswith(STEP):
                 self._steps += 1

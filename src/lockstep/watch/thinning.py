@@ -1,20 +1,20 @@
-"""A curve of bounded size, however long a run lasts."""
+"""A curve of bounded size for runs of any length."""
 
 from __future__ import annotations
 
 
 class Thinned:
-    """The points of a curve, in the order of x; when there are too many, each two neighbours become their mean.
+    """The points of a curve, in order of x; when there are too many, pairs of neighbors are averaged.
 
     Args:
-        most: Points that are kept at most, an even number; from half of them on while there were as many.
+        most: Maximum number of points, even; after averaging, half of them are left.
     """
 
     def __init__(self, most: int = 2048):
         self._most = most
-        self._stride = 1  # points given for one that is kept
+        self._stride = 1  # points averaged into one
         self._points: list[tuple[float, float]] = []
-        self._open: list[tuple[float, float]] = []  # those that will be the next one
+        self._open: list[tuple[float, float]] = []  # points of the next average
 
     def add(self, x: float, y: float) -> None:
         self._open.append((x, y))
@@ -29,7 +29,7 @@ class Thinned:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """(x, y) of all that was added, the last ones too."""
+        """(x, y) of the averaged points, including the last, incomplete average."""
         return [*self._points, _mean(self._open)] if self._open else list(self._points)
 
     def __bool__(self) -> bool:

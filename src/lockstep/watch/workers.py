@@ -1,4 +1,4 @@
-"""What each worker leaves in the run folder: its I/O records and its log."""
+"""Each worker's files in the run folder: its I/O records and its log."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lockstep.files.io_records import KIND, worker_file
 from lockstep.files.untrusted import open_plain
 from lockstep.watch.tail import Tail
 
-IO_BYTES = 64 << 10  # of the end of its I/O records, some 200 of them
-LOG_BYTES = 16 << 10  # of the end of its log: a traceback
+IO_BYTES = 64 << 10  # read from the end of the I/O records, about 200 records
+LOG_BYTES = 16 << 10  # read from the end of the log, enough for a traceback
 RATES = 60
 LINE = re.compile(rb"^\d{4}-\d\d-\d\d \S+ worker \d+ ([A-Z]+) ", re.MULTILINE)
 RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt|Exit)\b.*)$")
@@ -24,13 +24,13 @@ RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt|Exit)\b.*)$")
 
 @dataclass
 class WorkerView:
-    """One worker as its files show it.
+    """The state of a worker according to its files.
 
     Args:
-        last_time: Unix time of its newest I/O record; None where it has none.
-        read_rates: Bytes/s that it read, of its latest records.
-        log_bytes: Size of its log; None where there is none.
-        failure: Its log's last words, if these are an error; else empty.
+        last_time: Unix time of its newest I/O record; None if there is none.
+        read_rates: Read rates of its latest records, in bytes/s.
+        log_bytes: Size of its log; None if there is none.
+        failure: The error with which its log ends; "" if it does not end with an error.
     """
 
     rank: int
@@ -41,8 +41,8 @@ class WorkerView:
 
     @property
     def has_lost_peer(self) -> bool:
-        """Whether it failed only because another had."""
-        return any(words in self.failure for words in LOST_PEER)
+        """Whether it failed only because a peer disconnected."""
+        return any(message in self.failure for message in LOST_PEER)
 
 
 class WorkerFiles:
@@ -54,15 +54,15 @@ class WorkerFiles:
         self._log = run / "logs" / f"worker-{rank}.log"
 
     def look(self) -> WorkerView:
-        """The worker as it is now."""
+        """Read new records and the log; return the worker's state."""
         for record in self._io.read().records:
             if record.get("kind") == KIND:
                 self._add(record)
-        self._look_at_log()
+        self._read_log()
         return self.worker
 
     def _add(self, record: Mapping[str, Any]) -> None:
-        """Take in an I/O record; what it lacks, or holds of nonsense, is passed over."""
+        """Add an I/O record; missing and invalid fields are ignored."""
         time = number(record, "unix_time")
         read, seconds = number(record, "read_bytes"), number(record, "seconds")
         if time is None:
@@ -73,7 +73,7 @@ class WorkerFiles:
             if rate is not None:
                 self.worker.read_rates.append(rate)
 
-    def _look_at_log(self) -> None:
+    def _read_log(self) -> None:
         try:
             size = self._log.stat().st_size
             if size == self.worker.log_bytes:
@@ -87,15 +87,15 @@ class WorkerFiles:
 
 
 def last_error(log: bytes) -> str:
-    """The error with which the end of a log ends, in one line; empty if its last entry is no error."""
+    """Return the error with which a log ends, on one line; "" if its last entry is not an error."""
     entries = list(LINE.finditer(log))
-    if not entries:  # the end of one long traceback
+    if not entries:  # the end of a long traceback
         return _raised(log) if b"Traceback" in log or b'\n  File "' in log else ""
     return _raised(log[entries[-1].end() :]) if entries[-1][1] in (b"ERROR", b"CRITICAL") else ""
 
 
 def _raised(trace: bytes) -> str:
-    """The line of a traceback that names the exception."""
+    """Return the line of a traceback that has the exception."""
     lines = [line for line in trace.decode(errors="replace").splitlines() if line.strip()]
     named = [match[1] for line in lines if (match := RAISED.match(line))]
     return one_line(named[-1] if named else lines[-1].strip() if lines else "an error")

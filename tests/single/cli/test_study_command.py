@@ -86,7 +86,7 @@ def test_loading_prints_tables_and_appends_a_record(
     words = ["study", "loading", str(root), "--image-size", "32", "-b", "4", "-j", "0", "1", "-a", "cifar-small"]
     assert main([*words, *QUICK]) == 0
     out = capsys.readouterr().out
-    for part in ("read ", "decode ", "collate ", "copy ", "0 loader processes", "1 loader process ", "the model takes"):
+    for part in ("read ", "decode ", "collate ", "copy ", "0 loader processes", "1 loader process ", "the model needs"):
         assert part in out
     (record,) = read_records(here / "study" / "loading.jsonl")
     assert record["kind"] == "loading"

@@ -58,9 +58,9 @@ def test_without_a_terminal_one_frame_is_printed(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["nowhere"], "there is no folder nowhere"),
-        (["."], "is no run folder and holds none"),
-        ([], "there is no run in runs/ here"),
+        (["nowhere"], "nowhere: no such folder"),
+        (["."], ".: no run found"),
+        ([], "no runs in runs/"),
         (["--interval", "0"], "--interval 0: must be above 0 seconds"),
         (["--interval", "nan"], "--interval nan: must be above 0 seconds"),
     ],

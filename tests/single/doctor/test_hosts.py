@@ -15,7 +15,7 @@ from torch.distributed import HashStore, ProcessGroupGloo, Store
 from lockstep.cli import main
 from lockstep.doctor import probe_worker
 from lockstep.doctor.hosts import Report, plan_probe, rate, show, troubles
-from lockstep.doctor.probe_worker import HostFacts, Link, circles, cut_links, measure
+from lockstep.doctor.probe_worker import HostFacts, Link, cut_links, groups, measure
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.world import accelerator
 
@@ -37,7 +37,7 @@ def test_hosts_in_order_are_left_in_peace(capsys: pytest.CaptureFixture[str]) ->
     [
         ({"remedies": ["/dev/shm: enlarge it"]}, {}, ("b: /dev/shm: enlarge it",)),
         ({"clock_seconds": -2.0, "clock_error_seconds": 0.1}, {}, ("b: its clock is 2.0 s behind that of a", "NTP")),
-        ({}, {"bits_per_second": 50e6}, ("a and b: 50 Mbit/s is slow", "16.0 s a step", "check cable")),
+        ({}, {"bits_per_second": 50e6}, ("a and b: 50 Mbit/s is slow", "16.0 s per step", "check cable")),
         ({"others": ["ib0"]}, {"bits_per_second": 50e6}, ("--interface", "ib0")),
         ({}, {"latency_seconds": 0.012}, ("a and b: a small all-reduce takes 12.0 ms",)),
         ({}, {"error": "timed out"}, ("a and b: no connection (timed out)", "firewall")),
@@ -58,7 +58,7 @@ def test_a_clock_that_may_be_right_is_not_blamed() -> None:
 
 def test_a_host_without_gpus_among_others_is_named() -> None:
     (line,) = troubles(Report([A, replace(B, gpus=["H200"] * 8)], [LINK]))
-    assert line.startswith("a: torch sees no GPU there, but 8 on b")
+    assert line.startswith("a: torch finds no GPU, while b has 8")
 
 
 def test_a_link_that_is_slow_among_fast_ones_is_named() -> None:
@@ -68,16 +68,16 @@ def test_a_link_that_is_slow_among_fast_ones_is_named() -> None:
 
 
 def test_who_is_measured_with_whom() -> None:
-    assert circles(1) == []
-    assert circles(2) == [[0, 1]]
-    assert circles(3) == [[0, 1], [1, 2], [2, 0], [0, 1, 2]]
+    assert groups(1) == []
+    assert groups(2) == [[0, 1]]
+    assert groups(3) == [[0, 1], [1, 2], [2, 0], [0, 1, 2]]
 
 
 def test_hosts_that_do_not_reach_each_other_are_paired() -> None:
     assert cut_links([A, B], [set(), set()]) == []
     (link,) = cut_links([A, B, replace(A, host="c", address="10.0.0.3")], [set(), {2}, {1}])
     assert link.hosts == ["b", "c"]
-    assert link.error == "b does not reach 10.0.0.3, c does not reach 10.0.0.2"
+    assert link.error == "b cannot reach 10.0.0.3, c cannot reach 10.0.0.2"
 
 
 def test_there_is_one_worker_a_host() -> None:
@@ -125,4 +125,4 @@ def test_each_library_has_its_own_fastest_link() -> None:
     assert troubles(Report([A, B], links)) == []
     slow = replace(LINK, hosts=["b", "c"], bits_per_second=20e9, library="nccl")
     (line,) = troubles(Report([A, B, replace(A, host="c")], [*links, slow]))
-    assert line.startswith("b and c by nccl: 20.0 Gbit/s is slow")
+    assert line.startswith("b and c over nccl: 20.0 Gbit/s is slow")

@@ -49,8 +49,12 @@ def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("variable", "drivers", "words"),
     [
-        (None, ["NVIDIA's nvidia 470.1"], "torch sees no GPU (the driver is too old): install the torch built for it"),
-        ("ROCR_VISIBLE_DEVICES", ["AMD's amdgpu"], "ROCR_VISIBLE_DEVICES= hides all GPUs: unset it to use them"),
+        (
+            None,
+            ["NVIDIA's nvidia 470.1"],
+            "torch finds no GPU (the driver is too old); install the torch build for your GPU",
+        ),
+        ("ROCR_VISIBLE_DEVICES", ["AMD's amdgpu"], "ROCR_VISIBLE_DEVICES= hides all GPUs; to use them, unset it"),
         (None, [], ""),
     ],
 )

@@ -49,7 +49,7 @@ def test_the_report_is_made_without_torch(sources: list[str], tmp_path: Path) ->
     assert text.startswith("# My title\n")
     for link in (part.partition(")")[0] for part in text.split("](")[1:]):
         assert (out / link).is_file(), link
-    for warning in ("none does not exist", "a line that is no whole record was passed over"):
+    for warning in ("none does not exist", "skipped 1 damaged line"):
         assert f"{warning}" in done.stderr
         assert warning in text
         assert warning in (out / "index.html").read_text()
@@ -92,7 +92,7 @@ def test_names_of_any_bytes_make_a_report_that_steers_no_terminal(
     ("words", "hint"),
     [
         ([], "name what to report"),
-        (["/nowhere/at/all"], "there is nothing to report: /nowhere/at/all does not exist"),
+        (["/nowhere/at/all"], "nothing to report: /nowhere/at/all does not exist"),
     ],
 )
 def test_nothing_to_report_is_one_line(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

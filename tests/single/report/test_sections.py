@@ -72,7 +72,7 @@ def test_a_run_has_its_curves_in_percent_against_epochs_and_time(tmp_path: Path)
     validation = _line(_chart(document, "top1-epochs"), "run, validation")
     assert (validation.x, validation.y, validation.look) == ([1, 2, 3], [70, 80, 90], "dotted")
     assert _line(_chart(document, "top1-time"), "run, training").x == [5, 10, 15]
-    assert _chart(document, "loss-time").x_label == "time of training (s)"
+    assert _chart(document, "loss-time").x_label == "training time (s)"
     for key in ("top5-epochs", "loss-epochs", "learning-rate", "throughput", "data-wait"):
         assert _chart(document, key).lines
     assert _line(_chart(document, "data-wait"), "run").y == [2.0] * 6
@@ -134,7 +134,7 @@ def test_runs_of_different_data_sets_are_in_sections_of_their_own(tmp_path: Path
         ]
         assert [row["run"] for row in _rows(document, f"results{key}")] == ["1 worker", "2 workers"]
     (environment,) = _rows(document, "environment")
-    assert environment["of"] == "digits: 1 worker; digits: 2 workers; mnist: 1 worker; mnist: 2 workers"
+    assert environment["measurement"] == "digits: 1 worker; digits: 2 workers; mnist: 1 worker; mnist: 2 workers"
 
 
 def test_runs_without_a_recorded_data_set_stand_beside_those_of_the_only_one(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_runs_that_differ_by_seed_alone_have_mean_and_spread(tmp_path: Path) -> 
     (row,) = _rows(_document(tmp_path), "seeds")
     assert (row["count"], row["best top-1, mean (%)"]) == (3, pytest.approx(85))
     assert row["standard deviation (%)"] == pytest.approx(5)
-    assert (row["least (%)"], row["most (%)"]) == (pytest.approx(80), pytest.approx(90))
+    assert (row["minimum (%)"], row["maximum (%)"]) == (pytest.approx(80), pytest.approx(90))
 
 
 def test_runs_on_other_numbers_of_workers_are_drawn_against_workers(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_runs_of_other_batches_and_machines_are_no_points_of_one_line(tmp_path: 
     lines = [line for line in _chart(_document(tmp_path), "workers-throughput").lines if "ideal" not in line.name]
     assert {line.name: list(line.x) for line in lines} == {
         "resnet18 on cifar10, global batch 32": [1, 2],
-        "resnet18 on cifar10, 32 a worker": [1, 2, 4],
+        "resnet18 on cifar10, batch 32 per worker": [1, 2, 4],
     }
 
 
@@ -304,8 +304,8 @@ def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
     drawn = dict(zip(model.x, model.y, strict=True))
     for row in _rows(document, "scaling-strong-throughput-points"):
         expected = drawn[row["workers"]] / row["throughput"] - 1
-        assert row["error of the model (%)"] == pytest.approx(100 * expected)
-    errors = [abs(row["error of the model (%)"]) for row in _rows(document, "scaling-strong-throughput-points")]
+        assert row["model error (%)"] == pytest.approx(100 * expected)
+    errors = [abs(row["model error (%)"]) for row in _rows(document, "scaling-strong-throughput-points")]
     assert max(errors) > 1
     for key in ("throughput", "speedup", "efficiency"):
         (remark,) = [line.remark for line in _chart(document, f"scaling-strong-{key}").lines if line.remark]
@@ -315,15 +315,13 @@ def test_the_models_own_errors_stand_beside_the_points(tmp_path: Path) -> None:
 def test_a_model_is_drawn_only_where_it_fits(tmp_path: Path) -> None:
     rates = {1: 100.0, 2: 197.0, 4: 380.0, 8: 720.0, 16: 1340.0, 32: 1500.0}
     document = _of_records(tmp_path, *_at(rates))
-    errors = {
-        row["workers"]: row["error of the model (%)"] for row in _rows(document, "scaling-strong-throughput-points")
-    }
+    errors = {row["workers"]: row["model error (%)"] for row in _rows(document, "scaling-strong-throughput-points")}
     misfits = [workers for workers, error in errors.items() if abs(error) > 10]
     assert misfits == [16, 32]
     model = _chart(document, "scaling-strong-throughput").lines[1]
     assert model.name.startswith("model, ")
     assert [x for x, y in zip(model.x, model.y, strict=True) if y is not None] == [1, 2, 3, 4, 6, 8]
-    assert "the model is drawn only where it is within 10 % of the points; it misses 16 and 32 workers" in (
+    assert "the model is drawn only where it fits the points within 10 %; it does not at 16 and 32 workers" in (
         document.sections[0].text
     )
 
@@ -334,11 +332,8 @@ def test_a_model_that_fits_nowhere_is_not_drawn_but_its_errors_are_listed(tmp_pa
         "resnet18 on cifar10, global batch 256",
         "ideal, resnet18 on cifar10, global batch 256",
     ]
-    assert (
-        "no model is drawn: it is within 10 % of the points at no two neighboring numbers of workers"
-        in document.sections[0].text
-    )
-    assert all("error of the model (%)" in row for row in _rows(document, "scaling-strong-throughput-points"))
+    assert "no model is drawn: it does not fit any two consecutive points within 10 %" in document.sections[0].text
+    assert all("model error (%)" in row for row in _rows(document, "scaling-strong-throughput-points"))
 
 
 @pytest.mark.parametrize("more", [{}, {"split_seconds": None}])
@@ -346,33 +341,33 @@ def test_two_numbers_of_workers_have_no_model(more: dict[str, Any], tmp_path: Pa
     records = [scaling_record(workers, repeat, **more) for workers in (1, 2) for repeat in range(3)]
     document = _of_records(tmp_path, *records)
     assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
-    assert "no model: it needs three numbers of workers or more" in document.sections[0].text
+    assert "no model: a fit needs at least 3 different numbers of workers" in document.sections[0].text
     assert "scaling-strong-model" not in _parts(document)
-    assert all("error of the model (%)" not in row for row in _rows(document, "scaling-strong-throughput-points"))
+    assert all("model error (%)" not in row for row in _rows(document, "scaling-strong-throughput-points"))
 
 
 def test_a_model_of_as_many_parameters_as_points_is_not_drawn(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *_at({1: 100.0, 2: 190.0, 4: 350.0}))
     assert not [line for line in _chart(document, "scaling-strong-throughput").lines if "model" in line.name]
-    assert "no model: it has as many parameters as there are points" in document.sections[0].text
+    assert "no model: it has as many parameters as points" in document.sections[0].text
 
 
 def test_a_study_with_one_repeat_says_so_and_has_no_spread(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *map(scaling_record, (1, 2, 4)))
     assert (
-        "measured once with each number of workers, so that no spread is known; --repeats 3 measures more"
+        'measured only once with each number of workers, so the spread is unknown; use "--repeats 3" to measure'
         in document.sections[0].text
     )
     for key in ("throughput", "speedup", "efficiency", "epoch"):
         chart = _chart(document, f"scaling-strong-{key}")
         assert chart.lines[0].low is None
-        assert not {"quartile", "whisker", "least"} & set(chart.note.replace("s", "").split())
+        assert not {"quartile", "whisker", "range"} & set(chart.note.replace("s", "").split())
     (row, *_) = _rows(document, "scaling-strong-throughput-points")
     assert not {"lower quartile", "upper quartile"} & set(row)
     repeated = [scaling_record(workers, repeat) for workers in (1, 2, 4) for repeat in range(1 if workers == 4 else 3)]
     (tmp_path / "study.jsonl").unlink()
     text = _of_records(tmp_path, *repeated).sections[0].text
-    assert "measured once with 4 workers, so that no spread is known" in text
+    assert "measured only once with 4 workers, so the spread is unknown" in text
 
 
 def test_whiskers_and_bands_are_explained_where_they_are_drawn(tmp_path: Path) -> None:
@@ -476,7 +471,7 @@ def test_the_batch_study_has_throughput_memory_and_what_does_not_fit(tmp_path: P
     memory, limit = _chart(document, "batch-memory").lines
     assert (memory.y, limit.y) == ([0.64, 2.56], [4, 4])
     assert [(mark.x, mark.text) for mark in _chart(document, "batch-memory").marks] == [(512, "512 does not fit")]
-    assert "256 is the largest batch that fits; 512 does not (out of memory)" in document.sections[0].text
+    assert "the largest batch that fits is 256; 512 does not (out of memory)" in document.sections[0].text
 
 
 def test_studies_of_two_machines_are_apart(tmp_path: Path) -> None:
@@ -514,7 +509,7 @@ def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path)
     assert (line.x, line.y) == ([0, 5, 10, 35], [2, 2, None, 2])
     assert {line.name for line in _chart(document, "io-operations").lines} == {"run, reads", "run, writes"}
     assert "io-network" not in _parts(document)
-    assert sum("worker-" in warning and "1 lines" in warning for warning in document.warnings) == 2
+    assert sum("worker-" in warning and "1 damaged line" in warning for warning in document.warnings) == 2
 
 
 def test_what_went_to_storage_is_told_from_write_calls_which_have_sockets_too(tmp_path: Path) -> None:
@@ -577,8 +572,16 @@ def test_environments_are_listed_once_without_host_folder_and_command(tmp_path: 
     write_lines(tmp_path / "scaling.jsonl", [scaling_record(1), scaling_record(2)])
     document = _document(tmp_path)
     of_runs, of_study = _rows(document, "environment")
-    assert (of_runs["of"], of_runs["GPUs"], of_runs["PyTorch"]) == ("1 worker; 2 workers", "2 x A100", "2.11.0")
-    assert (of_study["of"], of_study["processor"], of_study["commit"]) == ("study: scaling", "Model 1", "abc1234")
+    assert (of_runs["measurement"], of_runs["GPUs"], of_runs["PyTorch"]) == (
+        "1 worker; 2 workers",
+        "2 x A100",
+        "2.11.0",
+    )
+    assert (of_study["measurement"], of_study["processor"], of_study["commit"]) == (
+        "study: scaling",
+        "Model 1",
+        "abc1234",
+    )
     assert "secret" in str(ENVIRONMENT)
     assert "secret" not in str(document)
 

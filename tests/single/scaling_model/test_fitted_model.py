@@ -12,7 +12,7 @@ from lockstep.errors import DataError
 from lockstep.scaling_model import LEVEL, Model, Prediction, fit, series_of
 
 DOUBLINGS = (1, 2, 4, 8, 16, 32)
-PARTED = "the knee at 8 parts it from points that were fitted"
+PARTED = "a knee at 8 workers lies between this and fitted points"
 
 
 def _values(model: Model) -> dict[str, float | None]:
@@ -57,17 +57,17 @@ def test_what_was_measured_is_said_to_be() -> None:
     assert {parameter.status.split(":")[0] for parameter in model.parameters} == {"measured"}
     (one, two) = fit(Job("strong", 0.1, 0.003, 0.002, 0.01, overlap=0.6, split=True).series((1, 2))).parameters[2:4]
     assert (one.name, one.status.split(":")[0]) == ("latency", "measured")
-    assert (two.name, two.status) == ("bandwidth", "fixed: one count above 1 cannot tell it from latency")
+    assert (two.name, two.status) == ("bandwidth", "fixed: with one count above 1, included in latency")
 
 
 @pytest.mark.parametrize(
     ("mode", "counts", "name", "status"),
     [
-        ("weak", (4, 8, 16), "bandwidth", "fixed: 3 counts above 1 are too few"),
+        ("weak", (4, 8, 16), "bandwidth", "fixed: separating it from latency needs 4 counts above 1, got 3"),
         ("weak", (1, 2, 4, 8, 16), "bandwidth", "fitted"),
-        ("weak", (1, 2, 4, 8, 16), "fixed", "fixed: as constant as compute"),
-        ("strong", DOUBLINGS, "bandwidth", "fixed: throughput alone cannot tell it"),
-        ("strong", (1, 2), "fixed", "fixed: two points identify two terms"),
+        ("weak", (1, 2, 4, 8, 16), "fixed", "fixed: included in compute"),
+        ("strong", DOUBLINGS, "bandwidth", "fixed: throughput alone cannot separate it"),
+        ("strong", (1, 2), "fixed", "fixed: two points determine only two terms"),
         ("strong", (1, 2, 4), "fixed", "fitted"),
         ("strong", DOUBLINGS, "overlap", "fixed: throughput alone shows no hidden communication"),
     ],
@@ -83,7 +83,7 @@ def test_points_of_which_some_lack_their_split_are_fitted_by_throughput() -> Non
     del records[1]["split_seconds"]
     model = fit(series_of(records)[0][0])
     assert _status(model, "compute") == "fitted"
-    assert any("throughput alone is fitted" in remark for remark in model.remarks)
+    assert any("the fit uses only throughput" in remark for remark in model.remarks)
     assert model.predict(4).images_per_second == pytest.approx(Job("weak", 0.1, latency=0.004).rate(4))
 
 
@@ -99,7 +99,7 @@ def test_hidden_communication_costs_nothing() -> None:
 def test_workers_that_wait_for_each_other_are_remarked() -> None:
     model = fit(Job("weak", 0.1, latency=0.004, overlap=-0.5, split=True).series((1, 2, 4)))
     assert _values(model)["overlap"] == 0
-    assert any("1.50 times as long for communication as it takes alone" in remark for remark in model.remarks)
+    assert any("communication takes 1.50 times as long as the all-reduce alone" in remark for remark in model.remarks)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_step_is_never_shorter_than_its_communication() -> None:
 def test_more_workers_than_the_global_batch_has_samples_are_named() -> None:
     model = fit(Job("strong", 1.0, latency=0.002, overlap=0.5, split=True).series((1, 2, 4, 8), 0.02))
     assert model.predict(256).note == ""
-    assert model.predict(257).note == "a global batch of 256 has no sample for each worker"
+    assert model.predict(257).note == "unreliable: there are more workers than samples in the global batch (256)"
 
 
 def test_an_interval_that_says_nothing_is_not_shown() -> None:
@@ -178,7 +178,7 @@ def test_an_interval_that_says_nothing_is_not_shown() -> None:
     assert prediction.low is not None
     rates = {1: 100.0, 2: 60.0, 4: 900.0}
     (series,), _ = series_of(record(workers, rate) for workers, rate in rates.items())
-    assert fit(series).predict(4096).note == "no interval: wider than 10 times to either side"
+    assert fit(series).predict(4096).note == "no interval: it is wider than a factor of 10 to either side"
 
 
 def test_throughput_stays_positive_and_finite_whatever_was_measured() -> None:
@@ -211,18 +211,20 @@ def test_leaving_one_out_predicts_each_point_from_the_others() -> None:
 def test_one_number_of_workers_is_refused_with_what_to_do() -> None:
     series = Job("weak", 0.1).series((4,), repeats=3)
     with pytest.raises(
-        DataError, match=r"needs two numbers of workers or more, and has 4; measure more with `lockstep study"
+        DataError, match=r"needs at least two numbers of workers, got only 4; measure more with `lockstep study"
     ):
         fit(series)
 
 
 def test_points_that_were_not_measured_cannot_be_chosen() -> None:
-    with pytest.raises(DataError, match="3 and 5 workers were not measured; there are 1, 2 and 4"):
+    with pytest.raises(
+        DataError, match="no measurements with 3 and 5 workers; measured numbers of workers: 1, 2 and 4"
+    ):
         fit(Job("weak", 0.1).series((1, 2, 4)), (1, 3, 5))
 
 
 def test_fewer_than_one_worker_is_no_prediction() -> None:
-    with pytest.raises(ValueError, match="1 worker or more, got 0"):
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         fit(Job("weak", 0.1).series((1, 2))).predict(0)
 
 
@@ -234,7 +236,7 @@ def test_published_v100_throughput_is_met_from_its_first_three_points() -> None:
     for error in model.errors:
         low, high = _interval(model.predict(error.workers))
         assert low < error.measured < high
-    assert model.remarks == ["fitted to 4, 8 and 16 workers alone; the other points check it"]
+    assert model.remarks == ["fitted only to 4, 8 and 16 workers; the other points are for checking"]
 
 
 @pytest.mark.parametrize(
@@ -247,14 +249,12 @@ def test_published_a100_series_have_super_linear_points_and_a_knee_that_are_not_
     super_linear, knee = model.remarks
     assert super_linear.startswith(f"super-linear: efficiency is above 1 with {above}; throughput grows")
     assert "from 2 to 4 workers" in super_linear
-    assert knee.startswith(
-        "knee at 8 workers, where the workers reach a second node: from 8 to 16 workers throughput falls"
-    )
-    assert "--from 1,2,4,8 or --from 16,32 fits one of them" in knee
+    assert knee.startswith("knee at 8 workers, where a second node begins: from 8 to 16 workers, throughput falls")
+    assert "to fit one side, use --from 1,2,4,8 or --from 16,32" in knee
     assert max(abs(error.relative_error) for error in model.errors) > 0.2
     for workers in (8, 16, 64):
         prediction = model.predict(workers)
-        assert (prediction.low, prediction.note) == (None, f"not to be trusted: {PARTED}")
+        assert (prediction.low, prediction.note) == (None, f"unreliable: {PARTED}")
 
 
 def test_one_side_of_a_knee_is_fitted_alone_and_not_trusted_on_the_other() -> None:

@@ -102,22 +102,22 @@ def test_a_damaged_split_is_none(split: object) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        ({"workers": 0}, "workers must be a whole number of 1 or more, got 0"),
-        ({"workers": "4"}, "workers must be a whole number of 1 or more, got 4"),
+        ({"workers": 0}, "workers must be an integer of at least 1, got 0"),
+        ({"workers": "4"}, "workers must be an integer of at least 1, got 4"),
         ({"workers": True}, "got True"),
         ({"workers": None}, "got None"),
         ({"workers": 10**30}, "workers must be"),
-        ({"modes": "weak"}, 'modes must be of "strong" and "weak", got weak'),
+        ({"modes": "weak"}, 'modes must be a list of "strong" and "weak", got weak'),
         ({"modes": [["weak"]]}, "modes must be"),
         ({"modes": []}, "modes must be"),
-        ({"images_per_second": 0}, "images_per_second must be a number above 0, got 0"),
+        ({"images_per_second": 0}, "images_per_second must be a positive number, got 0"),
         ({"images_per_second": -3.5}, "got -3.5"),
         ({"images_per_second": math.nan}, "got nan"),
         ({"images_per_second": 1e19}, "got 1e+19"),
         ({"images_per_second": "fast\nvery"}, "got fast"),
-        ({"images_per_second": {"median": 5}}, "images_per_second must be a number above 0"),
-        ({"images_per_second": 10**400}, "images_per_second must be a number above 0"),
-        ({"images_per_second": None}, "train_seconds must be a number above 0, got None"),
+        ({"images_per_second": {"median": 5}}, "images_per_second must be a positive number"),
+        ({"images_per_second": 10**400}, "images_per_second must be a positive number"),
+        ({"images_per_second": None}, "train_seconds must be a positive number, got None"),
         ({"images_per_second": None, "train_seconds": "1:30"}, "got 1:30"),
         ({"failed": "worker 1 ended with exit code 1"}, "the run failed: worker 1 ended with exit code 1"),
     ],
@@ -125,7 +125,7 @@ def test_a_damaged_split_is_none(split: object) -> None:
 def test_a_damaged_record_is_left_out_and_named(damage: dict[str, Any], named: str) -> None:
     (series,), (warning,) = series_of([record(1, 10.0), record(2, 19.0) | damage])
     assert [point.workers for point in series.points] == [1]
-    assert warning.startswith("scaling record 2")
+    assert warning.startswith("skipped scaling record 2")
     assert named in warning
     assert "\n" not in warning
 
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_left_out_and_named(damage: dict[str, Any], named: s
 def test_a_run_that_failed_and_was_done_again_is_no_gap() -> None:
     failed = {"kind": "scaling", "modes": ["weak"], "workers": 2, "job": "0badcafe", "failed": "out of memory"}
     _, warnings = series_of([failed | {"repeat": 0}, failed | {"repeat": 1}, record(2, 19.0, repeat=1)])
-    assert warnings == ["scaling record 1 (2 workers, repeat 0) is left out: the run failed: out of memory"]
+    assert warnings == ["skipped scaling record 1 (2 workers, repeat 0): the run failed: out of memory"]
 
 
 def test_other_fields_may_hold_anything() -> None:
@@ -160,7 +160,7 @@ def test_rates_follow_from_training_times_where_samples_and_epochs_are_known() -
 def test_rates_and_mere_times_are_not_mixed() -> None:
     (series,), (warning,) = series_of([record(1, 10.0), record(2, None, train_seconds=5.0)])
     assert [point.workers for point in series.points] == [1]
-    assert "1 of 2 records are left out" in warning
+    assert "skipped 1 of 2 records" in warning
 
 
 def test_more_workers_than_cores_on_cpus_are_oversubscribed() -> None:
@@ -187,7 +187,7 @@ def test_a_label_says_what_the_job_is() -> None:
     facts = {"arch": "resnet18", "data": "cifar10", "precision": "bf16", "compress": "fp16", "gpu": "H200"}
     (strong, weak), _ = series_of([record(1, 10.0, modes=["strong", "weak"], global_batch=1024, batch=1024.0, **facts)])
     assert strong.label == "resnet18 on cifar10, global batch 1024, bf16, fp16 gradients, H200"
-    assert weak.label == "resnet18 on cifar10, 1024 a worker, bf16, fp16 gradients, H200"
+    assert weak.label == "resnet18 on cifar10, batch 1024 per worker, bf16, fp16 gradients, H200"
 
 
 def test_half_written_files_are_read(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_curves_that_the_model_makes_have_no_knee() -> None:
 def test_a_sudden_end_of_growth_is_a_knee(mode: str) -> None:
     knee = find_knee(_points({1: 100, 2: 190, 4: 360, 8: 370, 16: 380}, modes=[mode]))
     assert knee is not None
-    assert (knee.workers, knee.beyond, knee.cause) == (4, 8, "as at the boundary of a node")
+    assert (knee.workers, knee.beyond, knee.cause) == (4, 8, "possibly at a node boundary")
     assert knee.growth == pytest.approx(370 / 360)
 
 
@@ -43,7 +43,7 @@ def test_the_step_to_a_second_node_is_a_knee_where_growth_breaks_off_less() -> N
     (series,), _ = series_of(records)
     knee = find_knee(series.points)
     assert knee is not None
-    assert (knee.workers, knee.cause) == (4, "where the workers reach a second node")
+    assert (knee.workers, knee.cause) == (4, "where a second node begins")
     assert find_knee(_points(dict(rates))) is None
 
 
@@ -51,7 +51,7 @@ def test_where_cores_run_out_is_a_knee_and_the_points_are_remarked() -> None:
     points = _points({1: 100, 2: 190, 4: 195, 8: 180}, device="cpu", cores=2, nodes=1)
     knee = find_knee(points)
     assert knee is not None
-    assert (knee.workers, knee.cause) == (2, "where the cores run out")
+    assert (knee.workers, knee.cause) == (2, "where workers begin to share cores")
     remarks = remarks_of(points, knee)
     assert any(remark.startswith("more workers than cores with 4 and 8 workers") for remark in remarks)
     assert any("--from 1,2 or --from 4,8" in remark for remark in remarks)
@@ -64,5 +64,5 @@ def test_efficiency_above_one_counts_beyond_the_spread_alone() -> None:
 
 def test_steps_that_outgrow_the_workers_are_named() -> None:
     (remark,) = remarks_of(_points({1: 100, 2: 120, 4: 300, 8: 590}), None)
-    assert remark.startswith("super-linear: throughput grows 2.50 times from 2 to 4 workers.")
+    assert remark.startswith("super-linear: throughput grows by a factor of 2.50 from 2 to 4 workers.")
     assert remarks_of(_points({1: 100, 2: 198, 4: 390}), None) == []

@@ -121,10 +121,10 @@ STAGES = [_figure("read", 5000), _figure("decode", 200), _figure("copy", 9000)]
     ("pipeline", "demand", "last"),
     [
         ({0: 180, 1: 190, 2: 370}, None, "add -a ARCH"),
-        ({0: 180, 1: 190, 2: 370}, 300, "the model takes 300 images/s: 2 loader processes a worker are enough"),
-        ({0: 180, 1: 190, 2: 370}, 5, "the model takes 5 images/s: 0 loader processes a worker are enough"),
-        ({0: 180, 1: 190, 2: 370}, 100, "1 loader process a worker is enough"),
-        ({1: 190, 2: 370}, 740, "what helps: more cores for each worker, a smaller --image-size"),
+        ({0: 180, 1: 190, 2: 370}, 300, "the model needs 300 images/s: 2 loader processes per worker are enough"),
+        ({0: 180, 1: 190, 2: 370}, 5, "the model needs 5 images/s: 0 loader processes per worker are enough"),
+        ({0: 180, 1: 190, 2: 370}, 100, "1 loader process per worker is enough"),
+        ({1: 190, 2: 370}, 740, "to speed up loading, use more cores per worker, a smaller --image-size"),
     ],
 )
 def test_the_verdict_names_the_slowest_stage_and_the_processes(
@@ -136,12 +136,12 @@ def test_the_verdict_names_the_slowest_stage_and_the_processes(
     assert lines[0] == "the slowest stage is decode: 200 images/s on one core"
     assert last in lines[-1]
     if demand == 740:
-        assert "with 2 loader processes it would wait 50 % of its time" in lines[2]
-        assert lines[3] == "if it goes on to grow, 4 loader processes a worker are enough"
+        assert "with 2 loader processes, the model would wait 50 % of the time" in lines[2]
+        assert lines[3] == "if the rate keeps growing with processes, 4 loader processes per worker are enough"
 
 
 def test_it_says_whether_storage_was_met() -> None:
     turns = [Turn(1.0, 10, 1000, 20, 250)] * 2
-    assert "25 % of what was read came from storage" in describe_storage([Figure("read", "", turns)])[0]
+    assert "25 % of the bytes read came from storage" in describe_storage([Figure("read", "", turns)])[0]
     assert describe_storage([_figure("pick", 3)]) == []
     assert describe_storage([_figure("read", 3)]) == []  # nobody counted

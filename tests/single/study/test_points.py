@@ -34,7 +34,7 @@ def test_each_repeat_has_every_point_once_in_an_order_of_its_own() -> None:
 
 @pytest.mark.parametrize("counts", [[0], [2, 2], [-1, 1]])
 def test_numbers_that_are_no_workers_are_refused(counts: list[int]) -> None:
-    with pytest.raises(ConfigError, match="--np takes different numbers"):
+    with pytest.raises(ConfigError, match="must be different numbers of workers"):
         plan_points(CONFIG, counts, ("weak",), 1, seed=0)
 
 

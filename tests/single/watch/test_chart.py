@@ -44,7 +44,7 @@ def test_a_chart_has_its_size_legend_ticks_and_the_last_epoch() -> None:
     assert lines[0] == "loss  ── train 0.5"
     assert any(line.lstrip().startswith("2 ┤") for line in lines)
     assert lines[-1].endswith("epoch 3")
-    assert draw_chart("loss", curves[1:], 40, 8)[1].plain.strip() == "nothing yet"
+    assert draw_chart("loss", curves[1:], 40, 8)[1].plain.strip() == "no data yet"
 
 
 def test_the_latest_values_are_whole_where_the_heading_is_long() -> None:

@@ -30,7 +30,7 @@ def test_a_frame_says_what_runs_how_far_it_is_and_how_fast(new_run: NewRun) -> N
     frame = _draw(new_run(2))
     for words in (
         "net on digits · 2 workers · O2 · global batch 64",
-        "● running, last sign of life 10 s ago",
+        "● running, last activity 10 s ago",
         "50 %",
         "epoch 2 of 4 · step 20 of 40",
         "now 112 images/s, median 112",
@@ -108,7 +108,7 @@ def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: C
     rows = {line.split()[0]: line for line in frame.splitlines() if line.split() and line.split()[0].isdecimal()}
     assert "8 min 24 s ago" in rows["77"]
     assert "ValueError: no" in rows["88"]
-    assert f"and {100 - len(rows)} more workers, all well" in frame
+    assert f"and {100 - len(rows)} more workers, none failed or silent" in frame
 
 
 @pytest.mark.parametrize("height", [3, 8, 40])

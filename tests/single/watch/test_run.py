@@ -20,10 +20,10 @@ Write = Callable[..., None]
 def test_a_run_that_gives_signs_of_life_runs_and_one_that_does_not_is_silent(new_run: NewRun) -> None:
     watch = RunWatch(new_run(2))  # the last record is one of I/O, 60 s after the start
     state = watch.look(START + 70).state
-    assert (state.condition, state.text) == ("running", "running, last sign of life 10 s ago")
+    assert (state.condition, state.text) == ("running", "running, last activity 10 s ago")
     state = watch.look(START + 60 + 3 * 3600).state
     assert state.condition == "silent"
-    assert state.text.startswith("last sign of life 3 h 0 min ago")
+    assert state.text.startswith("last activity 3 h 0 min ago")
 
 
 def test_without_io_records_a_run_may_be_silent_for_as_long_as_its_evaluations_take(
@@ -47,7 +47,7 @@ def test_a_run_whose_workers_live_but_whose_steps_have_ended_is_told(new_run: Ne
     write(run / "io" / "worker-0.jsonl", records[1:], "a")
     state = watch.look(START + 200).state
     assert state.condition == "silent"
-    assert state.text == "alive, but no step recorded for 3 min 0 s: a long evaluation, or it hangs"
+    assert state.text == "no step recorded for 3 min 0 s, but workers are active: long evaluation or hang"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_run_whose_workers_live_but_whose_steps_have_ended_is_told(new_run: Ne
             2,
             {"kind": "stop", "step": 20, "reason": "SIGUSR1"},
             "stopped",
-            "stopped by SIGUSR1; `--resume auto` goes on",
+            "stopped by SIGUSR1; to continue, use `--resume auto`",
         ),
         (2, {"kind": "desired", "step": 20, "desired_acc": 0.2}, "finished", "desired accuracy 20 % reached"),
     ],
@@ -158,7 +158,7 @@ def test_without_a_name_the_newest_run_is_found(
     tmp_path: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="no run in runs/ here; name a run folder"):
+    with pytest.raises(ConfigError, match="no runs in runs/; pass a run folder"):
         find_run(None)
     run = new_run(1)
     for number, name in enumerate(("old", "new", "no-run-but-newest")):
@@ -172,9 +172,9 @@ def test_without_a_name_the_newest_run_is_found(
 
 
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         find_run(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="is no run folder and holds none"):
+    with pytest.raises(ConfigError, match="no run found; a run folder contains"):
         find_run(tmp_path)
 
 

@@ -1,5 +1,5 @@
-"""Figures and pages out, from a report's document alone.
+"""Render a report's document as files.
 
-`markdown` and `page` write it, `images` draws its charts for print (by `matplotlib_curves`) and `interval_svg` ranges
-for the page; `palette` and `ticks` are what all share, and `files` puts everything in its place, whole or not at all.
+`markdown` and `page` render the text and tables. `images` draws charts for print, with `matplotlib_curves`;
+`interval_svg` draws ranges for the page. All of them share `palette` and `ticks`. `files` writes the files atomically.
 """

@@ -1,4 +1,4 @@
-"""The report's files: RESULTS.md, index.html and the figures, each whole or not at all."""
+"""Write the report's files: RESULTS.md, index.html and the figures. Each file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ RESULTS, PAGE = "RESULTS.md", "index.html"
 
 
 def write(document: Document, folder: Path) -> list[Path]:
-    """Write the report into a folder, which is made if need be.
+    """Write the report to `folder`; the folder is created if missing.
 
     Returns:
-        The files, RESULTS.md and the page first.
+        The paths written, RESULTS.md and the page first.
 
     Raises:
         OSError: The folder or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures = images.write(document, folder / markdown.FIGURES)
-    # Last, so that they never speak of figures that are not there.
+    # Written last, so that they never link to missing figures.
     for name, text in ((RESULTS, markdown.render(document)), (PAGE, page.render(document))):
         with replacing(folder / name, shared=True) as partial:
             partial.write_text(text, encoding="utf-8")

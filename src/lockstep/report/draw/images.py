@@ -1,6 +1,6 @@
-"""The charts of a report as images for print: a PNG and an SVG each, the same bytes for the same document.
+"""Draw each chart of a report as a PNG and an SVG image for print; the same document gives the same bytes.
 
-Text of records is drawn as it is: nothing in it is read as mathematics.
+Text from records is drawn literally: matplotlib's math markup is disabled.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _DPI = 200
 _WIDTH_INCHES, _HEIGHT_INCHES = 6.5, 4.0  # the width of the text on a page
-_SETTINGS: Any = {  # matplotlib types the keys, of each version its own
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+_SETTINGS: Any = {  # the type of the keys differs between matplotlib versions
+    "font.family": "DejaVu Sans",  # bundled with matplotlib, so the same on every machine
     "font.size": 8.5,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -52,19 +52,19 @@ _SETTINGS: Any = {  # matplotlib types the keys, of each version its own
 _HATCHES = ("", "////", "", "....", "", "xxxx", "", "\\\\\\\\")
 _FEW_LINES = 8
 _MOST_IN_LEGEND = 20
-_NAME_LENGTH = 36  # beside the axes
-_LONG_NAME = 70  # below them
+_NAME_LENGTH = 36  # next to the axes
+_LONG_NAME = 70  # below the axes
 _Item = TypeVar("_Item")
 
 
 def write(document: Document, folder: Path) -> list[Path]:
-    """Draw each chart as KEY.png and KEY.svg; a file is there whole or not at all.
+    """Draw each chart as KEY.png and KEY.svg, replacing files atomically.
 
     Returns:
-        The files, in the order of the document.
+        The paths written, in the order of the document.
 
     Raises:
-        OSError: The folder cannot be made or written.
+        OSError: The folder cannot be created or written.
     """
     import matplotlib
 
@@ -72,7 +72,7 @@ def write(document: Document, folder: Path) -> list[Path]:
     count = color_count(document)
     files: list[Path] = []
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        # A run's name may be in a script that the font lacks: a box stands for it.
+        # A run's name may have characters that the font lacks; they are drawn as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         for part in (part for section in document.sections for part in section.parts):
             if isinstance(part, Chart):
@@ -86,7 +86,7 @@ def write(document: Document, folder: Path) -> list[Path]:
 
 def _save(figure: Figure, folder: Path, key: str) -> list[Path]:
     files = []
-    # Without date and version the same document gives the same bytes.
+    # No date and version, so that the same document gives the same bytes.
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         path = folder / f"{key}.{suffix}"
         with replacing(path, shared=True) as partial:
@@ -123,19 +123,19 @@ def _draw_bars(bars: Bars) -> Figure:
     if not bars.categories:
         _say_empty(axes)
         return figure
-    places, floor = range(len(bars.categories)), [0.0] * len(bars.categories)
+    positions, floor = range(len(bars.categories)), [0.0] * len(bars.categories)
     handles: list[tuple[str, Artist]] = []
     for index, (name, values) in enumerate(bars.stacks):
         color, hatch = LIGHT.stacks[index % len(LIGHT.stacks)], _HATCHES[index % len(_HATCHES)]
-        drawn = axes.bar(places, values, 0.62, floor, color=color, edgecolor="white", linewidth=0.5, hatch=hatch)
+        drawn = axes.bar(positions, values, 0.62, floor, color=color, edgecolor="white", linewidth=0.5, hatch=hatch)
         floor = [low + value for low, value in zip(floor, values, strict=True)]
-        handles.insert(0, (name, drawn[0]))  # from above, as the parts stand
+        handles.insert(0, (name, drawn[0]))  # top to bottom, in the order of the bars
     if bars.totals is not None:
         whole = axes.hlines(
-            bars.totals, [x - 0.38 for x in places], [x + 0.38 for x in places], LIGHT.text, linewidth=1.4
+            bars.totals, [x - 0.38 for x in positions], [x + 0.38 for x in positions], LIGHT.text, linewidth=1.4
         )
-        handles.append(("measured as a whole", whole))
-    axes.set_xticks(places, [_short(name, 16) for name in bars.categories])
+        handles.append(("measured total", whole))
+    axes.set_xticks(positions, [_short(name, 16) for name in bars.categories])
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, numbers_of(bars.y_label))))
@@ -149,15 +149,17 @@ def _draw_intervals(part: ValueRanges) -> Figure:
     figure = Figure(figsize=(_WIDTH_INCHES, 1.1 + 0.27 * len(part.rows)), layout="constrained")
     axes = figure.add_subplot()
     name, value = part.reference
-    places, middles = range(len(part.rows)), [row.middle for row in part.rows]
+    positions, middles = range(len(part.rows)), [row.middle for row in part.rows]
     axes.axvline(value, color=LIGHT.text, linewidth=0.9, linestyle="--")
-    axes.hlines(places, [row.low for row in part.rows], [row.high for row in part.rows], LIGHT.lines[0], linewidth=1.6)
-    axes.plot(middles, places, "o", color=LIGHT.lines[0], markersize=5)
+    axes.hlines(
+        positions, [row.low for row in part.rows], [row.high for row in part.rows], LIGHT.lines[0], linewidth=1.6
+    )
+    axes.plot(middles, positions, "o", color=LIGHT.lines[0], markersize=5)
     axes.set_xscale("log" if part.is_wide else "linear")
     ticks = of_intervals(part)
     axes.set_xticks(ticks, [number(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(places, [_short(row.name, _NAME_LENGTH) for row in part.rows])
+    axes.set_yticks(positions, [_short(row.name, _NAME_LENGTH) for row in part.rows])
     axes.set_ylim(len(part.rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
@@ -173,7 +175,7 @@ def _say_empty(axes: Axes) -> None:
 
 
 def _add_legend(figure: Figure, handles: Sequence[tuple[str, Artist]], is_right: bool = False) -> None:
-    """The legend stands beside the axes, never on the data: below a few lines, at the right of many."""
+    """Place the legend outside the axes: below them for a few lines, to the right for many."""
     from matplotlib.lines import Line2D
 
     if len(handles) == 1 and not handles[0][0]:
@@ -191,15 +193,15 @@ def _add_legend(figure: Figure, handles: Sequence[tuple[str, Artist]], is_right:
 
 
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
-    """At most so many items, the first and the last among them."""
+    """Select at most `most` items at even distances, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
 def _short(text: str, length: int) -> str:
-    """A text in one line, without its middle if it is long."""
-    # matplotlib leaves out of a legend what begins with an underscore.
+    """Return the text as one line; if it is longer than `length`, its middle is replaced with an ellipsis."""
+    # matplotlib omits names with a leading underscore from legends.
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split()) or " "
     line = f" {line}" if line.startswith("_") else line
     return line if len(line) <= length else f"{line[: length // 2]}…{line[-(length - length // 2 - 1) :]}"

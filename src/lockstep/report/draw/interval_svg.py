@@ -1,4 +1,4 @@
-"""Values with their ranges, as an SVG that needs no script: for the page, in whose colours it is drawn."""
+"""Draw values with their ranges as an SVG for the page, in the page's colors and without a script."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _LONGEST_NAME = 38
 
 
 def draw(part: ValueRanges) -> str:
-    """The picture; a long name is cut, for the report's table has it."""
-    place = _Axis(part)
+    """Return the SVG; long names are truncated, as the report's table has them in full."""
+    axis = _Axis(part)
     height = _ABOVE + _ROW * len(part.rows)
     size = f"{_NAMES + _PLOT + _FIGURES} {height + _BELOW}"
     lines = [f'<svg class="intervals" viewBox="0 0 {size}" role="img" aria-label="{escape(part.title)}">']
     for tick in of_intervals(part):
-        x = place.of(tick)
+        x = axis.of(tick)
         lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{_ABOVE}" y2="{height}"/>')
         lines.append(f'<text x="{x}" y="{height + 16}" text-anchor="middle">{escape(number(tick))}</text>')
     name, value = part.reference
-    x = place.of(value)
+    x = axis.of(value)
     lines.append(f'<line class="reference" x1="{x}" x2="{x}" y1="{_ABOVE}" y2="{height}"/>')
     lines.append(f'<text x="{x}" y="{_ABOVE - 8}" text-anchor="middle">{escape(name)}</text>')
     for index, row in enumerate(part.rows):
-        lines += _row(row, place, _ABOVE + _ROW * index + _ROW // 2)
+        lines += _row(row, axis, _ABOVE + _ROW * index + _ROW // 2)
     middle = _NAMES + _PLOT // 2
     lines.append(f'<text x="{middle}" y="{height + 36}" text-anchor="middle">{escape(part.x_label)}</text>')
     return "\n".join([*lines, "</svg>"])
 
 
-def _row(row: ValueRange, place: _Axis, y: int) -> list[str]:
+def _row(row: ValueRange, axis: _Axis, y: int) -> list[str]:
     name = row.name if len(row.name) <= _LONGEST_NAME else f"{row.name[: _LONGEST_NAME - 1]}…"
-    low, middle, high = (place.of(value) for value in (row.low, row.middle, row.high))
+    low, middle, high = (axis.of(value) for value in (row.low, row.middle, row.high))
     figures = f"{row.middle:.3g} ({row.low:.3g} to {row.high:.3g})"
     return [
         f'<text x="{_NAMES - 12}" y="{y + 4}" text-anchor="end">{escape(name)}</text>',
@@ -45,7 +45,7 @@ def _row(row: ValueRange, place: _Axis, y: int) -> list[str]:
 
 
 class _Axis:
-    """Where a value lies, in pixels from the left."""
+    """Map a value to its position in pixels from the left."""
 
     def __init__(self, part: ValueRanges) -> None:
         self._scale = math.log if part.is_wide else float

@@ -1,4 +1,4 @@
-"""The report as Markdown: RESULTS.md, with the charts as links to their PNG files."""
+"""Render the report as Markdown (RESULTS.md), with the charts as links to their PNG files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from lockstep.files.fields import one_line
 from lockstep.report.document import Bars, Chart, Document, Section, Table, ValueRanges, show
 
-FIGURES = "figures"  # the folder of the images, beside RESULTS.md
+FIGURES = "figures"  # the folder of the images, next to RESULTS.md
 
 
 def render(document: Document) -> str:
-    """The whole document as GitHub's Markdown; it ends with a newline."""
+    """Return the document as GitHub Markdown, with a trailing newline."""
     blocks = [f"# {_plain(document.title)}", _plain(document.made)]
     if document.warnings:
         listed = "\n".join(f"- {_plain(warning)}" for warning in document.warnings)
@@ -53,5 +53,5 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in one line, without control characters, and with what Markdown or HTML would read as marks escaped."""
+    """Return the text as one line, without control characters and with Markdown and HTML markup escaped."""
     return re.sub(r"([\\`*_\[\]<>~&$])", r"\\\1", " ".join(one_line(text).split()))

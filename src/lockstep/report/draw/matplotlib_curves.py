@@ -1,6 +1,6 @@
-"""The curves of a chart, its axes and its remarks, drawn with matplotlib.
+"""Draw a chart's curves, axes and remarks with matplotlib.
 
-Colours are `palette`'s; each line has a marker of its own, too, so that a print in grey still tells lines apart.
+Colors come from `palette`. Each line also has its own marker, so that lines stay distinct in grayscale prints.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-_MARKERS = "osD^vPX"  # seven beside eight colours: a pair repeats after 56 lines
+_MARKERS = "osD^vPX"  # seven markers and eight colors: a pair repeats after 56 lines
 _DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (5, 2)), "dotted": (0, (1.2, 1.4)), "points": "none"}
 _FEW_LINES = 8
-_FEW_POINTS = 16  # a line of more gets a marker here and there only
+_FEW_POINTS = 16  # a longer line gets markers only at some points
 _MARKERS_A_LINE = 8
 _REMARK_ROWS = 3
-_REMARK_HEIGHT = 0.06  # of the axes' height
-_LETTER_SHARE = 0.0095  # of the axes' width, a letter of a remark
+_REMARK_HEIGHT = 0.06  # as a share of the axes' height
+_LETTER_SHARE = 0.0095  # width of a letter of a remark, as a share of the axes' width
 
 
 class DrawnLine(NamedTuple):
-    """What of a line can be drawn; NaN is a gap."""
+    """The drawable points of a line; NaN is a gap."""
 
     x: list[float]
     y: list[float]
@@ -41,7 +41,7 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
     """Draw a chart's lines, scales and marks.
 
     Returns:
-        Name and handle of each line for a legend; empty if no line has a point, and then nothing is drawn.
+        Name and legend handle of each line. Empty if no line has a point; then nothing is drawn.
     """
     curves = [(line, drawable(line, chart.x_scale, chart.y_scale)) for line in chart.lines]
     curves = [(line, curve) for line, curve in curves if curve.x]
@@ -61,9 +61,9 @@ def draw_curves(axes: Axes, chart: Chart, colors: Sequence[str]) -> list[tuple[s
 
 
 def drawable(line: Line, x_scale: Scale, y_scale: Scale) -> DrawnLine:
-    """A line's points, without those that its scales cannot show: not finite, or not above zero on a logarithmic one.
+    """Return the points of a line that its scales can show: finite, and positive on a logarithmic scale.
 
-    Points without x are left out, values without y are gaps. A line without a single value has no points.
+    Points without a valid x are dropped; points without a valid y are gaps. A line without any valid y has no points.
     """
     x_fits, y_fits = _fits(x_scale), _fits(y_scale)
     kept = [index for index, x in enumerate(line.x) if x_fits(x)]
@@ -102,7 +102,7 @@ def _draw_line(axes: Axes, line: Line, curve: DrawnLine, colors: Sequence[str], 
         marker=marker or ("o" if len(curve.x) == 1 or line.look == "points" else None),
         markersize=3 if is_crowded else 4,
         markerfacecolor="white" if line.look == "dotted" else color,
-        # Of lines above each other the markers stand beside each other.
+        # Shift the markers by line, so that those of overlapping lines do not coincide.
         markevery=(number * max(1, step // 7) % step, step) if is_long and line.look != "points" else 1,
         zorder=2 if line.color is None else 3,
     )
@@ -118,28 +118,28 @@ def _scale(set_scale: Callable[..., None], scale: Scale) -> None:
         set_scale("log", base=2 if scale == "log2" else 10)
 
 
-def _number(axis: Axis, scale: Scale, places: Sequence[float], numbers: ticks.Numbers) -> None:
-    """Write the numbers of an axis; of a logarithmic one at `places`, or if there are none at round ones."""
+def _number(axis: Axis, scale: Scale, tick_values: Sequence[float], numbers: ticks.Numbers) -> None:
+    """Format an axis's tick labels; a logarithmic axis gets ticks at `tick_values` or, if empty, at round numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     if scale != "linear":
         low, high = axis.get_view_interval()
-        axis.set_major_locator(FixedLocator(places or ticks.logarithmic(low, high, scale, numbers)))
+        axis.set_major_locator(FixedLocator(tick_values or ticks.logarithmic(low, high, scale, numbers)))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: ticks.number(value, numbers)))
 
 
-def _set_x_range(axes: Axes, scale: Scale, places: Sequence[float]) -> None:
-    """A single place stands in the middle and alone has a number; counts have whole numbers."""
-    if len(places) == 1:
-        axes.set_xlim(*_around(places[0], scale))
-        axes.set_xticks(places)
-    elif scale == "linear" and all(float(place).is_integer() for place in places):
+def _set_x_range(axes: Axes, scale: Scale, x_values: Sequence[float]) -> None:
+    """Center a single x value and label only it; use integer ticks for counts."""
+    if len(x_values) == 1:
+        axes.set_xlim(*_around(x_values[0], scale))
+        axes.set_xticks(x_values)
+    elif scale == "linear" and all(float(x).is_integer() for x in x_values):
         axes.locator_params(axis="x", integer=True)  # there is no epoch 1.5
 
 
 def _set_y_range(axes: Axes, chart: Chart) -> None:
-    """An amount is read against zero; all else is fitted, but not below zero for what is never there."""
+    """Start the axis at zero if the chart asks for it; otherwise fit the data, but do not extend below zero."""
     low, high = axes.dataLim.intervaly
     if low == high:
         axes.set_ylim(*_around(low, chart.y_scale))
@@ -152,7 +152,7 @@ def _set_y_range(axes: Axes, chart: Chart) -> None:
 
 
 def _around(value: float, scale: Scale) -> tuple[float, float]:
-    """The ends of an axis that has a single value."""
+    """Return the limits of an axis around a single value."""
     if scale != "linear":
         return value / 2, value * 2
     room = 0.1 * abs(value) or 1.0
@@ -160,7 +160,7 @@ def _around(value: float, scale: Scale) -> tuple[float, float]:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
-    """Thin lines with their text above the axes, in rows where it would collide; without it if no row has room."""
+    """Draw thin lines with labels above the axes; labels that would overlap move up a row or are omitted."""
     low, high = axes.get_xlim()
     ends = [-1.0] * _REMARK_ROWS
     for mark in sorted((mark for mark in marks if low <= mark.x <= high), key=lambda mark: mark.x):
@@ -186,12 +186,12 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _draw_remarks(axes: Axes, curves: Sequence[tuple[Line, DrawnLine]], colors: Sequence[str]) -> None:
-    """At the right of the axes, each at the height of its line's last point or below the one above it."""
+    """Draw remarks to the right of the axes, each at the height of its line's last point or below the previous one."""
     low, high = axes.transAxes.transform((0, 0))[1], axes.transAxes.transform((0, 1))[1]
     remarks = []
     for line, curve in curves:
         if line.remark:
-            x, y = next(place for place in zip(curve.x[::-1], curve.y[::-1], strict=True) if not math.isnan(place[1]))
+            x, y = next(point for point in zip(curve.x[::-1], curve.y[::-1], strict=True) if not math.isnan(point[1]))
             share = (axes.transData.transform((x, y))[1] - low) / (high - low)
             remarks.append((share, line.remark, _color(line, colors)))
     free = math.inf

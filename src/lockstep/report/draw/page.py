@@ -1,7 +1,7 @@
-"""The report as one HTML page that needs nothing else: no server, no network, no file beside it.
+"""Render the report as one self-contained HTML page: it needs no server, network or other file.
 
-Scripts, styles and data stand in the page; a content security policy allows these very scripts and styles, by their
-hashes, and no request at all. Everything from records is text: it is escaped here, and set as text by the scripts.
+Scripts, styles and data are inline. A content security policy allows only these scripts and styles, by their hashes,
+and forbids all requests. Everything from records is escaped here, and the scripts insert it as text.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from lockstep.report.draw.matplotlib_curves import drawable
 from lockstep.report.draw.palette import DARK, LIGHT, Palette, color_count
 from lockstep.report.draw.ticks import measured, numbers_of
 
-_EARLY_SCRIPTS = ("theme.js",)  # before anything is shown
+_EARLY_SCRIPTS = ("theme.js",)  # run before the page is displayed
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "parts.js", "curves.js", "bars.js", "tables.js", "start.js")
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 _MARKERS = 7
 _X_DIGITS, _Y_DIGITS = 9, 5
 _HELP = (
-    "Charts: drag to zoom in, double-click to see the whole range again; point at a curve to read its values. With the "
-    "keyboard: arrows move, + and − zoom, 0 shows the whole range. A click on a name in a legend hides its line."
+    "Charts: drag to zoom in, double-click to zoom out, and hover over a curve to read its values. Keyboard: arrow "
+    "keys pan, + and − zoom, 0 shows the whole range. Click a name in a legend to hide its line."
 )
-_CURVE_KEYS = "Arrow keys move, + and − zoom, 0 shows the whole range. The values are in the table below."
-_BAR_KEYS = "Arrow keys go through the bars. The values are in the table below."
+_CURVE_KEYS = "Arrow keys pan, + and − zoom, 0 shows the whole range. The values are in the table below."
+_BAR_KEYS = "Arrow keys select a bar. The values are in the table below."
 
 
 def render(document: Document) -> str:
-    """The page, complete."""
+    """Return the complete page."""
     colors = color_count(document)
     style = "\n".join([*map(_static, _STYLES), _color_style(colors)])
     early, scripts = [_static(name) for name in _EARLY_SCRIPTS], [_static(name) for name in _SCRIPTS]
@@ -62,7 +62,7 @@ def render(document: Document) -> str:
 <main id="content">
 {_warnings(document.warnings)}
 <p class="note help">{_HELP}</p>
-<noscript><p>The charts need JavaScript. Each is also an image, PNG and SVG, in the folder of this page.</p></noscript>
+<noscript><p>The charts need JavaScript. PNG and SVG images of them are in the figures folder.</p></noscript>
 {"".join(_section(section, number, colors) for number, section in enumerate(document.sections, 1))}
 </main>
 {_script_tags(scripts)}
@@ -143,7 +143,7 @@ def _note(note: str) -> str:
 
 
 def _figure(part: Chart | Bars, colors: int) -> str:
-    """A chart's place with its data, which a script draws."""
+    """Return the figure element of a chart with its data; a script draws it."""
     data = _curve_data(part, colors) if isinstance(part, Chart) else _bar_data(part)
     heading = f"<h3>{escape(part.title)}</h3>\n"
     if data is None:
@@ -157,7 +157,7 @@ def _figure(part: Chart | Bars, colors: int) -> str:
 
 
 def _curve_data(chart: Chart, colors: int) -> dict[str, Any] | None:
-    """What the scripts need to draw a chart; None if there is nothing to draw. Lines with the same x share it."""
+    """Return the data with which the scripts draw a chart, or None if it has no points. Lines with equal x share it."""
     is_ramp = LIGHT.needs_ramp(chart)
     shared: dict[tuple[float | None, ...], int] = {}
     lines = []
@@ -216,14 +216,14 @@ def _common(part: Chart | Bars, kind: str, keys: str) -> dict[str, Any]:
 
 
 def _rounded(values: Sequence[float], digits: int) -> list[float | None]:
-    """Values with so many significant digits, which keeps the page small; what is not finite is None."""
+    """Round values to `digits` significant digits, to keep the page small; non-finite values become None."""
     rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON that cannot end the script element in which it stands: no "<" is left in it."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # escapes all that is not ASCII, too
+    """Encode data as ASCII JSON without "<", so that it cannot close the enclosing script element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
@@ -248,7 +248,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(value: Cell, spec: str, column: str) -> str:
-    """A cell with the number that it sorts by, and its column's name for a narrow screen, where a row is a card."""
+    """Return a table cell with its sort key and its column's name, which narrow screens show instead of headings."""
     label = f' data-label="{escape(column)}"'
     text, is_number = escape(show(value, spec)), isinstance(value, float | int) and math.isfinite(value)
     if value is None or (isinstance(value, float) and not is_number):
@@ -262,5 +262,5 @@ def _number_class(spec: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text in HTML, without control characters and halves of surrogates, which no page may have."""
+    """Escape text for HTML; control characters and lone surrogates are removed."""
     return html.escape(one_line(text))

@@ -1,9 +1,9 @@
-"""Colours that people with any colour vision can tell apart, on white paper and on a dark screen.
+"""Color-blind-safe colors, for white paper and for a dark screen.
 
-The first six are Okabe and Ito's ("Color Universal Design", 2008), without the black and the yellow, which text and
-white paper take; the last two are Tol's ("Colour Schemes", 2021). Where lines are more than these colours, what has a
-number gets its place on a ramp from dark to light instead: the eye cannot match fifty hues with a legend, but it sees
-an order.
+The first six are from Okabe and Ito ("Color Universal Design", 2008), without black (used for text) and yellow
+(too light for white paper). The last two are from Tol ("Colour Schemes", 2021). If there are more lines than colors,
+line colors come from a dark-to-light ramp instead: readers cannot match fifty hues to a legend, but a ramp shows the
+order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from lockstep.report.document import Chart, Document
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one background, as "#rrggbb".
+    """The colors for one background, as "#rrggbb".
 
     Args:
-        lines: For lines, while these are enough.
-        ramp: The places between which lines get their colour if they are more.
-        stacks: For the parts of stacked bars: neighbours differ in lightness, for prints in grey.
-        text: For reference lines; muted: for marks and remarks.
+        lines: Colors of lines, if there are enough.
+        ramp: Colors to interpolate between if there are more lines.
+        stacks: Colors of the parts of stacked bars; neighbors differ in lightness, for grayscale prints.
+        text: Color of reference lines.
+        muted: Color of marks and remarks.
     """
 
     lines: Sequence[str]
@@ -32,15 +33,15 @@ class Palette:
     muted: str
 
     def needs_ramp(self, chart: Chart) -> bool:
-        """Whether a chart has more lines than the colours for them."""
+        """Whether a chart has color numbers beyond `lines`."""
         return max((line.color for line in chart.lines if line.color is not None), default=0) >= len(self.lines)
 
     def ramp_colors(self, count: int) -> list[str]:
-        """The ramp's colours for the numbers 0 to `count - 1` of a document: in each chart a number has the same."""
+        """Return the ramp colors of the color numbers 0 to `count - 1`, the same in every chart of a document."""
         return [_mix(self.ramp, number / max(1, count - 1)) for number in range(count)]
 
     def line_colors(self, chart: Chart, count: int) -> list[str]:
-        """The colour of each number in a chart of a document that has `count` of them."""
+        """Return the color of each color number in a chart; `count` is the document's `color_count`."""
         return self.ramp_colors(count) if self.needs_ramp(chart) else list(self.lines)
 
 
@@ -61,7 +62,7 @@ DARK = Palette(
 
 
 def color_count(document: Document) -> int:
-    """How many colour numbers a document has, from 0."""
+    """Return how many colors a document uses: its largest color number plus 1."""
     numbers = [
         line.color
         for section in document.sections
@@ -73,9 +74,9 @@ def color_count(document: Document) -> int:
     return max(numbers, default=-1) + 1
 
 
-def _mix(places: Sequence[str], share: float) -> str:
-    """The colour at a share, 0 to 1, of the way along `places`."""
-    at = share * (len(places) - 1)
-    index = min(int(at), len(places) - 2)
-    low, high = (bytes.fromhex(color[1:]) for color in places[index : index + 2])
+def _mix(stops: Sequence[str], share: float) -> str:
+    """Interpolate between the colors in `stops`; `share` runs from 0 (first) to 1 (last)."""
+    at = share * (len(stops) - 1)
+    index = min(int(at), len(stops) - 2)
+    low, high = (bytes.fromhex(color[1:]) for color in stops[index : index + 2])
     return "#" + "".join(f"{round(a + (b - a) * (at - index)):02x}" for a, b in zip(low, high, strict=True))

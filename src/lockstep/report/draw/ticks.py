@@ -1,4 +1,4 @@
-"""Where an axis is marked, and how its numbers are written, for images and intervals."""
+"""Tick positions and number formats of axes, for images and intervals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 _MOST_TICKS = 9
 _FEW_TICKS = 3
-_ROOM = 0.08  # of the axis, a number's
+_ROOM = 0.08  # width of a tick label, as a share of the axis
 
 
 def numbers_of(label: str) -> Numbers:
-    """How the numbers of an axis with this label are written."""
+    """Return the number format for an axis with this label."""
     return "bytes" if "(bytes)" in label else "seconds" if "(s)" in label else "plain"
 
 
 def number(value: float, numbers: Numbers = "plain") -> str:
-    """A number of an axis: 1,234, 2.5 M, 0.05, 2e-5; 64 Ki of bytes; 300 µ of seconds."""
+    """Format a tick label: 1,234, 2.5 M, 0.05 or 2e-5; for bytes, 64 Ki; for seconds, 300 µ."""
     size = abs(value)
     if numbers == "bytes":
         return _prefixed(value, _BINARY)
@@ -35,64 +35,64 @@ def number(value: float, numbers: Numbers = "plain") -> str:
 
 
 def _prefixed(value: float, prefixes: Sequence[tuple[float, str]]) -> str:
-    # A tick may be 9.9999e-7 where 1e-6 is meant.
+    # Rounding can make a tick at 1e-6 into 9.9999e-7.
     fallback = (1, "") if prefixes[-1][0] > 1 else prefixes[-1]
     unit, prefix = next((pair for pair in prefixes if abs(value) >= pair[0] * 0.9999), fallback)
     return f"{value / unit:.4g} {prefix}".rstrip()
 
 
 def measured(chart: Chart) -> list[float]:
-    """The places of a log2 x axis at which something was measured, such as worker counts; none if they are many.
+    """Return the measured x values of a log2 axis, such as worker counts, as ticks; empty if there are too many.
 
-    Of places so near that their numbers would collide the first is there.
+    If labels would overlap, only the first one is kept.
     """
-    places = sorted({x for line in chart.lines for x in line.x if math.isfinite(x) and x > 0})
-    if chart.x_scale != "log2" or len(places) > _MOST_TICKS:
+    ticks = sorted({x for line in chart.lines for x in line.x if math.isfinite(x) and x > 0})
+    if chart.x_scale != "log2" or len(ticks) > _MOST_TICKS:
         return []
-    room = (places[-1] / places[0]) ** _ROOM if places else 1.0
+    room = (ticks[-1] / ticks[0]) ** _ROOM if ticks else 1.0
     apart: list[float] = []
-    for place in places:
-        if not apart or place >= apart[-1] * room:
-            apart.append(place)
+    for tick in ticks:
+        if not apart or tick >= apart[-1] * room:
+            apart.append(tick)
     return apart
 
 
 def logarithmic(low: float, high: float, scale: Scale, numbers: Numbers) -> list[float]:
-    """The places from `low` to `high` of a logarithmic axis that get a number.
+    """Return the labeled ticks of a logarithmic axis from `low` to `high`.
 
-    Powers of two are for bytes and small counts; 1,024 images a second would look like a measurement.
+    Powers of two are used only for bytes and small counts: a tick at 1,024 images/s would look like a measurement.
     """
     if scale == "log2" and (numbers == "bytes" or high < 1024):
-        places = powers(low, high, 2)
+        ticks = powers(low, high, 2)
     elif high / low >= 2000:
-        places = powers(low, high, 10)
+        ticks = powers(low, high, 10)
     else:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        places = [value for decade in decades for digit in (1, 2, 5) if low <= (value := digit * 10.0**decade) <= high]
-    return places if len(places) >= _FEW_TICKS else _round(low, high)
+        ticks = [value for decade in decades for digit in (1, 2, 5) if low <= (value := digit * 10.0**decade) <= high]
+    return ticks if len(ticks) >= _FEW_TICKS else _round(low, high)
 
 
 def _round(low: float, high: float) -> list[float]:
-    """About five round numbers from `low` to `high`."""
+    """Return about five round numbers from `low` to `high`."""
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= (high - low) / 5 * 0.999)
     return [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def powers(low: float, high: float, base: int) -> list[float]:
-    """The powers of `base` from `low` to `high`, every n-th of them if they are many."""
+    """Return the powers of `base` from `low` to `high`; only every n-th one if there are more than 9."""
     first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
     step = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
     return [float(base) ** power for power in range(first, last + 1, step)]
 
 
 def of_intervals(part: ValueRanges) -> list[float]:
-    """Round values of the axis of intervals, among them some within the ends."""
+    """Return round tick values for the axis of `part`."""
     low, high = part.ends
     if part.is_wide:
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        places = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
-        return [place for place in places if low * 0.8 <= place <= high * 1.25]
+        ticks = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
+        return [tick for tick in ticks if low * 0.8 <= tick <= high * 1.25]
     apart = 10 ** math.floor(math.log10((high - low) or 1.0))
     apart *= next(step for step in (0.2, 0.5, 1, 2) if (high - low) <= 6 * step * apart or step == 2)
     first = math.ceil(low / apart - 0.5)

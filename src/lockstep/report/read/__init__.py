@@ -1,6 +1,5 @@
-"""Records in: runs and studies, of Lockstep and of TensorBoard, whoever wrote them.
+"""Read the records of runs and studies, written by Lockstep or for TensorBoard.
 
-Start with `sources`, which finds them in the paths that a user names. `lockstep_runs` and `tensorboard` make a `run` of
-what they find, with its `curve`s; `studies` reads those of studies; `run_labels` tells runs apart in legends, and
-`fields` takes what is damaged for missing.
+`sources` finds them in the paths that the user passes. `lockstep_runs` and `tensorboard` read runs into `run.Run` with
+its `curve.Curve`s; `studies` reads study records; `run_labels` gives runs distinct names for legends.
 """

@@ -1,4 +1,4 @@
-"""Curves over a run, and how long ones are thinned so that a chart stays quick."""
+"""Curves over a run; long ones are thinned to keep charts fast."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import pairwise
 
 import numpy as np
 
-MOST_POINTS = 2_000  # of one line: more than a screen has columns
+MOST_POINTS = 2_000  # per line: more than the pixel columns of most screens
 MOST_POINTS_A_CHART = 60_000  # over all its lines
 FEWEST_POINTS = 200
-THINNED = "Long lines are thinned: each point is the average of a stretch of the run."
+THINNED = "Long lines are thinned: each point is the average of an interval of the run."
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One figure over a run; all four have the same length.
+    """One metric over a run; all four sequences have the same length.
 
     Args:
         steps: Optimizer steps done.
-        epochs: Epochs done, fractions included.
-        seconds: Of training.
-        values: NaN where the figure was no number.
+        epochs: Epochs done, with fractions.
+        seconds: Training time.
+        values: The metric; NaN if it was missing or not finite.
     """
 
     steps: Sequence[float]
@@ -35,11 +35,11 @@ class Curve:
         return len(self.values)
 
     def thinned(self, limit: int = MOST_POINTS) -> Curve:
-        """At most `limit` points, each the average of a stretch."""
+        """Reduce the curve to at most `limit` points, each the average of an interval."""
         return Curve(*(averages(column, limit) for column in self._columns())) if len(self) > limit else self
 
     def changes(self, limit: int = MOST_POINTS) -> Curve:
-        """The points at which the value changes, with their neighbours, the first and the last; then as `thinned`."""
+        """Keep the first and last points and both points of every change of value; then apply `thinned`."""
         finite = [index for index, value in enumerate(self.values) if math.isfinite(value)]
         kept = set(finite[:1] + finite[-1:])
         for before, index in pairwise(finite):
@@ -48,7 +48,7 @@ class Curve:
         return Curve(*([column[index] for index in sorted(kept)] for column in self._columns())).thinned(limit)
 
     def every(self, limit: int) -> Curve:
-        """At most `limit` of the points, evenly chosen."""
+        """Keep at most `limit` evenly spaced points."""
         stride = -(-len(self) // limit)
         return Curve(*(column[::stride] for column in self._columns()))
 
@@ -57,7 +57,7 @@ class Curve:
 
 
 def averages(column: Sequence[float], limit: int) -> list[float]:
-    """The averages of at most `limit` stretches of about equal length; those of NaN alone are NaN."""
+    """Average at most `limit` intervals of about equal length; an interval without finite values gives NaN."""
     values = np.asarray(column, dtype=np.float64)
     starts = np.arange(min(limit, len(values))) * len(values) // min(limit, len(values))
     known = np.isfinite(values)
@@ -66,22 +66,22 @@ def averages(column: Sequence[float], limit: int) -> list[float]:
 
 
 def points_a_line(lines: int) -> int:
-    """How many points each line of a chart may have."""
+    """Return the maximum number of points per line in a chart of `lines` lines."""
     return max(FEWEST_POINTS, min(MOST_POINTS, MOST_POINTS_A_CHART // max(lines, 1)))
 
 
 def drawn(values: Sequence[float], factor: float = 1.0) -> list[float | None]:
-    """Values times a factor, rounded to six digits, with None for what is no number."""
+    """Scale values by `factor` and round them to six digits; non-finite values become None."""
     return [float(f"{value * factor:.6g}") if math.isfinite(value) else None for value in values]
 
 
-def places(values: Sequence[float], divisor: float = 1.0) -> list[float]:
-    """Places on the x axis, rounded to eight digits."""
+def x_values(values: Sequence[float], divisor: float = 1.0) -> list[float]:
+    """Divide x values by `divisor` and round them to eight digits."""
     return [float(f"{value / divisor:.8g}") for value in values]
 
 
 def time_unit(longest_seconds: float) -> tuple[float, str]:
-    """The seconds of a unit that suits the longest time, and the unit's name."""
+    """Return a unit that suits the longest time: its length in seconds and its name."""
     if longest_seconds < 300:
         return 1.0, "s"
     return (60.0, "min") if longest_seconds < 3 * 3600 else (3600.0, "h")

@@ -1,4 +1,4 @@
-"""Reading run folders (docs/reference/run-folder.md), also of runs that still go on and of runs that were cut short."""
+"""Read run folders (docs/reference/run-folder.md), including those of running and interrupted runs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lockstep.report.read.run import Run, Split
 METRICS = "metrics.jsonl"
 EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")
 STEP_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "lr", "loss_scale", "skipped_steps")
-_CHANGING = ("loss_scale", "skipped_steps")  # their changes matter, averages would hide them
+_CHANGING = ("loss_scale", "skipped_steps")  # thinned by `changes`, as averages would hide single events
 
 
 def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
-    """Read a run's records, configuration and environment; what is missing is said and left out.
+    """Read a run's records, configuration and environment; missing or damaged parts are skipped with a warning.
 
     Args:
         metrics: The run's metrics.jsonl.
-        warn: Told what was passed over.
+        warn: Called with one line for each skipped part.
 
     Returns:
-        None if there is no record of a run.
+        The run, or None if the file is unreadable or has no records of a run.
     """
     reader = _Reader()
     damaged: list[int] = []
@@ -36,29 +36,32 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
         for record in read_records(metrics, damaged.append):
             reader.take(record)
     except OSError as error:
-        warn(f"{metrics} cannot be read: {error.strerror or error}")
+        warn(f"cannot read {metrics}: {error.strerror or error}")
         return None
     if damaged:
         warn(describe_damage(metrics, damaged))
     if reader.incomplete:
-        warn(f"{metrics}: {reader.incomplete} records lack step or time_seconds and were passed over")
+        warn(f"{metrics}: skipped {counted(reader.incomplete, 'record')} without step or time_seconds")
     if not reader.known:
-        warn(f"{metrics} has no records of a run yet; passed over")
+        warn(f"{metrics}: skipped, as it has no records of a run yet")
         return None
     folder = metrics.parent
     return reader.run(folder, _environment(folder, warn), _config(folder, warn))
 
 
 def describe_damage(path: Path, lines: list[int]) -> str:
-    """What to say of lines that are no whole records."""
-    many = len(lines) > 1
-    count = f"{len(lines)} lines that are no whole records were" if many else "a line that is no whole record was"
+    """Return the warning for damaged lines, given their line numbers."""
     where = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
-    return f"{path}: {count} passed over (line {where})"
+    return f"{path}: skipped {counted(len(lines), 'damaged line')} ({'lines' if len(lines) > 1 else 'line'} {where})"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count and a noun, which is in the plural unless the count is 1."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 class _Reader:
-    """Gathers records into columns; one pass, so that long runs are read at once."""
+    """Collects records into columns, in one pass over the file."""
 
     def __init__(self) -> None:
         self.known = self.incomplete = 0
@@ -94,11 +97,11 @@ class _Reader:
         else:
             self._planned = whole(record, "epochs") or self._planned
             split: Split = "val" if record.get("split") == "val" else "train"
-            place = epoch if epoch is not None else self._epochs_at(step, epoch)
-            self._epochs[split].add(step, place, seconds, record)
+            epochs = epoch if epoch is not None else self._epochs_at(step, epoch)
+            self._epochs[split].add(step, epochs, seconds, record)
 
     def _epochs_at(self, step: float, epoch: float | None) -> float:
-        """Epochs done after a step, fractions included, as far as that is known."""
+        """Return the epochs done after a step, with fractions if the steps per epoch are known; NaN if unknown."""
         if self._steps_per_epoch:
             return step / self._steps_per_epoch
         return math.nan if epoch is None else epoch
@@ -122,23 +125,23 @@ class _Reader:
 
 
 class _Columns:
-    """Steps, epochs, seconds and figures of records of one kind, as packed numbers; NaN where there is none."""
+    """Steps, epochs, seconds and metrics of all records of one kind, as packed arrays; a missing metric is NaN."""
 
     def __init__(self, figures: Sequence[str]) -> None:
-        self._places = (array("d"), array("d"), array("d"))
+        self._axes = (array("d"), array("d"), array("d"))
         self._figures = {figure: array("d") for figure in figures}
 
     def add(self, step: float, epochs: float, seconds: float, record: Mapping[str, Any]) -> None:
-        for column, place in zip(self._places, (step, epochs, seconds), strict=True):
-            column.append(place)
+        for column, position in zip(self._axes, (step, epochs, seconds), strict=True):
+            column.append(position)
         for figure, column in self._figures.items():
             value = number(record, figure)
             column.append(math.nan if value is None else value)
 
     def curves(self) -> dict[str, Curve]:
-        """The figures that any record has."""
+        """Return the curve of each metric that any record has."""
         found = ((figure, column) for figure, column in self._figures.items() if any(map(math.isfinite, column)))
-        return {figure: Curve(*self._places, column) for figure, column in found}
+        return {figure: Curve(*self._axes, column) for figure, column in found}
 
 
 def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
@@ -146,10 +149,10 @@ def _environment(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]
     try:
         facts = read_json(path)
     except FileNotFoundError:
-        warn(f"{folder} has no environment.json: machine and versions of this run are unknown")
+        warn(f"{folder} has no environment.json: the machine and versions of this run are unknown")
         return {}
     except (OSError, ValueError) as error:
-        warn(f"{path} cannot be read: {_reason(error)}")
+        warn(f"cannot read {path}: {_reason(error)}")
         return {}
     return facts if isinstance(facts, dict) else {}
 
@@ -159,16 +162,16 @@ def _config(folder: Path, warn: Callable[[str], None]) -> Mapping[str, Any]:
     try:
         config = _with_text_keys(read_yaml(path))
     except FileNotFoundError:
-        warn(f"{folder} has no config.yaml: precision, seed and other settings of this run are unknown")
+        warn(f"{folder} has no config.yaml: the precision, seed and other settings of this run are unknown")
         return {}
     except (OSError, ValueError) as error:
-        warn(f"{path} cannot be read: {_reason(error)}")
+        warn(f"cannot read {path}: {_reason(error)}")
         return {}
     return config if isinstance(config, dict) else {}
 
 
 def _with_text_keys(value: Any) -> Any:
-    """YAML with the keys that a configuration can have; of others, such as numbers, what people read."""
+    """Convert all keys of parsed YAML, such as numbers, to strings."""
     if isinstance(value, dict):
         return {str(key): _with_text_keys(inner) for key, inner in value.items()}
     return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value

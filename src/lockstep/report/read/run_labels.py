@@ -1,4 +1,4 @@
-"""Names of runs for legends: short, distinct, and made of what differs between the runs."""
+"""Short, distinct names of runs for legends, made from the settings in which the runs differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.report.read.run import Run
 
 Found = TypeVar("Found")
 
-# What always stands in the names where it differs, and what only where the names would else be alike.
+# A name has each setting of _FIRST that differs, and those of _THEN only if names would otherwise be equal.
 _FIRST: Sequence[Callable[[Run], str | None]] = (
     lambda run: run.arch,
     lambda run: describe_workers(run.workers) if run.workers else None,
@@ -31,7 +31,7 @@ _THEN: Sequence[Callable[[Run], str | None]] = (
 
 
 def by_data_set(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by what they trained on; those that did not record it belong to the only data set, if there is one."""
+    """Group runs by data set. Runs without a recorded data set join the others if those have only one."""
     known = {run.data for run in runs if run.data}
     other = known.pop() if len(known) == 1 else "data set not recorded"
     groups: dict[str, list[Run]] = {}
@@ -41,57 +41,57 @@ def by_data_set(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def shared_settings(runs: Sequence[Run]) -> str:
-    """What all runs of one data set have in common, as a sentence; "" if nothing is known."""
+    """Describe the settings that all runs of one data set share, in a sentence; "" if none is known."""
     shared, is_complete = [], True
     for describe in (lambda run: run.data, *_FIRST):
-        words = [describe(run) for run in runs]
-        known = {word for word in words if word}
+        values = [describe(run) for run in runs]
+        known = {value for value in values if value}
         if len(known) == 1:
             shared.append(known.pop())
-            is_complete = is_complete and None not in words
-    who = "All runs" if len(runs) > 1 else "This run"
-    return f"{who}{'' if is_complete else ', as far as recorded'}: {', '.join(shared)}." if shared else ""
+            is_complete = is_complete and None not in values
+    subject = "All runs" if len(runs) > 1 else "This run"
+    return f"{subject}{'' if is_complete else ', as far as recorded'}: {', '.join(shared)}." if shared else ""
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """One name a run of one data set. A lone run, and one of which nothing else is known, has its folder's name."""
+    """Return a name for each run of one data set: its folder's name if it is the only run or has no known settings."""
     if len(runs) < 2:
         return [run.name for run in runs]
     parts: list[list[str]] = [[] for _ in runs]
     for describe in _FIRST:
-        _tell_apart(runs, parts, describe)
+        _add_differing(runs, parts, describe)
     for describe in _THEN:
         alike = defaultdict(list)
         for index, part in enumerate(parts):
             alike[tuple(part)].append(index)
         for group in alike.values():
-            _tell_apart([runs[index] for index in group], [parts[index] for index in group], describe)
+            _add_differing([runs[index] for index in group], [parts[index] for index in group], describe)
     return numbered([", ".join(part) or run.name for run, part in zip(runs, parts, strict=True)])
 
 
 def describe_workers(workers: Sequence[int]) -> str:
-    """The workers of a run's sessions, such as "2 workers" or, of a run that was resumed on more, "2 → 4 workers"."""
+    """Describe the numbers of workers of a run's sessions: "2 workers", or "2 → 4 workers" if they changed."""
     counts = [count for index, count in enumerate(workers) if index == 0 or count != workers[index - 1]]
     return " → ".join(map(str, counts)) + (" worker" if counts == [1] else " workers")
 
 
 def by_label(found: Mapping[tuple[str, str], Found]) -> dict[str, Found]:
-    """What is known by a label and a machine, with the machine in the labels that are the same otherwise."""
+    """Replace the keys (label, machine) with labels; the machine is added where labels would otherwise be equal."""
     alike = Counter(label for label, _ in found)
     names = [label if alike[label] == 1 else f"{label}, {machine or 'unknown machine'}" for label, machine in found]
     return dict(zip(numbered(names), found.values(), strict=True))
 
 
-def _tell_apart(runs: Sequence[Run], parts: Sequence[list[str]], describe: Callable[[Run], str | None]) -> None:
-    """Add each run's word to its name, if they have different ones."""
-    words = [describe(run) for run in runs]
-    if len({word for word in words if word}) > 1:
-        for part, word in zip(parts, words, strict=True):
-            part.extend([word] if word else [])
+def _add_differing(runs: Sequence[Run], parts: Sequence[list[str]], describe: Callable[[Run], str | None]) -> None:
+    """Add each run's value of a setting to its name, if the values differ."""
+    values = [describe(run) for run in runs]
+    if len({value for value in values if value}) > 1:
+        for part, value in zip(parts, values, strict=True):
+            part.extend([value] if value else [])
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """With a number behind each name that occurs more than once."""
+    """Append a number to each name that occurs more than once."""
     counts: Counter[str] = Counter()
     alike = Counter(names)
     numbered = []

@@ -1,6 +1,6 @@
-"""What a report is made of: finding runs and studies in the paths that a user names.
+"""Find the runs and studies for a report in the paths that the user passes.
 
-Nothing that is missing or damaged is fatal; all of it is said. Only if nothing at all can be read is that an error.
+Missing or damaged inputs give warnings. It is an error only if no path has any records.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lockstep.report.read.run_labels import by_data_set, distinct_names
 from lockstep.report.read.studies import read_study
 from lockstep.report.read.tensorboard import EVENTS, event_files, read_tensorboard
 
-DEEPEST = 4  # folders below the one that the user names
-PASSED = ("checkpoints", "logs", "io")  # parts of a run folder without figures
+DEEPEST = 4  # levels of folders below a path
+SKIPPED = ("checkpoints", "logs", "io")  # folders of a run without metrics
 RUN_KINDS = ("run", "step", "epoch")
 
 
 @dataclass(frozen=True)
 class Material:
-    """What was read.
+    """The inputs of a report.
 
     Args:
-        runs: By data set, then in the order of the paths; names are distinct within a data set.
+        runs: Runs, sorted by data set, then in the order of the paths; names are distinct within a data set.
         studies: The records of all studies, in the order of the paths and of the files.
-        warnings: What was missing, damaged or passed over, one line each.
+        warnings: Missing, damaged or skipped inputs, one line each.
     """
 
     runs: Sequence[Run] = ()
@@ -38,25 +38,25 @@ class Material:
     warnings: Sequence[str] = ()
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """The studies' records of one kind."""
+        """Return the study records of one kind."""
         return [record for record in self.studies if record["kind"] == kind]
 
     def data_sets(self) -> dict[str, Material]:
-        """The runs of each data set."""
+        """Return the runs of each data set."""
         return {data: Material(runs) for data, runs in by_data_set(self.runs).items()}
 
 
 def gather(paths: Iterable[Path]) -> Material:
-    """Read runs and studies from run folders, TensorBoard folders, .jsonl files, and folders of such.
+    """Read runs and studies from run folders, TensorBoard folders, .jsonl files, and folders of these.
 
     Raises:
-        ConfigError: Nothing at all could be read; the message says why of each path.
+        ConfigError: No path has any records; the message gives the reason for each path.
     """
     finder = _Finder()
     for path in paths:
-        finder.look_at(path)
+        finder.search(path)
     if not finder.runs and not finder.studies:
-        raise ConfigError("there is nothing to report: " + "; ".join(finder.warnings))
+        raise ConfigError("nothing to report: " + "; ".join(finder.warnings))
     runs = [
         replace(run, name=name)
         for group in by_data_set(finder.runs).values()
@@ -66,7 +66,7 @@ def gather(paths: Iterable[Path]) -> Material:
 
 
 class _Finder:
-    """Walks through paths, each only once, and reads what it finds."""
+    """Searches paths for runs and studies and reads each of them once."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -74,20 +74,20 @@ class _Finder:
         self.warnings: list[str] = []
         self._seen: set[Path] = set()
 
-    def look_at(self, path: Path) -> None:
+    def search(self, path: Path) -> None:
         try:
             if path.is_dir():
-                if not self._look_into(path, 0):
-                    self._warn(f"{path} has no {METRICS}, no TensorBoard events and no .jsonl files; passed over")
+                if not self._search_folder(path, 0):
+                    self._warn(f"{path}: skipped, as it has no {METRICS}, no TensorBoard events and no .jsonl files")
             elif path.exists():
                 self._read_file(path)
             else:
                 self._warn(f"{path} does not exist")
         except OSError as error:
-            self._warn(f"{path} cannot be read: {error.strerror or error}")
+            self._warn(f"cannot read {path}: {error.strerror or error}")
 
-    def _look_into(self, folder: Path, depth: int) -> bool:
-        """Whether there was anything of ours in a folder or below it."""
+    def _search_folder(self, folder: Path, depth: int) -> bool:
+        """Read a folder and those below it; return whether any of them has runs or studies."""
         if (folder / METRICS).is_file():
             self._read(folder / METRICS, self._read_run_folder)
             return True
@@ -96,27 +96,27 @@ class _Finder:
             return True
         found = False
         for entry in sorted(folder.iterdir()):
-            if entry.is_dir() and depth < DEEPEST and entry.name not in PASSED and not entry.name.startswith("."):
-                found = self._look_below(entry, depth + 1) or found
+            if entry.is_dir() and depth < DEEPEST and entry.name not in SKIPPED and not entry.name.startswith("."):
+                found = self._search_subfolder(entry, depth + 1) or found
             elif entry.suffix == ".jsonl" and entry.is_file():
                 self._read_file(entry)
                 found = True
         return found
 
-    def _look_below(self, folder: Path, depth: int) -> bool:
+    def _search_subfolder(self, folder: Path, depth: int) -> bool:
         try:
-            return self._look_into(folder, depth)
+            return self._search_folder(folder, depth)
         except OSError as error:
-            self._warn(f"{folder} cannot be read: {error.strerror or error}")
+            self._warn(f"cannot read {folder}: {error.strerror or error}")
             return True
 
     def _read_file(self, path: Path) -> None:
         try:
-            self._read_as_what_it_is(path)
+            self._read_by_type(path)
         except OSError as error:
-            self._warn(f"{path} cannot be read: {error.strerror or error}")
+            self._warn(f"cannot read {path}: {error.strerror or error}")
 
-    def _read_as_what_it_is(self, path: Path) -> None:
+    def _read_by_type(self, path: Path) -> None:
         if EVENTS in path.name:
             self._read(path, self._read_events)
         elif path.name == METRICS or _kind_of_first(path) in RUN_KINDS:

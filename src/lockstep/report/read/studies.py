@@ -1,4 +1,4 @@
-"""Reading the records of studies, and of the benchmarks that have a figure in the report."""
+"""Read the records of studies and of benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.files.fields import number, text
 from lockstep.files.jsonl import read_records
-from lockstep.report.read.lockstep_runs import describe_damage
+from lockstep.report.read.lockstep_runs import counted, describe_damage
 
 COMPARISON = "comparison"  # written by benchmarks/harness.py
 KINDS = ("scaling", "batch", "collectives", "loading", COMPARISON)
@@ -17,11 +17,11 @@ PREDICTION = "predict"  # the report fits the same model itself
 
 
 def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any]]:
-    """The records of a file that the report can draw, each with its `kind`.
+    """Return the records of a file that the report can draw, each with its `kind`.
 
     Args:
         path: A study's .jsonl file.
-        warn: Told what was passed over.
+        warn: Called with one line for each problem.
     """
     found: list[Mapping[str, Any]] = []
     damaged: list[int] = []
@@ -36,12 +36,12 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[Mapping[str, Any
             else:
                 found.append({**record, "kind": kind})
     except OSError as error:
-        warn(f"{path} cannot be read: {error.strerror or error}")
+        warn(f"cannot read {path}: {error.strerror or error}")
         return []
     if damaged:
         warn(describe_damage(path, damaged))
     if others:
-        warn(f"{path}: {others} records of a kind that the report does not draw")
+        warn(f"{path}: skipped {counted(others, 'record')} of a kind that the report does not draw")
     elif not found and not damaged and not predictions:
         warn(f"{path} has no records")
     return found

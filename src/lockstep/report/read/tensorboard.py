@@ -1,7 +1,7 @@
-"""Reading runs of which only TensorBoard's event files are left, of Lockstep or of older scripts.
+"""Read runs from TensorBoard event files, written by Lockstep or by other scripts.
 
-Tags are known in any case: Top1/val, top5/train, Loss/train, Throughput/train, Time/train, Lr. Steps may be optimizer
-steps or epochs; accuracies may be shares or percentages.
+Known tags, in upper or lower case: Top1/val, top5/train, Loss/train, Throughput/train, Time/train, Lr. Steps may be
+optimizer steps or epochs; accuracies may be shares or percentages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPLITS: Mapping[str, Split] = {
     "test": "val",
 }
 _RATES = ("lr", "learning_rate", "lr/train", "train/lr")
-_HEADER = struct.Struct("<QI")  # of an event: its length and a checksum; another checksum follows the event
+_HEADER = struct.Struct("<QI")  # an event's length and a checksum; another checksum follows the event
 _CHECKSUM_BYTES = 4
 
 
@@ -51,18 +51,18 @@ class _Points(NamedTuple):
 
 @dataclass(frozen=True)
 class ClockRun(Run):
-    """A run whose curves are placed by the time on the clock, with evaluations and pauses in it."""
+    """A run whose curves are over wall-clock time, including evaluations and pauses."""
 
     @property
     def train_seconds(self) -> float | None:
-        """What its epochs took in training, as far as each was recorded; None if none was."""
+        """The sum of the recorded training times of the epochs; None if none was recorded."""
         taken = self.epochs.get(("epoch_seconds", "train"))
         known = [seconds for seconds in taken.values if math.isfinite(seconds)] if taken else []
         return sum(known) if known else None
 
 
 def event_files(folder: Path) -> list[Path]:
-    """The event files that lie in a folder itself, oldest first."""
+    """Return the event files directly in a folder, oldest first."""
     return sorted(path for path in folder.iterdir() if EVENTS in path.name and path.is_file())
 
 
@@ -70,11 +70,11 @@ def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
     """Read a folder of event files, or one file.
 
     Args:
-        path: The folder that they lie in, or the file.
-        warn: Told what was passed over.
+        path: The folder or the file.
+        warn: Called with one line for each problem.
 
     Returns:
-        None if no scalar in it is known.
+        The run, or None if there are no scalars with known tags.
     """
     for file in event_files(path) if path.is_dir() else [path]:
         _check_end(file, warn)
@@ -82,18 +82,18 @@ def read_tensorboard(path: Path, warn: Callable[[str], None]) -> Run | None:
     by_step, by_epoch, unknown = _sort(tags)
     folder = path if path.is_dir() else path.parent
     if not by_step and not by_epoch:
-        warn(f"{path}: no scalars such as Top1/val or Throughput/train in its event files; passed over")
+        warn(f"{path}: skipped, as its event files have no scalars such as Top1/val or Throughput/train")
         return None
     if unknown:
-        warn(f"{path}: scalars that the report does not draw: {', '.join(sorted(unknown)[:5])}")
+        warn(f"{path}: skipped scalars with unknown tags: {', '.join(sorted(unknown)[:5])}")
     ends, is_guess = _epoch_ends(tags, by_epoch)
     if is_guess:
-        warn(f"{path}: its epochs are a guess, one to each evaluation or record, as no Time/train counts them")
+        warn(f"{path}: epochs are estimated, one per evaluation or record, as there is no Time/train")
     return _build(folder, by_step, by_epoch, ends)
 
 
 def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
-    """All scalars by tag, in order of step, without those that a resumed run took back."""
+    """Return all scalars by tag, sorted by step, without those that a resumed run overwrote."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util import tensor_util
 
@@ -105,25 +105,25 @@ def _scalars(path: Path, warn: Callable[[str], None]) -> dict[str, _Points]:
         }
         for tag in events.Tags()["tensors"]:  # scalars of TensorFlow 2
             if any(dim.size != 1 for e in events.Tensors(tag) for dim in e.tensor_proto.tensor_shape.dim):
-                continue  # no scalars; a small file may claim any shape, which would be filled
+                continue  # not a scalar; a small file may claim a huge shape, for which memory would be allocated
             values = [(e.step, e.wall_time, tensor_util.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
             if values and all(value.size == 1 and value.dtype.kind in "fiu" for _, _, value in values):
                 tags[tag] = [(step, time, float(value)) for step, time, value in values]
-    except Exception as error:  # whatever TensorBoard's parser makes of a damaged file
-        warn(f"{path} cannot be read as TensorBoard events: {type(error).__name__}: {error}")
+    except Exception as error:  # TensorBoard's parser can raise anything on a damaged file
+        warn(f"cannot read TensorBoard events from {path}: {type(error).__name__}: {error}")
         return {}
     return {tag: _in_order(points) for tag, points in tags.items() if points}
 
 
 def _in_order(points: Sequence[tuple[int, float, float]]) -> _Points:
-    """By step; of several points at one step the last written, as of a run that was started again."""
+    """Sort points by step; of several points at one step, keep the one written last, such as after a resume."""
     newest = {step: (time, value) for step, time, value in sorted(points, key=lambda point: point[1])}
     steps = sorted(newest)
     return _Points(steps, [newest[step][0] for step in steps], [newest[step][1] for step in steps])
 
 
 def _sort(tags: Mapping[str, _Points]) -> tuple[dict[str, _Points], dict[tuple[str, Split], _Points], list[str]]:
-    """What was written every few steps, what every epoch, and the tags that are not known."""
+    """Return the points written every few steps, those written every epoch, and the unknown tags."""
     by_step: dict[str, _Points] = {}
     by_epoch: dict[tuple[str, Split], _Points] = {}
     unknown = []
@@ -143,7 +143,7 @@ def _sort(tags: Mapping[str, _Points]) -> tuple[dict[str, _Points], dict[tuple[s
 
 
 def _known(tag: str) -> tuple[str | None, Split | None]:
-    """Figure and split of FIGURE/SPLIT or SPLIT/FIGURE, in lower case."""
+    """Return metric and split of a lower-case tag METRIC/SPLIT or SPLIT/METRIC; None for unknown parts."""
     first, _, second = tag.partition("/")
     if first in _SPLITS:
         first, second = second, first
@@ -153,7 +153,7 @@ def _known(tag: str) -> tuple[str | None, Split | None]:
 def _epoch_ends(
     tags: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]
 ) -> tuple[Sequence[int], bool]:
-    """The steps at which an epoch ended, and whether that is a guess, as evaluations may be some epochs apart."""
+    """Return the steps at which epochs ended, and whether they are estimated from evaluations or sparse records."""
     counted = [points.steps for tag, points in tags.items() if _is_of_training_epochs(tag.lower())]
     if counted:
         return min(counted, key=len), False
@@ -164,12 +164,12 @@ def _epoch_ends(
 
 
 def _is_of_training_epochs(tag: str) -> bool:
-    """Whether a tag in lower case has one point an epoch of training, such as Time/train or Loss/train_epoch."""
+    """Whether a lower-case tag has one point per training epoch, such as time/train or loss/train_epoch."""
     return "train_epoch" in tag.split("/") or _known(tag) == ("epoch_seconds", "train")
 
 
 def _are_epochs(ends: Sequence[int]) -> bool:
-    """Whether the ends of epochs are counted in epochs; otherwise they are optimizer steps."""
+    """Whether `ends` are epoch numbers; otherwise they are optimizer steps."""
     return all(later - step == 1 for step, later in pairwise(ends)) and (len(ends) != 1 or ends[0] <= 1)
 
 
@@ -197,7 +197,7 @@ def _build(
 
 
 def _start(by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], _Points]) -> float:
-    """When training began: before the first point, by what its first epoch took if that is known."""
+    """Return the start of training: the time of the first point, minus the first epoch's duration if known."""
     start = min(points.unix_times[0] for points in (*by_step.values(), *by_epoch.values()))
     first = by_epoch.get(("epoch_seconds", "train"))
     if first and 0 < first.values[0] < math.inf:
@@ -206,13 +206,13 @@ def _start(by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str, Split], 
 
 
 def _epochs_at(steps: Sequence[int], ends: Sequence[int]) -> list[float]:
-    """Epochs done after each step, where one epoch ended at each of `ends`, which may be counted in epochs or steps."""
+    """Return the epochs done after each step; an epoch ended at each of `ends`, given as epoch numbers or steps."""
     if not ends:
         return [*map(float, steps)]
     if not _are_epochs(ends):
         return [*map(float, np.interp(steps, [0, *ends], range(len(ends) + 1)))]
-    first = 1 if ends[0] == 0 else 0  # epochs that are counted from 0
-    if steps[-1] > 1.5 * (ends[-1] + 1):  # optimizer steps, beside evaluations counted in epochs
+    first = 1 if ends[0] == 0 else 0  # epochs are numbered from 0
+    if steps[-1] > 1.5 * (ends[-1] + 1):  # `steps` are optimizer steps, `ends` are epochs
         return [step * (ends[-1] + first) / steps[-1] for step in steps]
     return [float(step + first) for step in steps]
 
@@ -223,24 +223,24 @@ def _are_percentages(by_step: Mapping[str, _Points], by_epoch: Mapping[tuple[str
 
 
 def _check_end(file: Path, warn: Callable[[str], None]) -> None:
-    """Say so if a file ends within an event, as after a crash; TensorBoard itself passes over that in silence."""
+    """Warn if a file ends within an event, such as after a crash; TensorBoard ignores that silently."""
     try:
-        size, place = file.stat().st_size, 0
+        size, offset = file.stat().st_size, 0
         with file.open("rb") as events:
             while len(header := events.read(_HEADER.size)) == _HEADER.size:
                 length, _ = _HEADER.unpack(header)
-                end = place + _HEADER.size + length + _CHECKSUM_BYTES
-                if not length or end > size:  # zeros may follow where the machine crashed
+                end = offset + _HEADER.size + length + _CHECKSUM_BYTES
+                if not length or end > size:  # zeros may follow if the machine crashed
                     break
                 events.seek(end)
-                place = end
-        if place < size:
-            warn(f"{file}: the last {size - place:,} bytes are no whole event and were passed over")
+                offset = end
+        if offset < size:
+            warn(f"{file}: skipped the last {size - offset:,} bytes, an incomplete event")
     except OSError as error:
-        warn(f"{file} cannot be read: {error.strerror or error}")
+        warn(f"cannot read {file}: {error.strerror or error}")
 
 
 def _name(folder: Path) -> str:
-    """The folder's name, or that of the run's folder in which it is the one for TensorBoard."""
+    """Return the folder's name, or its parent's if it is a run's TensorBoard folder."""
     path = folder.resolve()
     return path.parent.name if path.name in ("tensorboard", "tb", "logs", "events") else path.name

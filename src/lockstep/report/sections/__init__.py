@@ -1,1 +1,1 @@
-"""Sections of the report, one a file: each makes charts and tables of what was read, or None where there is nothing."""
+"""Sections of the report, one per file. Each `build` returns charts and tables, or None if there are no records."""

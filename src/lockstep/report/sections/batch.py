@@ -30,16 +30,16 @@ def build(material: Material) -> Section | None:
             "Throughput by batch size",
             "throughput (images/s)",
             throughput,
-            "Medians; bands are quartiles over blocks of steps.",
+            "Medians; bands show the quartiles over blocks of steps.",
         ),
-        ("memory", "Memory by batch size", "peak memory of a worker (GB)", memory, "Dashed: the limit."),
+        ("memory", "Memory by batch size", "peak memory per worker (GB)", memory, "Dashed: the limit."),
     ):
         if lines:
             parts.append(
                 Chart(
                     f"batch-{key}",
                     title,
-                    "batch of a worker",
+                    "batch size per worker",
                     label,
                     lines,
                     "log2",
@@ -53,9 +53,9 @@ def build(material: Material) -> Section | None:
 
 
 def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:
-    """The records of each job by batch, of several the newest, under a label and a machine.
+    """Return each job's newest record per batch size, under a label and a machine.
 
-    A record of a batch that does not fit says neither; it belongs to each machine that the job was measured on.
+    Records of batches that do not fit have no machine; they count for each machine on which the job was measured.
     """
     jobs: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in material.of_kind("batch"):
@@ -75,7 +75,7 @@ def _searches(material: Material) -> dict[tuple[str, str], dict[int, Record]]:
 def _label(record: Record) -> str:
     workers, precision, limit = whole(record, "workers") or 1, text(record, "precision"), text(record, "memory_limit")
     name = f"{text(record, 'arch') or 'a network'} on {text(record, 'data') or 'data'}"
-    parts = (precision, f"{workers} workers" if workers > 1 else None, f"at most {limit}" if limit else None)
+    parts = (precision, f"{workers} workers" if workers > 1 else None, f"memory limit {limit}" if limit else None)
     return ", ".join([name, *(part for part in parts if part)])
 
 
@@ -107,7 +107,7 @@ def _memory(color: int, label: str, records: Mapping[int, Record]) -> list[Line]
 
 
 def _misfits(jobs: Mapping[str, Mapping[int, Record]]) -> list[Mark]:
-    """The smallest batch of each job that does not fit."""
+    """Mark the smallest batch of each job that does not fit."""
     smallest = [min((b for b, record in job.items() if not _fits(record)), default=None) for job in jobs.values()]
     return [Mark(batch, f"{batch:,} does not fit") for batch in sorted({batch for batch in smallest if batch})]
 
@@ -119,5 +119,5 @@ def _verdicts(jobs: Mapping[str, Mapping[int, Record]]) -> Sequence[str]:
         misfit = min((batch for batch, record in records.items() if not _fits(record)), default=None)
         if fitting and misfit:
             why = text(records[misfit], "why") or "no reason recorded"
-            lines.append(f"{label}: {fitting[-1][0]:,} is the largest batch that fits; {misfit:,} does not ({why}).")
+            lines.append(f"{label}: the largest batch that fits is {fitting[-1][0]:,}; {misfit:,} does not ({why}).")
     return lines

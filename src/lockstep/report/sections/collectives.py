@@ -17,13 +17,13 @@ def build(material: Material) -> Section | None:
         operation, setting = text(record, "operation") or "operation", _setting(record)
         if rows(record, "points"):
             settings.setdefault(setting, {}).pop(operation, None)
-            settings[setting][operation] = record  # of several the newest
+            settings[setting][operation] = record  # keep the newest
         elif why := text(record, "unsupported"):
             unsupported.append(f"{operation} ({setting}): {why}")
     parts = [chart for index, item in enumerate(settings.items(), start=1) for chart in _charts(index, *item)]
     if not parts and not unsupported:
         return None
-    about = "Bus bandwidth, as nccl-tests defines it: the rate that the links need, whatever the number of workers."
+    about = "Bus bandwidth as defined by nccl-tests: the required link rate, independent of the number of workers."
     return Section("Collectives", "\n".join([about, *dict.fromkeys(unsupported)]), parts)
 
 
@@ -43,10 +43,10 @@ def _setting(record: Record) -> str:
 def _charts(index: int, setting: str, operations: Mapping[str, Record]) -> list[Chart]:
     bandwidth = [_bandwidth(color, *item) for color, item in enumerate(operations.items())]
     latency = [_latency(color, *item) for color, item in enumerate(operations.items())]
-    note = "Medians of the repeats; bands are quartiles."
+    note = "Medians of the repeats; bands show the quartiles."
     kinds = (
         ("bandwidth", "Bus bandwidth", "bus bandwidth (GB/s)", bandwidth),
-        ("latency", "Time of a call", "time of a call (µs)", latency),
+        ("latency", "Time per call", "time per call (µs)", latency),
     )
     return [
         Chart(

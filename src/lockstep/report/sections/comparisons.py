@@ -1,6 +1,6 @@
-"""Benchmarks (benchmarks/): contestants that took turns, and their ratios to the first of them.
+"""Benchmarks (benchmarks/): contestants that ran in turns, and their ratios to the first contestant.
 
-A contestant's turns were timed, by the wall clock and by CPU time (harness.py), or gave a figure (readings.py).
+Each turn was measured in wall-clock and CPU time (harness.py), or returned a figure (readings.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def build(material: Material) -> Section | None:
     if not newest:
         return None
     charts = [_chart(index, name, record) for index, (name, (record, _)) in enumerate(newest.items(), start=1)]
-    note = "Medians of the rounds. Ratios are taken within rounds, to the first contestant of each benchmark."
+    note = "Medians over the rounds. Ratios to the first contestant of each benchmark are computed within rounds."
     all_rows = [row for _, rows in newest.values() for row in rows]
     table = filled_table("comparisons", "Benchmarks", _COLUMNS, all_rows, note)
     return Section("Benchmarks", parts=[*(chart for chart in charts if chart.rows), table])
@@ -48,8 +48,8 @@ def _chart(index: int, name: str, record: Record) -> ValueRanges:
             interval = numbers(row, "interval", 2) or numbers(row, "wall_interval", 2)
             low, high = interval or (quartiles[0], quartiles[2])
             rows.append(ValueRange(contestant, low, quartiles[1], high))
-    label = f"{text(record, 'unit') or 'the figure'}, as a ratio to {first}"
-    note = "Medians of the ratios within rounds, with their 95 % intervals; of fewer than six rounds, with their range."
+    label = f"{text(record, 'unit') or 'the figure'}, relative to {first}"
+    note = "Medians of the ratios within rounds, with 95 % intervals, or the full range for fewer than six rounds."
     return ValueRanges(f"comparison-{index}", name, label, rows, (first, 1.0), note)
 
 
@@ -62,7 +62,7 @@ def _rows(name: str, record: Record) -> Iterator[list[Cell]]:
 
 
 def _middle(row: Record, *keys: str) -> float | None:
-    """The median of the first of these that there is."""
+    """Return the median of the first key that the row has."""
     found = (numbers(row, key, 3) for key in keys)
     return next((quartiles[1] for quartiles in found if quartiles), None)
 

@@ -12,14 +12,14 @@ from lockstep.report.document import Cell, Chart, Line, Section, filled_table
 from lockstep.report.read.sources import Material
 from lockstep.report.read.studies import LARGE_BATCH
 
-MOST_DIGITS = 15  # of a batch; more is a damaged record
+MOST_DIGITS = 15  # of a batch size; more means a damaged record
 _COLUMNS = (
     ("data", ""),
     ("global batch", ",.0f"),
     ("method", ""),
     ("top-1, mean (%)", ".2f"),
-    ("least (%)", ".2f"),
-    ("most (%)", ".2f"),
+    ("minimum (%)", ".2f"),
+    ("maximum (%)", ".2f"),
     ("seeds", ",.0f"),
     ("steps", ",.0f"),
     ("training time, median (s)", ",.1f"),
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class _Method:
-    """What was trained how, named as in "large_batch: MNIST: 1,024, LAMB"."""
+    """Data set, batch size and method, parsed from a name such as "large_batch: MNIST: 1,024, LAMB"."""
 
     data: str
     batch: int
@@ -43,13 +43,15 @@ def build(material: Material) -> Section | None:
     for record in material.of_kind(LARGE_BATCH):
         method = _method(text(record, "name") or "")
         if method:
-            groups[method][whole(record, "seed")] = record  # of several of one seed the newest
+            groups[method][whole(record, "seed")] = record  # the newest record of each seed
     if not groups:
         return None
     names = dict.fromkeys(method.data for method in groups)
     charts = [_chart(index, data, groups) for index, data in enumerate(names, start=1)]
     rows = [_row(method, list(records.values())) for method, records in groups.items()]
-    table = filled_table("large-batch", "Large batches", _COLUMNS, rows, "Least and most are over the seeds.")
+    table = filled_table(
+        "large-batch", "Large batches", _COLUMNS, rows, "Mean, minimum and maximum are over the seeds."
+    )
     return Section("Large batches", parts=[*charts, table])
 
 
@@ -59,7 +61,7 @@ def _method(name: str) -> _Method | None:
     digits = batch.replace(",", "")
     if len(parts) < 2 or not digits.isdecimal() or len(digits) > MOST_DIGITS or not int(digits):
         return None
-    return _Method(parts[0], int(digits), method or "as it is")
+    return _Method(parts[0], int(digits), method or "unchanged")
 
 
 def _chart(index: int, data: str, groups: Groups) -> Chart:
@@ -69,7 +71,7 @@ def _chart(index: int, data: str, groups: Groups) -> Chart:
     base = 100 * mean(_tops(groups[methods[0]].values()))
     if x[0] < x[1]:
         lines.append(Line(f"mean at {x[0]:,}", x, [base, base], look="dashed", color=None))
-    note = "Means over the seeds; whiskers (vertical lines) reach from the least to the most."
+    note = "Means over the seeds; whiskers (vertical lines) show the full range."
     return Chart(
         f"large-batch-{index}", f"Top-1 by global batch: {data}", "global batch", "top-1 (%)", lines, "log2", note=note
     )

@@ -11,12 +11,12 @@ from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import EPOCHS, SCALE_NOTES, RunCurve, lines, note, of_runs, rate_scale, time_axis
 
-TIME_NOTE = "Time is that of training alone, over all sessions; of TensorBoard files it is the time on the clock."
+TIME_NOTE = "Time is training time over all sessions or, for TensorBoard files, wall-clock time."
 
 
 @dataclass(frozen=True)
 class _LearningChart:
-    """A figure against epochs and time; `labels` says which runs' training is in it, by their `label_changes`."""
+    """A metric against epochs and time. If `labels` is set: the training loss of runs with those `label_changes`."""
 
     key: str
     title: str
@@ -31,7 +31,7 @@ _FIGURES = (
     _LearningChart("top5", "Top-5 accuracy", "top-5 (%)", 100, "Share of images whose class is among the first five."),
     _LearningChart("loss", "Loss", "loss", 1, "Average over an epoch's images."),
 )
-_LEAST_RATE = 1e-3  # of a run's highest: what a logarithmic axis of learning rates shows
+_LEAST_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of a run's highest
 
 
 def build(material: Material) -> Section | None:
@@ -41,12 +41,12 @@ def build(material: Material) -> Section | None:
         parts.append(_rate_chart(rates))
     if not parts:
         return None
-    text = "Dotted lines are validation, solid ones training; training's figures are taken while the weights change."
+    text = "Dotted lines: validation. Solid lines: training, measured while the weights change."
     return Section("Learning curves", text, parts)
 
 
 def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
-    """The figures of all runs, and a training loss for each way in which runs change their labels."""
+    """Return the charts for all runs, and one training-loss chart for each kind of changed labels."""
     changed = dict.fromkeys(run.label_changes for run in runs if run.label_changes)
     losses = [
         _LearningChart(
@@ -62,13 +62,13 @@ def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
     if not losses:
         return [*_FIGURES]
     top1, top5, loss = _FIGURES
-    about = f"{loss.note} Training losses against changed labels have charts of their own."
+    about = f"{loss.note} Training losses against changed labels are in separate charts."
     return [top1, top5, replace(loss, note=about), *losses]
 
 
 def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
     found = lines(rates, EPOCHS)
-    scale, about = rate_scale(found), "As the optimizer had it at each record."
+    scale, about = rate_scale(found), "The optimizer's learning rate at each record."
     if scale != "linear":
         found = [replace(line, y=_without_ends(line.y)) for line in found]
         about += f"{SCALE_NOTES[scale]} Rates below {_LEAST_RATE:g} of a run's highest are left out."
@@ -78,7 +78,7 @@ def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
 
 
 def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
-    """Rates without those, such as at the end of a cosine, that would stretch a logarithmic axis over many decades."""
+    """Drop rates, such as at the end of a cosine, that would stretch a logarithmic axis over many decades."""
     least = _LEAST_RATE * max((rate for rate in rates if rate is not None), default=0.0)
     return [rate if rate is not None and rate >= least else None for rate in rates]
 
@@ -108,7 +108,7 @@ def _training_losses(runs: Sequence[Run], labels: str) -> list[RunCurve]:
 
 
 def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
-    """Training and validation; training's loss only of runs that leave the labels as they are, as validation does."""
+    """Return training and validation curves; training losses only of runs with unchanged labels, as in validation."""
 
     def of_training(run: Run) -> Curve | None:
         return None if key == "loss" and run.label_changes else run.curve(key, "train")

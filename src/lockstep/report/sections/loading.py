@@ -1,4 +1,4 @@
-"""The loading study: the stages, and the whole pipeline by loader processes against what the network takes."""
+"""The loading study: the stages, and the pipeline's throughput by loader processes next to the network's demand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STAGES = (
     ("upper quartile", ",.0f"),
     ("MB/s", ",.1f"),
     ("reads/s", ",.1f"),
-    ("what", ""),
+    ("description", ""),
 )
 
 
 def build(material: Material) -> Section | None:
     found: dict[tuple[str, str], Record] = {}
     for record in material.of_kind("loading"):
-        found[_label(record), _machine(record)] = record  # of several the newest
+        found[_label(record), _machine(record)] = record  # keep the newest
     if not found:
         return None
     studies = by_label(found)
@@ -31,11 +31,11 @@ def build(material: Material) -> Section | None:
     lines = [line for color, item in enumerate(studies.items()) for line in _lines(color, *item)]
     parts: list[Table | Chart] = []
     if stages:
-        note = "Each stage alone, on one core, with one thread."
+        note = "Each stage on its own, on one core with one thread."
         parts.append(filled_table("loading-stages", "Stages of data loading", _STAGES, stages, note))
     if any(len(line.x) > 1 for line in lines):
-        note = "The whole pipeline running freely: medians; bands are quartiles. Dashed: what the network takes."
-        title, label = "Data loading by loader processes", "images/s"
+        note = "The whole pipeline at full speed: medians; bands show the quartiles. Dashed: the network's demand."
+        title, label = "Data loading by number of loader processes", "images/s"
         parts.append(Chart("loading-pipeline", title, "loader processes", label, lines, note=note, from_zero=True))
     verdicts = [f"{label}: {line}" for label, record in studies.items() for line in _verdict(record)]
     return Section("Data loading", "\n".join(verdicts), parts)
@@ -49,7 +49,7 @@ def _label(record: Record) -> str:
 
 
 def _machine(record: Record) -> str:
-    """The processor, which loads, and the GPU, if there is one that takes what is loaded."""
+    """Return the processor, which loads the data, and the GPU, if one consumes it."""
     machines = (text(mapping(record, "environment"), "processor"), machine_of(record))
     return ", ".join(dict.fromkeys(machine for machine in machines if machine))
 

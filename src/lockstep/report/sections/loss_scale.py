@@ -1,4 +1,4 @@
-"""Loss-scale events of runs in fp16: the scale over the steps, and where steps were skipped."""
+"""Loss scale of fp16 runs over the steps, and the skipped steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lockstep.report.document import Chart, Line, Section
-from lockstep.report.read.curve import Curve, drawn, places, points_a_line
+from lockstep.report.read.curve import Curve, drawn, points_a_line, x_values
 from lockstep.report.read.run import Run
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import STEPS
@@ -20,21 +20,21 @@ def build(material: Material) -> Section | None:
     lines = []
     for index, run, curve in scales:
         scale = curve.changes(limit)
-        lines.append(Line(run.name, places(scale.steps), drawn(scale.values), color=index))
+        lines.append(Line(run.name, x_values(scale.steps), drawn(scale.values), color=index))
         skipped = _skipped(run, curve, limit)
         if skipped:
-            x, y = places(skipped.steps), drawn(skipped.values)
+            x, y = x_values(skipped.steps), drawn(skipped.values)
             lines.append(Line(f"{run.name}, steps skipped", x, y, look="points", color=index))
     note = (
-        "The factor on the loss that keeps fp16 gradients from becoming zero. Points: since the record before, steps "
-        "were skipped because a gradient was infinite or not a number."
+        "The factor that scales the loss so that fp16 gradients do not underflow. Points: steps were skipped since the "
+        "previous record because a gradient was infinite or NaN."
     )
     chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", lines, y_scale="log2", note=note)
     return Section("Loss scale", "\n".join(_counts(material.runs)), [chart])
 
 
 def _skipped(run: Run, scale: Curve, limit: int) -> Curve | None:
-    """The records since whose predecessor steps were skipped, at the loss scale of that time."""
+    """Return the records before which steps were skipped, with the loss scale at that step as values."""
     counts = run.steps.get("skipped_steps")
     if not counts:
         return None
@@ -48,7 +48,7 @@ def _skipped(run: Run, scale: Curve, limit: int) -> Curve | None:
 
 
 def _value_at(curve: Curve, step: float) -> float:
-    later = (value for place, value in zip(curve.steps, curve.values, strict=True) if place >= step)
+    later = (value for at, value in zip(curve.steps, curve.values, strict=True) if at >= step)
     return next(later, curve.values[-1])
 
 

@@ -1,4 +1,4 @@
-"""The table of results, and of runs that differ by their seed alone the mean and the spread."""
+"""The table of results, and mean and spread of runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SEED_COLUMNS = (
     ("count", ",.0f"),
     ("best top-1, mean (%)", ".2f"),
     ("standard deviation (%)", ".2f"),
-    ("least (%)", ".2f"),
-    ("most (%)", ".2f"),
+    ("minimum (%)", ".2f"),
+    ("maximum (%)", ".2f"),
     ("last top-1, mean (%)", ".2f"),
     ("images/s, mean", ",.0f"),
     ("training time, mean (s)", ",.1f"),
@@ -40,24 +40,24 @@ def build(material: Material) -> Section | None:
     if not material.runs:
         return None
     note = (
-        f"{shared_settings(material.runs)} Accuracies are of validation. images/s is the median of the training "
-        "epochs, or of the step records while there is no epoch; training time is over all sessions, without "
-        "evaluation; of TensorBoard files it is the sum of Time/train."
+        f"{shared_settings(material.runs)} Accuracies are validation accuracies. images/s is the median over the "
+        "training epochs, or over the step records before the first epoch ends. Training time covers all sessions, "
+        "without evaluation; for TensorBoard files it is the sum of Time/train."
     ).strip()
     parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in material.runs], note)]
     groups = seed_groups(material.runs)
     if groups:
         note = (
-            "Runs of the same configuration, machine and number of workers, with other seeds; least and most are of "
-            "best top-1."
+            "Runs with the same configuration, machine and number of workers but different seeds. Minimum and maximum "
+            "are of best top-1."
         )
         rows = [_seed_row(group) for group in groups]
-        parts.append(filled_table("seeds", "Runs that differ by their seed alone", _SEED_COLUMNS, rows, note))
+        parts.append(filled_table("seeds", "Runs that differ only in their seed", _SEED_COLUMNS, rows, note))
     return Section("Results", parts=parts)
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Finished runs that differ by nothing but their seed, at least two a group."""
+    """Group complete runs that differ only in their seed; groups have at least two seeds."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if run.config and run.steady_workers and run.is_complete:
@@ -100,17 +100,17 @@ def _seed_row(group: Sequence[Run]) -> list[Cell]:
 
 
 def _epochs(run: Run) -> str | None:
-    """Such as "90", "12 of 90, going or cut short" or "12 of 90, stopped"."""
+    """Describe the epochs, such as "90", "12 of 90, unfinished" or "12 of 90, stopped"."""
     done = run.done_epochs or 0
     if run.planned_epochs is None:
         return str(done) if run.epochs else None
     if run.reached_goal or done == run.planned_epochs:
         return str(done)
-    return f"{done} of {run.planned_epochs}, {'stopped' if run.stopped else 'going or cut short'}"
+    return f"{done} of {run.planned_epochs}, {'stopped' if run.stopped else 'unfinished'}"
 
 
 def _best(curve: Curve | None) -> tuple[float | None, float | None]:
-    """The best value in percent, and its epoch."""
+    """Return the best value, in percent, and its epoch."""
     finite = (
         [(value, -epoch) for value, epoch in zip(curve.values, curve.epochs, strict=True) if value == value]
         if curve

@@ -1,4 +1,4 @@
-"""What was measured on: machine, versions and commit, without names of hosts, folders and commands."""
+"""Machine, versions and commit of each measurement; without host names, paths and commands, for privacy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lockstep.report.read.sources import Material
 Facts = Mapping[str, Any]
 _PACKAGES = {"lockstep-torch": "Lockstep", "torch": "PyTorch", "torchvision": "torchvision", "numpy": "NumPy"}
 _COLUMNS = (
-    ("of", ""),
+    ("measurement", ""),
     ("processor", ""),
     ("cores", ",.0f"),
     ("memory (GB)", ",.1f"),
     ("GPUs", ""),
-    ("threads a worker", ",.0f"),
+    ("threads per worker", ",.0f"),
     ("system", ""),
     ("Python", ""),
     *((name, "") for name in _PACKAGES.values()),
@@ -59,7 +59,7 @@ def _row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
 
 
 def _gpus(facts: Facts) -> str | None:
-    """Such as "4 x NVIDIA A100"."""
+    """Describe the GPUs, such as "4 x NVIDIA A100"."""
     names = facts.get("gpus")
     found = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return ", ".join(f"{found.count(name)} x {name}" for name in dict.fromkeys(found)) or None

@@ -1,4 +1,4 @@
-"""The scaling study: throughput, speed-up, efficiency and time against workers, with the ideal line and the model."""
+"""The scaling study: throughput, speed-up, efficiency and time against workers, with ideal lines and the model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lockstep.report.run_lines import ideal_line
 from lockstep.scaling_model import LEVEL, MeasuredPoint, Model, Prediction, Series, fit, series_of
 from lockstep.scaling_model.shape import listed
 
-MODEL_REACH = 2  # the model is drawn up to so many times the largest measured count
-MODEL_ERROR = 0.1  # share of a measured value that the model may be off where it is drawn
-FEWEST_COUNTS = 3  # numbers of workers that a model needs: any two points lie on a curve of it
+MODEL_REACH = 2  # the model is drawn up to this multiple of the largest measured count
+MODEL_ERROR = 0.1  # largest relative error at which the model is drawn
+FEWEST_COUNTS = 3  # distinct numbers of workers for a fit: any two points are fitted exactly
 _MODES = {
-    "strong": ("Strong scaling", "The global batch is fixed and shared by all workers."),
-    "weak": ("Weak scaling", "Each worker has a batch of fixed size, so the global batch grows."),
+    "strong": ("Strong scaling", "The global batch size is fixed and split among the workers."),
+    "weak": ("Weak scaling", "The batch size per worker is fixed, so the global batch size grows."),
 }
 _WITHIN = f"{100 * MODEL_ERROR:g} %"
 _SPREADS = {"points": "Whiskers (vertical lines)", "solid": "Bands"}
-_RATE = "rate"  # stands for the format of the series' unit
+_RATE = "rate"  # placeholder for the format of the series' unit
 _TABLE = (
     ("series", ""),
     ("workers", ",.0f"),
@@ -34,17 +34,17 @@ _TABLE = (
     ("repeats", ",.0f"),
     ("speed-up", ".2f"),
     ("efficiency (%)", ".1f"),
-    ("error of the model (%)", "+.1f"),
+    ("model error (%)", "+.1f"),
     ("predicted without this point", _RATE),
     ("error without it (%)", "+.1f"),
 )
-_UNITS = (("images/s", "throughput", "throughput"), ("trainings/s", "trainings", "trainings a second"))
-_PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("how it is known", ""))
+_UNITS = (("images/s", "throughput", "throughput"), ("trainings/s", "trainings", "trainings per second"))
+_PARAMETERS = (("series", ""), ("parameter", ""), ("value", ".4g"), ("unit", ""), ("source", ""))
 
 
 @dataclass(frozen=True)
 class _Study:
-    """A series with its model, or with the reason why there is none, and its colour."""
+    """A series with its color and its model, or the reason why it has no model."""
 
     series: Series
     model: Model | None
@@ -57,19 +57,19 @@ class _Study:
 
     @property
     def base_rate(self) -> float:
-        """Throughput a worker of the smallest count."""
+        """Throughput per worker at the smallest number of workers."""
         return self.base.images_per_second / self.base.workers
 
     @cached_property
     def fitting(self) -> dict[int, float]:
-        """The measured counts between which the model is drawn, as it fits both, with its error at each."""
+        """The model's error at each measured count next to one where it also fits: it is drawn between those counts."""
         errors = {error.workers: abs(error.relative_error) for error in self.model.errors} if self.model else {}
         pairs = [pair for pair in pairwise(errors) if all(errors[count] <= MODEL_ERROR for count in pair)]
         return {count: errors[count] for pair in pairs for count in pair}
 
 
 def build(material: Material) -> tuple[list[Section], list[str]]:
-    """A section for each mode that was measured, and warnings of records that were left out."""
+    """Return a section for each measured mode, and warnings about skipped records."""
     series, warnings = series_of(material.of_kind("scaling"))
     studies = [_fitted(item, color) for color, item in enumerate(item for item in series if item.points)]
     sections = [_section(mode, [item for item in studies if item.series.mode == mode]) for mode in _MODES]
@@ -78,10 +78,10 @@ def build(material: Material) -> tuple[list[Section], list[str]]:
 
 def _fitted(series: Series, color: int) -> _Study:
     if len(series.points) < FEWEST_COUNTS:
-        return _Study(series, None, "it needs three numbers of workers or more", color)
+        return _Study(series, None, f"a fit needs at least {FEWEST_COUNTS} different numbers of workers", color)
     model = fit(series)
     if not model.times.spare_points:
-        return _Study(series, None, "it has as many parameters as there are points; measure more", color)
+        return _Study(series, None, "it has as many parameters as points; measure with more numbers of workers", color)
     return _Study(series, model, "", color)
 
 
@@ -101,23 +101,23 @@ def _remarks(study: _Study) -> list[str]:
 
 
 def _single_repeats(series: Series) -> list[str]:
-    """Where there is no spread, as nothing was repeated."""
+    """Report points without a spread because they were measured only once."""
     once = [str(point.workers) for point in series.points if len(point.rates) == 1]
     if not once:
         return []
     where = "each number of workers" if len(once) == len(series.points) else f"{listed(once)} workers"
-    more = "" if series.source else "; --repeats 3 measures more"
-    return [f"measured once with {where}, so that no spread is known{more}"]
+    more = "" if series.source else '; use "--repeats 3" to measure the spread'
+    return [f"measured only once with {where}, so the spread is unknown{more}"]
 
 
 def _misfits(study: _Study) -> list[str]:
-    """Where the model is not drawn, as it does not fit."""
+    """Report where the model is not drawn because it does not fit."""
     errors = study.model.errors if study.model else []
     missed = [str(error.workers) for error in errors if abs(error.relative_error) > MODEL_ERROR]
     if not study.fitting:
-        return [f"no model is drawn: it is within {_WITHIN} of the points at no two neighboring numbers of workers"]
-    drawn = f"the model is drawn only where it is within {_WITHIN} of the points"
-    return [f"{drawn}; it misses {listed(missed)} workers"] if missed else []
+        return [f"no model is drawn: it does not fit any two consecutive points within {_WITHIN}"]
+    drawn = f"the model is drawn only where it fits the points within {_WITHIN}"
+    return [f"{drawn}; it does not at {listed(missed)} workers"] if missed else []
 
 
 def _chart(
@@ -136,7 +136,7 @@ def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
             models = [line for item in found for line in _model_line(item, _no_factor)]
             lines = [_measured_line(item, _no_factor) for item in found]
             lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
-            note = _note("Medians of the repeats. Ideal: each worker as fast as at the smallest count.", lines)
+            note = _note("Medians of the repeats. Ideal: throughput per worker stays as at the smallest count.", lines)
             charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
 
@@ -146,17 +146,17 @@ def _no_factor(study: _Study, workers: int) -> float:
 
 
 def _note(about: str, lines: Sequence[Line]) -> str:
-    """What a chart shows, and what its spreads and its model are, as far as it has them."""
+    """Return a chart's note, with sentences on its spreads and its model if it has them."""
     notes = [about]
     looks = {line.look for line in lines if _has_band(line)}
     if spreads := [name for look, name in _SPREADS.items() if look in looks]:
-        notes.append(f"{' and '.join(spreads)} reach from the lower to the upper quartile of the repeats.")
+        notes.append(f"{' and '.join(spreads)} show the quartiles of the repeats.")
     models = [line for line in lines if line.remark]
     if models:
-        band = f", with the {LEVEL:.0%} interval of a new measurement as a band" if any(map(_has_band, models)) else ""
+        band = f", with the {LEVEL:.0%} prediction interval as a band" if any(map(_has_band, models)) else ""
         notes.append(
-            f"Model: fitted to the points{band}. It is drawn where it is within {_WITHIN} of them, with its largest "
-            "error there (±) beside the line, and beyond them as far as it has an interval."
+            f"Model: fitted to the points{band}. It is drawn where it fits the points within {_WITHIN} and, beyond "
+            "them, where it has an interval. The number next to the line (±) is its largest error."
         )
     return " ".join(notes)
 
@@ -173,9 +173,9 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     x = sorted({point.workers for item in studies for point in item.series.points})
     speedup.append(Line("ideal", x, x, look="dotted", color=None))
     share.append(Line("ideal", x, [100] * len(x), look="dotted", color=None))
-    start, marks = "a worker's throughput at the smallest measured count", _marks(studies)
-    whole = _note(f"Throughput over {start}.", speedup)
-    each = _note(f"Throughput of each worker over {start}.", share)
+    start, marks = "the throughput per worker at the smallest measured count", _marks(studies)
+    whole = _note(f"Throughput divided by {start}.", speedup)
+    each = _note(f"Throughput per worker divided by {start}.", share)
     return [
         _chart(mode, "speedup", "speed-up", "speed-up", speedup, whole, marks),
         _chart(mode, "efficiency", "efficiency", "efficiency (%)", share, each, marks),
@@ -183,7 +183,7 @@ def _ratio_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
 
 
 def _lines(study: _Study, factor: Callable[[_Study, int], float]) -> list[Line]:
-    """The measured points and the model, each throughput times a factor."""
+    """Return the lines of the measured points and the model, with each throughput multiplied by `factor`."""
     return [_measured_line(study, factor), *_model_line(study, factor)]
 
 
@@ -209,7 +209,7 @@ def _measured_line(study: _Study, factor: Callable[[_Study, int], float]) -> Lin
 
 
 def _quartiles(point: MeasuredPoint) -> tuple[float | None, float | None]:
-    """The lower and the upper one of the repeats, if there are several."""
+    """Return the lower and upper quartiles of the repeats, or None if there is only one."""
     return (point.low, point.high) if len(point.rates) > 1 else (None, None)
 
 
@@ -241,7 +241,7 @@ def _model_line(study: _Study, factor: Callable[[_Study, int], float]) -> list[L
 
 
 def _is_drawn(study: _Study, item: Prediction) -> bool:
-    """Whether the model fits the measured counts at both sides, or beyond the last one has an interval."""
+    """Whether the model fits the measured counts on both sides or, beyond the last count, has an interval."""
     measured = [point.workers for point in study.series.points]
     below = [count for count in measured if count <= item.workers][-1:]
     above = [count for count in measured if count >= item.workers][:1]
@@ -249,7 +249,7 @@ def _is_drawn(study: _Study, item: Prediction) -> bool:
 
 
 def _counts(series: Series) -> list[int]:
-    """The measured counts, what lies halfway between their doublings, and those up to the model's reach."""
+    """Return the counts at which to draw the model: measured ones, doublings and midpoints, up to MODEL_REACH."""
     first, last = series.points[0].workers, series.points[-1].workers * MODEL_REACH
     counts = {point.workers for point in series.points} | {last}
     while first < last:
@@ -259,7 +259,7 @@ def _counts(series: Series) -> list[int]:
 
 
 def _marks(studies: Sequence[_Study]) -> list[Mark]:
-    """The knees, and where a second node begins."""
+    """Mark the knees and the largest count on one node."""
     knees = {item.model.knee.workers: item for item in studies if item.model and item.model.knee}
     marks = [Mark(workers, f"knee at {workers} workers") for workers in sorted(knees)]
     for item in studies:
@@ -271,15 +271,15 @@ def _marks(studies: Sequence[_Study]) -> list[Mark]:
 
 def _time_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
     kinds = (
-        ("epoch", "time an epoch", _epochs, "The training samples over the throughput, as measured in each repeat."),
-        ("training", "training time", _trainings, "Of the whole training, as recorded."),
+        ("epoch", "time per epoch", _epochs, "The number of training samples divided by each repeat's throughput."),
+        ("training", "training time", _trainings, "The recorded time of the whole training."),
     )
     charts = []
     for key, label, times, note in kinds:
         several = sum(any(map(times, item.series.points)) for item in studies) > 1
         lines = [line for item in studies for line in _time_lines(item, times, several)]
         if lines:
-            bands = "; bands reach from the least to the most" if any(map(_has_band, lines)) else ""
+            bands = "; bands show the full range" if any(map(_has_band, lines)) else ""
             note = f"{note} Medians{bands}."
             charts.append(_chart(mode, key, label, f"{label} (s)", lines, note, _marks(studies)))
     return charts
@@ -319,7 +319,7 @@ def _points(mode: str, studies: Sequence[_Study]) -> list[Table]:
             title = f"{_MODES[mode][0]}: {title}, measured points"
             note = f"Throughput in {unit}."
             if any(item.model for item in studies):
-                note += " Error of the model: fitted to all points; in the last columns, fitted to the other points."
+                note += " Model error: fitted to all points; in the last two columns, fitted to the other points only."
             tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
     return tables
 
@@ -352,6 +352,6 @@ def _parameters(mode: str, studies: Sequence[_Study]) -> list[Table]:
     rows: list[list[Cell]] = [
         [item.series.label, *parameter] for item in studies if item.model for parameter in item.model.parameters
     ]
-    note = "docs/howto/studies.md has the model's formula."
-    title = f"{_MODES[mode][0]}: the model's parameters"
+    note = "For the model's formula, see docs/howto/studies.md."
+    title = f"{_MODES[mode][0]}: model parameters"
     return [filled_table(f"scaling-{mode}-model", title, _PARAMETERS, rows, note)] if rows else []

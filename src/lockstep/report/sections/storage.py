@@ -1,4 +1,4 @@
-"""I/O of the runs over time: bandwidth and operations of the job, and what the nodes' disks and networks did."""
+"""I/O of the runs over time: bandwidth and operations of the job, and traffic of the nodes' disks and networks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep.files.io_records import job_io
 from lockstep.report.document import Chart, Section
 from lockstep.report.read.curve import Curve, time_unit
+from lockstep.report.read.lockstep_runs import counted
 from lockstep.report.read.sources import Material
 from lockstep.report.run_lines import Axis, Look, RunCurve, lines, note
 
@@ -20,7 +21,7 @@ Rows = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class _StorageChart:
-    """A chart of several amounts, each with a word for the legend and a look."""
+    """A chart of several amounts, each with a legend label and a line style."""
 
     key: str
     title: str
@@ -37,8 +38,8 @@ _FIGURES = (
         "bandwidth (MB/s)",
         1e-6,
         (("storage_read_bytes", "from storage", "solid"), ("read_bytes", "read calls", "dotted")),
-        "From storage: what disks had to deliver; network file systems count or not. Read calls count what the page "
-        "cache, pipes and sockets gave, too.",
+        "From storage: bytes that disks delivered; network file systems may not be counted. Read calls also count "
+        "bytes from the page cache, pipes and sockets.",
     ),
     _StorageChart(
         "io-written",
@@ -46,16 +47,16 @@ _FIGURES = (
         "bandwidth (MB/s)",
         1e-6,
         (("storage_written_bytes", "to storage", "solid"), ("written_bytes", "write calls", "dotted")),
-        "To storage: checkpoints, records and logs; network file systems count or not. Write calls count what went "
-        "into pipes and sockets, too, such as gradients that Gloo sends to other workers.",
+        "To storage: checkpoints, records and logs; network file systems may not be counted. Write calls also count "
+        "bytes to pipes and sockets, such as gradients that Gloo sends to other workers.",
     ),
     _StorageChart(
         "io-operations",
         "I/O operations",
-        "operations a second",
+        "operations per second",
         1,
         (("read_operations", "reads", "solid"), ("write_operations", "writes", "dotted")),
-        "System calls that read or write, files or else, of the workers and all processes that they started.",
+        "Read and write system calls of the workers and all their child processes, on files, pipes and sockets.",
     ),
     _StorageChart(
         "io-disks",
@@ -63,7 +64,7 @@ _FIGURES = (
         "bandwidth (MB/s)",
         1e-6,
         (("node_disk_read_bytes", "read", "solid"), ("node_disk_written_bytes", "written", "dotted")),
-        "All devices of the job's nodes, whoever used them.",
+        "All devices of the job's nodes, used by any process.",
     ),
     _StorageChart(
         "io-lustre",
@@ -71,7 +72,7 @@ _FIGURES = (
         "bandwidth (MB/s)",
         1e-6,
         (("node_lustre_read_bytes", "read", "solid"), ("node_lustre_written_bytes", "written", "dotted")),
-        "Of the job's nodes, whoever used it.",
+        "All Lustre traffic of the job's nodes, by any process.",
     ),
     _StorageChart(
         "io-network",
@@ -79,13 +80,13 @@ _FIGURES = (
         "bandwidth (MB/s)",
         1e-6,
         (("node_network_received_bytes", "received", "solid"), ("node_network_sent_bytes", "sent", "dotted")),
-        "All interfaces but loopback; InfiniBand's own protocol is not in these.",
+        "All interfaces except loopback; native InfiniBand traffic is not included.",
     ),
 )
 
 
 def build(material: Material) -> tuple[Section | None, list[str]]:
-    """The section, and warnings of records that were passed over."""
+    """Return the section, and warnings about skipped records."""
     damaged: Counter[Path] = Counter()
     found: list[tuple[int, str, Rows]] = []
     warnings = []
@@ -93,19 +94,19 @@ def build(material: Material) -> tuple[Section | None, list[str]]:
         try:
             found.append((index, run.name, job_io(run.path, on_damage=lambda path: damaged.update([path]))))
         except OSError as error:
-            warnings.append(f"the I/O records of {run.path} cannot be read: {error.strerror or error}")
+            warnings.append(f"cannot read the I/O records of {run.path}: {error.strerror or error}")
     longest = max((rows[-1]["unix_time"] - rows[0]["unix_time"] for _, _, rows in found if rows), default=0.0)
     charts = [chart for figure in _FIGURES if (chart := _chart(figure, found, longest))]
-    warnings += [f"{path}: {count} lines that are no whole records were passed over" for path, count in damaged.items()]
-    text = "Sums over all workers, or over all nodes; time is that on the clock since the first record."
+    warnings += [f"{path}: skipped {counted(count, 'damaged line')}" for path, count in damaged.items()]
+    text = "Sums over all workers, or over all nodes, against wall-clock time."
     return Section("Storage and network", text, charts) if charts else None, warnings
 
 
 def _chart(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], longest: float) -> Chart | None:
     curves = [
-        RunCurve(index, f"{name}, {word}", curve, look)
+        RunCurve(index, f"{name}, {label}", curve, look)
         for index, name, rows in found
-        for amount, word, look in figure.amounts
+        for amount, label, look in figure.amounts
         if (curve := _curve(rows, f"{amount}_per_second"))
     ]
     if not curves:
@@ -118,7 +119,7 @@ def _chart(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], longes
 
 
 def _curve(rows: Rows, name: str) -> Curve | None:
-    """A rate over time, with a gap where nothing ran; None where nothing was ever counted."""
+    """Return a rate over time, with gaps between sessions; None if all its values are zero."""
     known = [(row["unix_time"] - rows[0]["unix_time"], row["seconds"], row.get(name, 0.0)) for row in rows]
     if not any(rate for _, _, rate in known):
         return None

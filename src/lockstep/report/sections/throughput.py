@@ -1,4 +1,4 @@
-"""Throughput over the course of the runs, and how much of the time training waited for data."""
+"""Throughput of the runs over time, and the share of time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def build(material: Material) -> Section | None:
         axis = time_axis(rates)
         found = lines(rates, axis)
         scale = rate_scale(found)
-        about = note(f"Training images a second of all workers together, at each record.{SCALE_NOTES[scale]}", rates)
+        about = note(f"Training images per second, summed over all workers, at each record.{SCALE_NOTES[scale]}", rates)
         title, label = "Throughput over time", "throughput (images/s)"
         parts.append(Chart("throughput", title, axis.label, label, found, y_scale=scale, note=about, from_zero=True))
     if waits:
         axis = time_axis(waits)
-        about = note("Share of the time in which the first worker waited for its next batch.", waits)
+        about = note("Share of time that the first worker spent waiting for its next batch.", waits)
         title, label = "Waiting for data", "share of time (%)"
         parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about, from_zero=True))
     return Section("Throughput", parts=parts) if parts else None

@@ -1,4 +1,4 @@
-"""What a step's time consists of, by the number of workers, and the memory that the workers take."""
+"""The parts of a step's time by number of workers, and the workers' peak memory."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ def build(material: Material) -> Section | None:
     parts: list[Bars | Table] = [_bars(item, index) for index, item in enumerate(series, start=1)]
     rows = [row for item in series for row in _communication(item)]
     if rows:
-        note = "Alone: the gradients' all-reduce with nothing beside it. Hidden: what of it does not lengthen the step."
-        parts.append(filled_table("communication", "Communication of a step", _COMMUNICATION, rows, note))
-    text = (
-        "The parts are medians over the steps, of all repeats; the smallest count may belong to both kinds of scaling."
-    )
+        note = "Alone: the gradients' all-reduce on its own. Hidden: the part of it that overlaps with backward."
+        parts.append(filled_table("communication", "Communication per step", _COMMUNICATION, rows, note))
+    text = "Medians over the steps of all repeats. The smallest count may belong to both strong and weak scaling."
     return Section("Where a step's time goes", text, parts) if parts else None
 
 
 def build_memory(material: Material) -> Section | None:
-    """Peak memory of a worker against workers."""
+    """Return the section on peak memory per worker against workers."""
     lines = []
     for color, item in enumerate(series_of(material.of_kind("scaling"))[0]):
         known = [(point.workers, point.peak_memory_bytes / 1e9) for point in item.points if point.peak_memory_bytes]
@@ -48,10 +46,10 @@ def build_memory(material: Material) -> Section | None:
     if not lines:
         return None
     note = (
-        "The most that any worker took in any repeat: on a GPU what PyTorch had allocated, on a CPU what the process "
-        "had resident."
+        "The largest peak of any worker in any repeat: on a GPU, memory allocated by PyTorch; on a CPU, the resident "
+        "set size of the process."
     )
-    title, label = "Peak memory against workers", "peak memory of a worker (GB)"
+    title, label = "Peak memory against workers", "peak memory per worker (GB)"
     return Section("Memory", parts=[Chart("memory", title, "workers", label, lines, "log2", note=note, from_zero=True)])
 
 
@@ -64,11 +62,11 @@ def _bars(series: Series, index: int) -> Bars:
         f"time-split-{index}",
         f"A step's time, {series.mode} scaling" + (f" ({index})" if index > 1 else ""),
         "workers",
-        "time a step (ms)",
+        "time per step (ms)",
         [f"{point.workers:,}" for point in points],
         [(name, values) for name, values in stacks if any(values)],
         whole_steps if len(whole_steps) == len(points) else None,
-        f"{series.label}. Exposed communication is the part that backward does not hide.",
+        f"{series.label}. Exposed communication is the part that does not overlap with backward.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Throughput and training time against workers, from runs that differ in their number of workers."""
+"""Throughput and training time against the number of workers, from runs with different numbers of workers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def build(material: Material) -> Section | None:
     rates = _lines(jobs, lambda run: run.images_per_second)
     times = _lines(jobs, lambda run: run.train_seconds if run.is_complete else None)
     note = (
-        "Medians over runs of the same settings and machine but for the seed. Runs of one line have one global batch "
-        "(strong scaling) or one batch a worker (weak scaling), as named; bands reach from the least to the most."
+        "Medians over runs that differ only in their seed. All runs of a line have the same global batch size (strong "
+        "scaling) or the same batch size per worker (weak scaling); bands show the full range."
     )
     parts = []
     if rates:
@@ -31,7 +31,7 @@ def build(material: Material) -> Section | None:
         parts.append(_chart("workers-throughput", "Throughput against workers", "throughput (images/s)", lines, note))
     if times:
         parts.append(_chart("workers-time", "Training time against workers", "training time (s)", times, note))
-    text = "Ideal lines are what each added worker would give if it were as fast as those of the smallest run."
+    text = "Ideal lines assume the smallest run's throughput per worker."
     return Section("Workers", text, parts) if parts else None
 
 
@@ -40,7 +40,7 @@ def _chart(key: str, title: str, label: str, lines: Sequence[Line], note: str) -
 
 
 def _jobs(runs: Sequence[Run]) -> dict[str, ByWorkers]:
-    """Runs by what they trained in batches of what size, then by workers; a run may belong to both kinds of scaling."""
+    """Group runs by settings and batch size, then by workers; a run may belong to both strong and weak scaling."""
     jobs: dict[tuple[str, str], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         if run.steady_workers and run.global_batch:
@@ -57,19 +57,19 @@ def _strong(run: Run) -> str:
 
 
 def _weak(run: Run) -> str:
-    return f"{(run.global_batch or 0) / (run.steady_workers or 1):,.10g} a worker"
+    return f"batch {(run.global_batch or 0) / (run.steady_workers or 1):,.10g} per worker"
 
 
 def _labels(jobs: Iterable[tuple[str, ByWorkers]]) -> list[str]:
-    """Network, data and batch, then what tells apart those that are alike in these."""
+    """Return labels of network, data and batch; precision and machine are added where labels would be equal."""
     firsts = [(share, next(iter(job.values()))[0]) for share, job in jobs]
     names = [f"{run.arch or 'a network'} on {run.data or 'data'}, {share}" for share, run in firsts]
-    for words in ([run.precision or "" for _, run in firsts], [run.machine for _, run in firsts]):
+    for values in ([run.precision or "" for _, run in firsts], [run.machine for _, run in firsts]):
         alike: dict[str, set[str]] = defaultdict(set)
-        for name, word in zip(names, words, strict=True):
-            alike[name].add(word)
-        pairs = zip(names, words, strict=True)
-        names = [f"{name}, {word}" if word and len(alike[name]) > 1 else name for name, word in pairs]
+        for name, value in zip(names, values, strict=True):
+            alike[name].add(value)
+        pairs = zip(names, values, strict=True)
+        names = [f"{name}, {value}" if value and len(alike[name]) > 1 else name for name, value in pairs]
     return numbered(names)
 
 

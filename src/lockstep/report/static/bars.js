@@ -1,5 +1,5 @@
 "use strict";
-// Stacked bars, as an SVG of the page's own: a read-out for each category, by pointer or arrow keys.
+// Stacked bars, drawn as an SVG; the pointer or the arrow keys select a category and show its values.
 
 const BAR_MARGIN = { left: 64, right: 12, top: 12, bottom: 50 };
 
@@ -7,7 +7,7 @@ class BarChart {
   constructor(host, data) {
     this.data = data;
     this.stacks = data.stacks.map((stack) => ({ ...stack, isShown: true, look: "bar" }));
-    this.whole = { name: "measured as a whole", color: "text", look: "solid", values: data.totals, isShown: data.totals !== null };
+    this.whole = { name: "measured total", color: "text", look: "solid", values: data.totals, isShown: data.totals !== null };
     this.chosen = null;
     const about = `${data.title}. ${data.keys}`;
     this.plot = element("div", { class: "plot", tabindex: "0", role: "group", "aria-label": about });

@@ -1,14 +1,14 @@
 "use strict";
-// A chart of curves, drawn by uPlot: zoom, read-out, legend. Each line has its own x (uPlot's mode 2), so that runs of
-// different lengths and speeds need no common grid.
+// A chart of curves, drawn by uPlot, with zoom, read-out and legend. Each line has its own x values (uPlot's mode 2),
+// so runs of different lengths and speeds need no common grid.
 
 const drawStretch = uPlot.paths.linear();
 const MOST_READ_OUT = 12;
 const SAME_PLACE_PIXELS = 12;
-const PAPER = { width: 900, height: 360 }; // pixels of a chart for print, whatever the screen
-const FEW_POINTS = 40; // of a line in view: each gets its marker
+const PAPER = { width: 900, height: 360 }; // pixels of a printed chart, independent of the screen
+const FEW_POINTS = 40; // up to this many points in view, every point of a line gets a marker
 
-/** The first index in an ascending array at which it is not below `value`. */
+/** Return the first index of an ascending array whose element is at least `value`. */
 function firstAtLeast(values, value) {
   let low = 0, high = values.length;
   while (low < high) {
@@ -24,7 +24,7 @@ function nearestIndex(values, value) {
   return after > 0 && value - values[after - 1] < values[after] - value ? after - 1 : after;
 }
 
-/** A range that leaves `share` free at both ends; of a single value, a range around it. */
+/** Extend a range by `share` at both ends; for a single value, return a range around it. */
 function padded(low, high, scale, share) {
   if (scale === "linear") {
     const room = high > low ? (high - low) * share : Math.abs(high) * 0.1 || 1;
@@ -34,7 +34,7 @@ function padded(low, high, scale, share) {
   return [low / room, high * room];
 }
 
-/** The indices from first to last at which a line has a spread, in stretches without a gap. */
+/** Return the runs of consecutive indices from first to last at which a line has a spread. */
 function stretches(line, first, last) {
   const found = [];
   let isOpen = false;
@@ -76,7 +76,7 @@ class CurveChart {
     return padded(Math.min(...ends), Math.max(...ends), this.data.xScale, this.data.xScale === "linear" ? 0.015 : 0.04);
   }
 
-  /** The range of what is shown: from zero if it is an amount, else fitted, but not below zero for what is never there. */
+  /** Return the y range: from zero if the chart asks for it, else fitted to the data without extending below zero. */
   yRange() {
     let low = Infinity, high = -Infinity;
     for (const line of this.lines.filter((line) => line.isShown)) {
@@ -99,7 +99,7 @@ class CurveChart {
     return this.yShown;
   }
 
-  /** The first and last index of a line's points in view, and `beyond` more at both ends. */
+  /** Return the first and last index of a line's points in view, extended by `beyond` points at both ends. */
   inView(line, beyond) {
     const first = firstAtLeast(line.x, this.view[0]) - beyond, last = firstAtLeast(line.x, this.view[1]) - 1 + beyond;
     return [Math.max(0, first), Math.min(line.x.length - 1, last)];
@@ -231,7 +231,7 @@ class CurveChart {
     theme.onChange(() => this.plotter.redraw(false, true));
   }
 
-  /** Show a range of x, within the whole one. */
+  /** Show a range of x, clipped to the whole range. */
   show([low, high]) {
     this.view = [Math.max(low, this.whole[0]), Math.min(high, this.whole[1])];
     this.plotter.setScale("x", { min: this.view[0], max: this.view[1] });
@@ -265,13 +265,13 @@ class CurveChart {
     this.show(this.view);
   }
 
-  /** uPlot asks for each line in turn; the first question settles which points are near the pointer. */
+  /** uPlot calls this for each line in turn; the first call finds the points near the pointer. */
   nearestPoint(index) {
     if (index === 1) this.near = this.pointsNear(this.plotter);
     return this.near.get(index - 1)?.index ?? null;
   }
 
-  /** Of each line shown, its point nearest in x; of many lines, those nearest in y, too. */
+  /** Return each visible line's point nearest in x; if there are many lines, only those nearest in y. */
   pointsNear(plotter) {
     const { left, top } = plotter.cursor, at = plotter.posToVal(left, "x"), found = [];
     this.lines.forEach((line, number) => {
@@ -299,7 +299,7 @@ class CurveChart {
     this.readOut.show(`${this.data.xLabel}: ${readNumber(x)}`, rows, left + over.offsetLeft, top + over.offsetTop);
   }
 
-  /** Spreads as bands and marks as thin lines with their text above, where there is room for it. */
+  /** Draw spreads as bands, and marks as thin lines with labels above where there is room. */
   drawBelow(plotter) {
     const { ctx, bbox } = plotter, ratio = devicePixelRatio;
     ctx.save();
@@ -354,7 +354,7 @@ class CurveChart {
     }
   }
 
-  /** Remarks at the right of the axes, each at the height of its line's last point in view or below the one above it. */
+  /** Draw remarks to the right of the axes, each at its line's last visible point or below the previous remark. */
   drawRemarks(plotter) {
     const { ctx, bbox } = plotter, ratio = devicePixelRatio, remarks = [];
     for (const line of this.lines.filter((line) => line.isShown && line.remark)) {
@@ -376,7 +376,7 @@ class CurveChart {
     ctx.restore();
   }
 
-  /** Markers where points are few; elsewhere only where a point stands alone, as no stretch leads to it. */
+  /** Draw markers if points are few; otherwise only at isolated points, which have no line segment. */
   drawMarkers(plotter, line) {
     const { ctx, bbox } = plotter, [first, last] = this.inView(line, 0), size = (this.isCrowded ? 2.2 : 3.6) * devicePixelRatio;
     const isEach = line.look === "points" || (line.marker !== null && last - first < FEW_POINTS);
@@ -400,7 +400,7 @@ function valueWithSpread(line, index) {
   return low == null || high == null ? value : `${value} (${readNumber(low)} to ${readNumber(high)})`;
 }
 
-/** The width of the y axis that its numbers need. */
+/** Return the width that the y axis needs for its tick labels. */
 function fitted(plotter, values, axis, cycle) {
   if (cycle > 1) return plotter.axes[axis]._size;
   const longest = (values ?? []).reduce((best, value) => (value.length > best.length ? value : best), "");

@@ -1,5 +1,5 @@
 "use strict";
-// How numbers are written, and where an axis is marked; the images follow the same rules (ticks.py).
+// Number formats and tick positions; ticks.py has the same rules for images.
 
 const LARGE = [[1e12, "T"], [1e9, "G"], [1e6, "M"]];
 const SMALL = [[1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
@@ -13,12 +13,12 @@ function plain(value, digits) {
 
 function prefixed(value, prefixes) {
   const fallback = prefixes.at(-1)[0] > 1 ? [1, ""] : prefixes.at(-1);
-  // A tick may be 9.9999e-7 where 1e-6 is meant.
+  // Rounding can make a tick at 1e-6 into 9.9999e-7.
   const [unit, prefix] = prefixes.find(([least]) => Math.abs(value) >= least * 0.9999) ?? fallback;
   return `${plain(value / unit, 4)} ${prefix}`.trimEnd();
 }
 
-/** A number of an axis: 1,234, 2.5 M, 0.05, 2e-5; 64 Ki of bytes; 300 µ of seconds. */
+/** Format a tick label: 1,234, 2.5 M, 0.05 or 2e-5; for bytes, 64 Ki; for seconds, 300 µ. */
 function axisNumber(value, numbers = "plain") {
   const size = Math.abs(value);
   if (numbers === "bytes") return prefixed(value, BINARY);
@@ -27,12 +27,12 @@ function axisNumber(value, numbers = "plain") {
   return plain(value, size >= 1e3 ? 6 : 4);
 }
 
-/** A value as a read-out and a table have it: with as many digits as the page's data has. */
+/** Format a value for read-outs and tables, with as many digits as the page's data has. */
 function readNumber(value) {
   return value == null ? "–" : plain(value, Math.abs(value) >= 1e4 ? 9 : 5);
 }
 
-/** Powers of a base from low to high, every n-th of them if they are more than `most`. */
+/** Return the powers of a base from low to high; only every n-th one if there are more than `most`. */
 function powers(low, high, base, most) {
   const log = (value) => Math.log(value) / Math.log(base);
   const first = Math.ceil(log(low) - 1e-9), last = Math.floor(log(high) + 1e-9);
@@ -42,7 +42,7 @@ function powers(low, high, base, most) {
   return places;
 }
 
-/** Places between low and high at 1, 2 and 5 of each decade. */
+/** Return the ticks between low and high at 1, 2 and 5 times each power of ten. */
 function decades(low, high) {
   const places = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
@@ -51,7 +51,7 @@ function decades(low, high) {
   return places.filter((place) => place >= low && place <= high);
 }
 
-/** The places of a linear axis: about `most` round numbers; whole ones for a count, such as epochs. */
+/** Return about `most` round ticks of a linear axis; integers for counts, such as epochs. */
 function roundPlaces(low, high, most, isCount = false) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
   const round = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough * 0.999);
@@ -63,7 +63,7 @@ function roundPlaces(low, high, most, isCount = false) {
   return places;
 }
 
-/** The places of an axis that get a number, at most about `most`. */
+/** Return the labeled ticks of an axis, about `most` or fewer. */
 function axisPlaces(scale, low, high, numbers, most, isCount) {
   if (scale === "linear") return roundPlaces(low, high, most, isCount);
   const isBinary = scale === "log2" && (numbers === "bytes" || high < 1024);

@@ -1,7 +1,7 @@
 "use strict";
-// What curves and bars have in common: elements, legend, read-out, and colours. Text from records goes in as text only.
+// Shared by curves and bars: elements, legend, read-out and colors. Text from records is inserted only as text.
 
-/** An element with attributes and children; a child that is a string becomes text. */
+/** Create an element with attributes and children; string children become text nodes. */
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -9,9 +9,9 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const MOST_OPEN = 16; // lines: the legend of more scrolls
+const MOST_OPEN = 16; // a legend with more lines scrolls
 
-/** A row of buttons, one a line, that show and hide it. */
+/** A row of buttons, one per line, that show or hide the line. */
 function makeLegend(lines, { onToggle, onFocus }) {
   const legend = element("ul", { class: lines.length > MOST_OPEN ? "legend long" : "legend" });
   const buttons = lines.map((line, index) => {
@@ -41,7 +41,7 @@ function svg(tag, attributes) {
   return made;
 }
 
-/** A sample of a line or of a bar's part. */
+/** Draw a legend sample of a line or of a bar's part. */
 function swatch(line) {
   const sample = svg("svg", { width: 22, height: 12, "aria-hidden": "true" });
   if (line.look === "bar") {
@@ -57,7 +57,7 @@ function swatch(line) {
   return sample;
 }
 
-// The corners of each marker, for a size of one; the first is a circle.
+// The corners of each marker at size 1; the first is a circle.
 const MARKERS = [
   null,
   [[-0.85, -0.85], [0.85, -0.85], [0.85, 0.85], [-0.85, 0.85]],
@@ -70,14 +70,14 @@ const MARKERS = [
     [-1.1, -0.6], [-0.6, -1.1]],
 ];
 
-/** A marker as an SVG path, which a canvas takes, too. */
+/** Return a marker as an SVG path, for an SVG or a canvas. */
 function markerPath(marker, x, y, size) {
   const corners = MARKERS[marker % MARKERS.length];
   if (!corners) return `M${x - size},${y}a${size},${size} 0 1 0 ${2 * size},0a${size},${size} 0 1 0 ${-2 * size},0z`;
   return `M${corners.map(([right, down]) => `${x + right * size},${y + down * size}`).join("L")}z`;
 }
 
-/** The box beside the pointer that lists values. */
+/** The box next to the pointer that lists values. */
 class ReadOut {
   constructor(host) {
     this.host = host;

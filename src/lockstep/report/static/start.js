@@ -1,6 +1,6 @@
 "use strict";
-// Brings the page to life. All charts are drawn at once, also for captures of the whole page; a chart's table is made when
-// it is opened.
+// Starts the page. All charts are drawn at once, so that captures of the whole page have them; a chart's table is
+// created when it is opened.
 
 (() => {
   for (const figure of document.querySelectorAll("figure[data-chart]")) {

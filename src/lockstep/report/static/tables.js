@@ -1,15 +1,15 @@
 "use strict";
-// Tables that sort by a click on a heading, and the data of a chart as a table and as a CSV file.
+// Tables that sort when a heading is clicked, and a chart's data as a table and as a CSV file.
 
 const MOST_CELLS = 6000;
 
-/** What a cell sorts by: its number, or its text; null where there is nothing. */
+/** Return a cell's sort key: its number, or its text; null if it is empty. */
 function cellKey(cell) {
   if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
   return cell.classList.contains("nothing") ? null : cell.textContent.toLowerCase();
 }
 
-/** Ascending: numbers before text. What is missing comes last in both directions. */
+/** Compare sort keys; ascending order has numbers before text. Empty cells are last in both directions. */
 function compareKeys(a, b, direction) {
   if (a === null || b === null) return (a === null) - (b === null);
   if (typeof a !== typeof b) return typeof a === "number" ? -direction : direction;
@@ -30,7 +30,7 @@ function makeSortable(table) {
   });
 }
 
-/** Say above a box that it scrolls sideways while it does, and fade its edge while there is more at the right. */
+/** Show a hint above a box while it can scroll sideways, and fade its right edge until it is scrolled to the end. */
 function addScrollHint(box) {
   const hint = element("p", { class: "note hint" }, "Scroll sideways for more →");
   const update = () => {
@@ -43,7 +43,7 @@ function addScrollHint(box) {
   update();
 }
 
-/** The data of a chart as rows: x, then each line's value there. */
+/** Return a chart's data as rows: x, then each line's value at x. */
 function curveRows(data) {
   const lines = data.lines.map((line) => ({ ...line, at: new Map(data.x[line.x].map((x, index) => [x, index])) }));
   const places = [...new Set(data.x.flat())].sort((a, b) => a - b);
@@ -51,9 +51,9 @@ function curveRows(data) {
   return { columns: [data.xLabel, ...data.lines.map((line) => line.name)], count: places.length, row: (index) => row(places[index]) };
 }
 
-/** The parts of stacked bars, and their whole if that was measured. */
+/** Return the parts of stacked bars, and the measured total if there is one. */
 function barParts(data) {
-  return data.totals ? [...data.stacks, { name: "measured as a whole", values: data.totals }] : data.stacks;
+  return data.totals ? [...data.stacks, { name: "measured total", values: data.totals }] : data.stacks;
 }
 
 function barRows(data) {
@@ -62,7 +62,7 @@ function barRows(data) {
   return { columns: [data.xLabel, ...parts.map((part) => part.name)], count: data.categories.length, row };
 }
 
-/** Lines of text for a spreadsheet. A cell of text must not begin as a formula does. */
+/** Encode rows as CSV; text cells are kept from being read as formulas. */
 function csv(rows) {
   const cell = (value) => {
     if (typeof value === "number") return String(value);
@@ -72,7 +72,7 @@ function csv(rows) {
   return rows.map((row) => row.map((value) => cell(value ?? "")).join(",")).join("\r\n");
 }
 
-/** One row a value, all of them: line, x, value, low, high. */
+/** Return one row per value: line, x, value, low, high. */
 function csvRows(data) {
   if (data.kind === "bars") {
     return [["part", data.xLabel, data.yLabel], ...barParts(data).flatMap((part) => part.values.map((value, index) => [part.name, data.categories[index], value]))];
@@ -87,7 +87,7 @@ function saveFile(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** The table of a chart's data, with as many rows as stay light. */
+/** Create the table of a chart's data, limited to MOST_CELLS cells. */
 function dataTable(data) {
   const { columns, count, row } = data.kind === "bars" ? barRows(data) : curveRows(data);
   const shown = Math.min(count, Math.max(20, Math.floor(MOST_CELLS / columns.length)));
@@ -96,7 +96,7 @@ function dataTable(data) {
   const head = element("thead", {}, element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name))));
   const save = element("button", { type: "button" }, "Save as CSV");
   save.addEventListener("click", () => saveFile(`${data.key}.csv`, csv(csvRows(data))));
-  const about = shown < count ? `The first ${shown} of ${count} rows; the file has all. ` : "";
+  const about = shown < count ? `The first ${shown} of ${count} rows; the CSV file has all of them. ` : "";
   const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Data of ${data.title}` });
   scroll.append(element("table", {}, head, body));
   return [element("p", { class: "note" }, about, save), scroll];

@@ -1,5 +1,5 @@
 "use strict";
-// Light or dark: what the reader chose last, else what the system says. Paper is light.
+// Light or dark: the reader's last choice, else the system's preference. Prints are always light.
 
 const theme = (() => {
   const KEY = "lockstep-report-theme";
@@ -8,7 +8,7 @@ const theme = (() => {
   const colors = new Map();
   let chosen = recall();
 
-  // A browser may forbid storage to files; then the choice lasts as long as the page.
+  // A browser may forbid storage for local files; then the choice lasts until the page is closed.
   function recall() {
     try {
       const name = localStorage.getItem(KEY);

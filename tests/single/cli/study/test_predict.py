@@ -70,7 +70,7 @@ def test_a_fit_to_some_points_shows_its_errors_at_the_others(capsys: pytest.Capt
     ]
     (row, *_) = (line for line in lines if line.strip().startswith("256"))
     assert [cell.strip() for cell in row.split("│")][1] == ""
-    assert "- fitted to 4, 8 and 16 workers alone; the other points check it" in lines
+    assert "- fitted only to 4, 8 and 16 workers; the other points are for checking" in lines
 
 
 def test_the_study_s_own_file_and_larger_counts_are_the_default(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +88,8 @@ def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: py
     file = _write(here / "s.jsonl", points)
     assert main(["study", "predict", str(file), "--np", "4"]) == 0
     said = capsys.readouterr()
-    assert said.err.count("warning: scaling record") == 3
-    assert "not fitted: resnet18, job alone: a fit needs two numbers of workers or more, and has 1" in said.err
+    assert said.err.count("warning: skipped scaling record") == 3
+    assert "not fitted: resnet18, job alone: a fit needs at least two numbers of workers, got only 1" in said.err
     assert "Traceback" not in said.err
     assert "no interval: as many parameters as points" in said.out
 
@@ -117,7 +117,7 @@ def test_files_that_do_not_serve_are_told_in_one_line(
 def test_counts_that_no_series_has_are_told_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "predict", str(PUBLISHED), "--from", "3,5"]) == 4
     error = capsys.readouterr().err
-    assert error.count("3 and 5 workers were not measured; there are") == 3
+    assert error.count("no measurements with 3 and 5 workers; measured numbers of workers:") == 3
     assert "no series can be fitted" in error
 
 

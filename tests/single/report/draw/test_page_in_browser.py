@@ -142,7 +142,7 @@ def test_the_values_of_a_chart_become_a_table_when_it_is_opened(seen: dict[str, 
 
 def test_a_csv_file_of_bars_has_their_whole(seen: dict[str, Any]) -> None:
     assert seen["csv"][0] == ["part", "workers", "time of a step (ms)"]
-    assert seen["csv"][-2:] == [["measured as a whole", "1", 91], ["measured as a whole", "2", 96]]
+    assert seen["csv"][-2:] == [["measured total", "1", 91], ["measured total", "2", 96]]
     assert len(seen["csv"]) == 7
 
 

@@ -74,7 +74,7 @@ def test_records_without_a_place_are_counted_and_fields_of_another_type_are_gaps
     assert [value for value in run.steps["loss"].values if math.isfinite(value)] == [1.0]
     assert len(run.steps["loss"]) == 3
     assert run.workers == []
-    assert any("2 records lack step or time_seconds" in warning for warning in warnings)
+    assert any("skipped 2 records without step or time_seconds" in warning for warning in warnings)
 
 
 def test_figures_that_no_record_has_are_no_curves(tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_nothing_but_other_records_is_no_run(tmp_path: Path) -> None:
     warnings: list[str] = []
     folder = make_run(tmp_path, [{"kind": "other"}])
     assert read_run(folder / "metrics.jsonl", warnings.append) is None
-    assert warnings == [f"{folder / 'metrics.jsonl'} has no records of a run yet; passed over"]
+    assert warnings == [f"{folder / 'metrics.jsonl'}: skipped, as it has no records of a run yet"]

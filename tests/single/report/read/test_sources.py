@@ -55,7 +55,7 @@ def test_records_of_the_large_batch_benchmark_are_known_by_their_name(tmp_path: 
     )
     found = gather([path])
     assert [record["kind"] for record in found.studies] == ["large_batch"]
-    assert found.warnings == [f"{path}: 1 records of a kind that the report does not draw"]
+    assert found.warnings == [f"{path}: skipped 1 record of a kind that the report does not draw"]
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -68,13 +68,13 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) ->
     found = gather([run, tmp_path / "none", tmp_path / "empty", tmp_path / "begun", study])
     assert (len(found.runs), len(found.studies)) == (1, 1)
     for part in (
-        "run/metrics.jsonl: a line that is no whole record was passed over (line 14)",
+        "run/metrics.jsonl: skipped 1 damaged line (line 14)",
         "run has no environment.json",
-        "run/config.yaml cannot be read",
+        f"cannot read {run}/config.yaml: ",
         "none does not exist",
-        "empty has no metrics.jsonl, no TensorBoard events and no .jsonl files",
-        "begun/metrics.jsonl has no records of a run yet",
-        "scaling.jsonl: 3 lines that are no whole records were passed over (line 2, 4, 5)",
+        "empty: skipped, as it has no metrics.jsonl, no TensorBoard events and no .jsonl files",
+        "begun/metrics.jsonl: skipped, as it has no records of a run yet",
+        "scaling.jsonl: skipped 3 damaged lines (lines 2, 4, 5)",
     ):
         assert any(part in warning for warning in found.warnings), (part, found.warnings)
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) ->
 def test_nothing_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        ConfigError, match=r"nothing to report: .*none does not exist; .*empty has no metrics"
+        ConfigError, match=r"nothing to report: .*none does not exist; .*empty: skipped, as it has no metrics"
     ) as raised:
         gather([tmp_path / "none", tmp_path / "empty"])
     assert raised.value.exit_code == 2
@@ -102,7 +102,7 @@ def test_a_file_in_a_folder_that_cannot_be_opened_does_not_hide_the_others(
     monkeypatch.setattr("lockstep.files.jsonl.open_plain", refuse)
     found = gather([tmp_path])
     assert [record["batch"] for record in found.studies] == [64]
-    assert found.warnings == [f"{tmp_path / 'a.jsonl'} cannot be read: Permission denied"]
+    assert found.warnings == [f"cannot read {tmp_path / 'a.jsonl'}: Permission denied"]
 
 
 def test_runs_have_distinct_names_made_of_what_differs(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_older_tags_in_any_case_counted_in_epochs_and_percent(tmp_path: Path) ->
     assert list(run.steps["lr"].values) == pytest.approx([0.1, 0.01])
     assert run.images_per_second == pytest.approx(510)
     assert run.train_seconds == pytest.approx(18)  # without what evaluations took
-    assert warnings == [f"{folder}: scalars that the report does not draw: Gpu/heat"]
+    assert warnings == [f"{folder}: skipped scalars with unknown tags: Gpu/heat"]
 
 
 def test_lockstep_tags_are_counted_in_optimizer_steps(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_evaluations_every_five_epochs_stand_at_their_epochs(tag: str, steps_an_
 def test_epochs_that_only_evaluations_could_count_are_said_to_be_a_guess(tmp_path: Path) -> None:
     _, warnings = _read(make_events(tmp_path, {"Top1/val": [(step, float(step), 0.5) for step in (5, 10, 15)]}))
     assert len(warnings) == 1
-    assert "epochs are a guess" in warnings[0]
+    assert "epochs are estimated" in warnings[0]
 
 
 def test_accuracies_in_percent_are_known_by_any_value(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_file_that_ends_within_an_event_is_read_and_said(tmp_path: Path) -> No
         run, warnings = _read(path)
         assert run is not None
         assert list(run.epochs["top1", "val"].values) == pytest.approx([0.5])
-        assert "are no whole event and were passed over" in warnings[0]
+        assert "bytes, an incomplete event" in warnings[0]
 
 
 def test_zeros_after_the_events_are_passed_over_at_once(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1.host").write_text("this is no event file, but is long enough for a header")
     run, warnings = _read(tmp_path)
     assert run is None
-    assert "no whole event" in warnings[0]
+    assert "an incomplete event" in warnings[0]
     assert "no scalars such as Top1/val" in warnings[-1]
 
 
