@@ -1,4 +1,4 @@
-"""Step 1: one process, on a GPU if there is one, else on the CPU.
+"""Step 1: one process, on a GPU if available, otherwise on the CPU.
 
 python examples/tutorial/01_one_process.py [--epochs 5] [--resume checkpoint.pt]
 """
@@ -33,7 +33,7 @@ def main(epochs: int, resume: Path | None) -> None:
 
     for epoch in range(start, epochs):
         order.manual_seed(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # their sum, and their number
         for images, labels in loader:
             loss = F.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -51,5 +51,5 @@ def main(epochs: int, resume: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

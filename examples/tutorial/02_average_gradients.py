@@ -1,4 +1,4 @@
-"""Step 2: data parallelism by hand: shard a batch, average the gradients, and compare with the whole batch's.
+"""Step 2: manual data parallelism: shard a batch, average the gradients, and compare with the whole batch's gradient.
 
 torchrun --nproc-per-node 2 examples/tutorial/02_average_gradients.py
 """
@@ -13,14 +13,14 @@ BATCH = 64
 
 
 def gradient(images: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the mean loss over these images, all of its numbers in one row."""
+    """Return the gradient of the mean loss over these images, flattened to one vector."""
     model = build_model()  # the same weights on every worker
     F.cross_entropy(model(images), labels).backward()
     return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
 
 
 def say(line: str) -> None:
-    """Print on one worker: all of them run this script."""
+    """Print a line on rank 0 only."""
     if dist.get_rank() == 0:
         print(line, flush=True)
 

@@ -1,4 +1,4 @@
-"""Step 3: nn.DataParallel, one process for all GPUs that it sees. On a CPU it is the plain model.
+"""Step 3: nn.DataParallel, one process for all visible GPUs. On a CPU, it runs the model unchanged.
 
 python examples/tutorial/03_data_parallel.py [--epochs 5] [--resume checkpoint.pt]
 """
@@ -36,7 +36,7 @@ def main(epochs: int, resume: Path | None) -> None:
 
     for epoch in range(start, epochs):
         order.manual_seed(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # their sum, and their number
         for images, labels in loader:
             loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -54,5 +54,5 @@ def main(epochs: int, resume: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""Step 4: DistributedDataParallel, one process a worker.
+"""Step 4: DistributedDataParallel, one process per worker.
 
 torchrun --nproc-per-node 2 examples/tutorial/04_ddp.py [--epochs 5] [--resume checkpoint.pt]
 """
@@ -34,7 +34,7 @@ def main(epochs: int, resume: Path | None) -> None:
         optimizer.load_state_dict(state["optimizer"])
         start = state["epochs"]
 
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After creating the optimizer, which imports modules that would keep the process group alive.
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model)
@@ -46,7 +46,7 @@ def main(epochs: int, resume: Path | None) -> None:
 
     for epoch in range(start, epochs):
         sampler.set_epoch(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # their sum, and their number
         for images, labels in loader:
             loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -68,5 +68,5 @@ def main(epochs: int, resume: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""Step 5: the Horovod way, in eight steps, which the comments number.
+"""Step 5: Horovod, in eight numbered steps.
 
 horovodrun -np 2 python examples/tutorial/05_horovod.py [--epochs 5] [--resume checkpoint.pt]
 """
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from task import build_model, count_right, load_digits
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-BATCH = 32  # of one worker
-RATE = 0.01  # for one worker's batch
+BATCH = 32  # per worker
+RATE = 0.01  # for the batch of one worker
 
 
 def main(epochs: int, resume: Path | None) -> None:
-    # 1. Initialise: meet the other workers.
+    # 1. Initialize: connect to the other workers.
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
 
@@ -36,13 +36,13 @@ def main(epochs: int, resume: Path | None) -> None:
         state = torch.load(resume, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        optimizer.param_groups[0]["lr"] = RATE * size  # the file's is of the workers that there were then
+        optimizer.param_groups[0]["lr"] = RATE * size  # the file's rate is for its job's number of workers
         start = state["epochs"]
 
-    # 4. Wrap the optimizer: from here on its gradients are averaged over the workers.
+    # 4. Wrap the optimizer: it averages the gradients over the workers.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    # 5. Broadcast: all go on from rank 0's weights, optimizer and epoch.
+    # 5. Broadcast: all workers start from rank 0's weights, optimizer and epoch.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     start = hvd.broadcast_object(start, root_rank=0)
@@ -55,7 +55,7 @@ def main(epochs: int, resume: Path | None) -> None:
 
     for epoch in range(start, epochs):
         sampler.set_epoch(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # their sum, and their number
         for images, labels in loader:
             loss = F.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -63,12 +63,12 @@ def main(epochs: int, resume: Path | None) -> None:
             optimizer.step()
             losses += torch.stack([loss.detach(), torch.ones_like(loss)])
 
-        # 7. Checkpoint from rank 0 alone.
+        # 7. Checkpoint only on rank 0.
         if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
             torch.save(state, "checkpoint.pt")
 
-        # 8. Average the metrics: all workers call this, so it stands outside of the `if`.
+        # 8. Reduce the metrics: all workers must call this, so it is outside the `if`.
         figures = torch.cat([losses, count_right(model, test_share, device)])
         figures = hvd.allreduce(figures, name="figures", op=hvd.Sum)
         loss_sum, steps, right, count = figures.tolist()
@@ -79,5 +79,5 @@ def main(epochs: int, resume: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

@@ -1,8 +1,8 @@
-"""Step 6: mixed precision: the passes in 16 bits, weights and sums in 32.
+"""Step 6: mixed precision: forward and backward passes in 16 bits, weights and sums in 32.
 
 torchrun --nproc-per-node 2 examples/tutorial/06_mixed_precision.py [--precision fp32|bf16|fp16] [--loss-scale 65536]
 
-Without --precision it is fp16 on GPUs and bf16 on CPUs. fp16 works on CPUs too, slowly.
+The default is fp16 on GPUs and bf16 on CPUs. fp16 also works on CPUs, but is slow.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main(epochs: int, resume: Path | None, precision: str | None, loss_scale: fl
         optimizer.load_state_dict(state["optimizer"])
         start = state["epochs"]
 
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After creating the optimizer, which imports modules that would keep the process group alive.
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model)
@@ -52,14 +52,14 @@ def main(epochs: int, resume: Path | None, precision: str | None, loss_scale: fl
 
     for epoch in range(start, epochs):
         sampler.set_epoch(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # their sum, and their number
         for step, (images, labels) in enumerate(loader, start=1):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 outputs = parallel(images.to(device))
                 loss = F.cross_entropy(outputs, labels.to(device))
             optimizer.zero_grad()
             scaler.scale(loss).backward()
-            scaler.step(optimizer)  # divides the gradients by the scale; takes no step if one is infinite
+            scaler.step(optimizer)  # divides the gradients by the scale; skips the step if one is not finite
             scale = scaler.get_scale()
             scaler.update()
             if rank == 0 and scaler.get_scale() < scale:
@@ -83,7 +83,7 @@ def main(epochs: int, resume: Path | None, precision: str | None, loss_scale: fl
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     parser.add_argument("--precision", choices=DTYPES)
-    parser.add_argument("--loss-scale", type=float, default=2.0**16, help="the first one; it adapts")
+    parser.add_argument("--loss-scale", type=float, default=2.0**16, help="initial loss scale; it adapts")
     main(**vars(parser.parse_args()))

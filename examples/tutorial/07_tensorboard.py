@@ -1,4 +1,4 @@
-"""Step 7: TensorBoard with many workers: one of them writes, what it writes is of all.
+"""Step 7: TensorBoard with several workers: rank 0 writes values that are reduced over all workers.
 
 torchrun --nproc-per-node 2 examples/tutorial/07_tensorboard.py && tensorboard --logdir curves
 """
@@ -21,7 +21,7 @@ RATE = 0.02
 
 
 class NoWriter:
-    """What the other workers have in place of TensorBoard's writer."""
+    """Replaces SummaryWriter on the other workers."""
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         pass
@@ -45,7 +45,7 @@ def main(epochs: int, resume: Path | None) -> None:
         optimizer.load_state_dict(state["optimizer"])
         start = state["epochs"]
 
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After creating the optimizer, which imports modules that would keep the process group alive.
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model)
@@ -58,7 +58,7 @@ def main(epochs: int, resume: Path | None) -> None:
     writer = SummaryWriter("curves", purge_step=start + 1) if rank == 0 else NoWriter()
     for epoch in range(start, epochs):
         sampler.set_epoch(epoch)
-        losses = torch.zeros(2, device=device)  # their sum, and how many
+        losses = torch.zeros(2, device=device)  # their sum, and their number
         for images, labels in loader:
             loss = F.cross_entropy(parallel(images.to(device)), labels.to(device))
             optimizer.zero_grad()
@@ -83,5 +83,5 @@ def main(epochs: int, resume: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     main(**vars(parser.parse_args()))

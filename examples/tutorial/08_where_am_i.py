@@ -1,4 +1,4 @@
-"""Step 8: which worker is this, of how many, and on which node? The answer is the launcher's; the script asks.
+"""Step 8: print each worker's rank, local rank and cross rank, which the launcher sets.
 
 lockstep run -np 2 -- python examples/tutorial/08_where_am_i.py
 """

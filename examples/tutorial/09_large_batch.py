@@ -1,4 +1,4 @@
-"""Step 9: large batches: accumulation, a rate that grows with the batch, a warm-up, and LAMB.
+"""Step 9: large batches: gradient accumulation, learning rate scaling, warm-up, and LAMB.
 
 torchrun --nproc-per-node 2 examples/tutorial/09_large_batch.py --batch-size 64 --accumulate 2 --scale-rate
 """
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep.train.optim.lamb import LAMB
 
-BASE_BATCH = 64  # the global batch that this rate was found for
+BASE_BATCH = 64  # the global batch size for which RATE was tuned
 RATE = 0.02
 
 
@@ -77,11 +77,11 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="of one worker, in one pass")
-    parser.add_argument("--accumulate", type=int, default=1, help="passes of one step")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per worker and pass")
+    parser.add_argument("--accumulate", type=int, default=1, help="passes per step")
     parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--scale-rate", action="store_true", help=f"by the global batch over {BASE_BATCH}")
+    parser.add_argument("--scale-rate", action="store_true", help=f"multiply the rate by global batch / {BASE_BATCH}")
     parser.add_argument("--warmup-epochs", type=int, default=0)
-    parser.add_argument("--lamb", action="store_true", help="LAMB in place of SGD")
+    parser.add_argument("--lamb", action="store_true", help="use LAMB instead of SGD")
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

@@ -1,8 +1,8 @@
-"""Step 10: how many images a second, and how much of a step is waiting for the other workers?
+"""Step 10: measure the images per second, and the time of a step without the exchange of gradients.
 
 torchrun --nproc-per-node 2 examples/tutorial/10_throughput.py [--batch-size 64] [--steps 30]
 
-The figures are of random images: what is measured is computing and the exchange of gradients, not reading.
+The images are random, so this measures computation and communication, but not data loading.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from task import build_model
 from torch.nn.parallel import DistributedDataParallel
 
-WARMUP_STEPS = 5  # memory is allocated, caches fill, DDP arranges its buckets: none of it is in the figures
+WARMUP_STEPS = 5  # not measured: they allocate memory, fill caches, and let DDP arrange its buckets
 
 
 def main(batch_size: int, steps: int) -> None:
@@ -27,9 +27,9 @@ def main(batch_size: int, steps: int) -> None:
         torch.cuda.set_device(device)
 
     model = build_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # all steps compute the same
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # every step computes the same
 
-    # After the optimizer, whose making loads modules that would keep the process group for good.
+    # After creating the optimizer, which imports modules that would keep the process group alive.
     dist.init_process_group("nccl" if cuda else "gloo")
     size = dist.get_world_size()
     parallel = DistributedDataParallel(model)
@@ -37,9 +37,9 @@ def main(batch_size: int, steps: int) -> None:
     labels = torch.randint(10, (batch_size,), device=device)
 
     def step_seconds(exchange: bool) -> float:
-        """One step, with the exchange of gradients or without."""
+        """Time one step, with or without the exchange of gradients."""
         if cuda:
-            torch.cuda.synchronize()  # a GPU works on after the call: wait until it has done
+            torch.cuda.synchronize()  # GPU calls are asynchronous
         begin = perf_counter()
         optimizer.zero_grad()
         with nullcontext() if exchange else parallel.no_sync():
@@ -63,6 +63,6 @@ def main(batch_size: int, steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=64, help="of one worker")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per worker")
     parser.add_argument("--steps", type=int, default=30)
     main(**vars(parser.parse_args()))

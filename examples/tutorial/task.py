@@ -1,6 +1,6 @@
-"""What stays the same in every step of the tutorial: the digits and the network.
+"""Shared by all steps of the tutorial: the digits and the network.
 
-The scripts beside this file import it. Python finds it because a script's own folder is on its search path.
+The scripts in this folder import it: Python puts a script's folder on its search path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lockstep.data.sources import digits
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """Training set (1,437) and test set (360): images [1, 8, 8] of mean 0 and variance 1, labels 0 to 9."""
+    """Return training set (1,437) and test set (360): images [1, 8, 8] with mean 0 and variance 1, labels 0 to 9."""
     data: Any = digits.load()
     (mean,), (deviation,) = data.input.mean, data.input.std
     train, test = (
@@ -25,7 +25,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def build_model(seed: int = 0) -> nn.Sequential:
-    """Two convolutions and two linear layers, 38,282 weights, the same for every caller with the same seed."""
+    """Build two convolutions and two linear layers, 38,282 weights; the same seed gives the same weights."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -34,7 +34,7 @@ def build_model(seed: int = 0) -> nn.Sequential:
 
 
 def count_right(model: nn.Module, samples: Dataset[tuple[Tensor, ...]], device: torch.device) -> Tensor:
-    """How many of these images the model gets right, and how many there are: two numbers, which can be added up."""
+    """Return the number of correctly classified images and of all images, as a tensor that workers can sum."""
     model.eval()
     counts = torch.zeros(2, device=device)
     with torch.inference_mode():
