@@ -1,4 +1,4 @@
-"""single_device.py on any number of workers: lockstep run -np 2 -- python examples/data_parallel.py"""
+"""single_device.py on several workers: lockstep run -np 2 -- python examples/data_parallel.py"""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Your model and your data in Lockstep's training loop.
+"""Train your model on your data with Lockstep's training loop.
 
 python examples/fit.py, or on two workers: torchrun --nproc-per-node 2 examples/fit.py
 """

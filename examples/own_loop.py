@@ -1,4 +1,4 @@
-"""A training loop of your own over Lockstep's loaders: each worker gets its share, augmented and normalised.
+"""A custom training loop with Lockstep's loaders: each worker gets its share, augmented and normalized.
 
 torchrun --nproc-per-node 2 examples/own_loop.py
 """
@@ -15,7 +15,7 @@ from lockstep.world.world import World, connect
 
 
 def main(world: World) -> None:
-    """Five epochs on the digits, and the accuracy over all workers."""
+    """Train for five epochs on the digits, and print the accuracy over all workers."""
     train, test = loaders("digits", batch_size=32, rank=world.rank, size=world.size, augment=AugmentConfig(shift=1))
     torch.manual_seed(0)
     net = registry.build("digits-net", num_classes=10, in_channels=1, side=8)

@@ -1,4 +1,4 @@
-"""A network and data of your own, for `lockstep train --model shapes:build --data shapes:load`: disks and squares."""
+"""A custom network and data set for `lockstep train --model shapes:build --data shapes:load`: disks and squares."""
 
 import torch
 from torch import Tensor, nn
@@ -6,12 +6,12 @@ from torch.utils.data import Dataset
 
 
 def build(num_classes: int) -> nn.Module:
-    """Images [N, 1, 16, 16] to logits [N, num_classes]."""
+    """Build a network from images [N, 1, 16, 16] to logits [N, num_classes]."""
     return nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, num_classes))
 
 
 class Shapes(Dataset[tuple[Tensor, int]]):
-    """Sample `index` is always the same image, whichever worker asks for it."""
+    """Images that depend only on the index, so that all workers see the same ones."""
 
     classes = ("disk", "square")
 
@@ -32,5 +32,5 @@ class Shapes(Dataset[tuple[Tensor, int]]):
 
 
 def load() -> tuple[Shapes, Shapes]:
-    """Training and validation images."""
+    """Return the training and validation images."""
     return Shapes(1024, 0), Shapes(256, 1_000_000)

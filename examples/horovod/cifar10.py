@@ -1,10 +1,10 @@
-"""CIFAR-10 by Horovod's API, with checkpoints from which a job goes on, also with another number of workers.
+"""CIFAR-10 with Horovod's API, and checkpoints to resume from, also with another number of workers.
 
-    horovodrun -np 2 python examples/horovod/cifar10.py --epochs 2     # on the digits of Lockstep, in colour
-    horovodrun -np 2 python examples/horovod/cifar10.py --epochs 4     # goes on with epoch 3
+    horovodrun -np 2 python examples/horovod/cifar10.py --epochs 2     # on Lockstep's digits, in color
+    horovodrun -np 2 python examples/horovod/cifar10.py --epochs 4     # resumes at epoch 3
     horovodrun -np 4 python examples/horovod/cifar10.py --data-dir cifar10 --epochs 30
 
-DATA_DIR/train/CLASS/*.jpg and DATA_DIR/test/CLASS/*.jpg hold the images.
+The images are DATA_DIR/train/CLASS/*.jpg and DATA_DIR/test/CLASS/*.jpg.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ HALF = (0.5, 0.5, 0.5)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train on CIFAR-10 with Horovod's API, and go on where it stopped.")
+    parser = argparse.ArgumentParser(description="Train on CIFAR-10 with Horovod's API, and resume from checkpoints.")
     add = parser.add_argument
-    add("--data-dir", type=Path, help="folder with train/CLASS/*.jpg and test/CLASS/*.jpg (default: digits in colour)")
+    add("--data-dir", type=Path, help="folder with train/CLASS/*.jpg and test/CLASS/*.jpg (default: digits in color)")
     add("--checkpoint-dir", type=Path, default=Path("cifar10-checkpoints"))
-    add("--epochs", type=int, default=2, help="epochs in all, with those of the job that this one goes on from")
-    add("--batch-size", type=int, default=32, help="samples of one worker in one step")
-    add("--lr", type=float, default=0.05, help="learning rate of one worker; scaled by their number")
+    add("--epochs", type=int, default=2, help="total epochs, including those of the resumed job")
+    add("--batch-size", type=int, default=32, help="samples per worker and step")
+    add("--lr", type=float, default=0.05, help="learning rate for one worker; scaled by their number")
     add("--weight-decay", type=float, default=5e-4)
     add("--seed", type=int, default=0)
-    add("--workers", type=int, default=0, help="processes that read images for each worker")
+    add("--workers", type=int, default=0, help="loader processes per worker")
     add("--no-cuda", action="store_true")
     return parser.parse_args()
 
 
 def load_data(folder: Path | None) -> tuple[Any, Any]:
-    """Training and test set of (image [3, side, side], label)."""
+    """Return training and test set of (image [3, side, side], label)."""
     if folder is None:
-        return colour(digits.load().train), colour(digits.load().val)
+        return color(digits.load().train), color(digits.load().val)
     plain = transforms.Compose([transforms.ToTensor(), transforms.Normalize(HALF, HALF)])
     augmented = transforms.Compose([transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), plain])
     return ImageFolder(str(folder / "train"), augmented), ImageFolder(str(folder / "test"), plain)
 
 
-def colour(split: Any) -> TensorDataset:
-    """Digits of 8 x 8 pixels as images of 16 x 16, each in the colour of its place in the file."""
+def color(split: Any) -> TensorDataset:
+    """Enlarge digits of 8 x 8 pixels to 16 x 16, and give each a random color that depends on its index."""
     images = F.interpolate(split.images / 127.5 - 1, scale_factor=2)
     hues = 0.5 + torch.rand(len(images), 3, 1, 1, generator=torch.Generator().manual_seed(0))
     return TensorDataset(images * hues, split.labels)
 
 
 def build_model() -> nn.Module:
-    """Three convolutions with batch norm, for colour images of any size."""
+    """Build three convolutions with batch norm, for color images of any size."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -75,7 +75,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def accuracy(model: nn.Module, test_set: Dataset[Any], samples: int, device: torch.device) -> float:
-    """Per cent of all workers' shares together that the model has right."""
+    """Return the percentage of correctly classified test images; each worker evaluates a share (collective)."""
     model.eval()
     share = Subset(test_set, range(hvd.rank(), samples, hvd.size()))
     right = torch.zeros(1)
@@ -103,7 +103,7 @@ def main() -> None:
         model.parameters(), lr=args.lr * hvd.size(), momentum=0.9, weight_decay=args.weight_decay, nesterov=True
     )
 
-    # Only rank 0 need see the checkpoints. It loads the newest; the others get all of it by broadcast.
+    # Only rank 0 needs access to the checkpoints. It loads the newest one and broadcasts its contents.
     done_epochs = 0
     if hvd.rank() == 0 and (newest := newest_checkpoint(args.checkpoint_dir)):
         saved = torch.load(newest, map_location=device, weights_only=True)
@@ -113,7 +113,7 @@ def main() -> None:
     done_epochs = int(hvd.broadcast(torch.tensor(done_epochs), root_rank=0, name="done_epochs"))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    for group in optimizer.param_groups:  # the checkpoint's job may have had another number of workers
+    for group in optimizer.param_groups:  # the checkpoint's rate is for its job's number of workers
         group["lr"] = args.lr * hvd.size()
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def save(path: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint under another name first, so that a job that is killed leaves no half of one."""
+    """Write a checkpoint to a temporary file and rename it, so that a killed job leaves no partial checkpoint."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
     torch.save({"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, draft)

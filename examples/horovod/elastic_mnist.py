@@ -1,11 +1,11 @@
-"""MNIST by Horovod's elastic API: the training goes on while workers fail, leave and join.
+"""MNIST with Horovod's elastic API: training continues while workers fail, leave and join.
 
     horovodrun -np 2 --min-np 1 python examples/horovod/elastic_mnist.py --epochs 20
     horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python examples/horovod/elastic_mnist.py
 
-Kill a worker while it runs: the others go back to the last commit, and a new one takes the place of the lost. Over
-several hosts (-H a:2,b:2 --min-np 2) all start anew from it, on the hosts that are left. Under a launcher of fixed
-workers, such as torchrun, it trains as mnist.py does, whose data and network it takes.
+If you kill a worker, the others return to the last commit, and a new worker replaces it. On several hosts
+(-H a:2,b:2 --min-np 2), all workers restart from the last commit on the remaining hosts. With a launcher that does not
+replace workers, such as torchrun, it trains like mnist.py, whose data and network it imports.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small network on MNIST with Horovod's elastic API.")
     add = parser.add_argument
-    add("--data-dir", type=Path, help="folder with MNIST's four IDX files, as they are or as .gz (default: digits)")
+    add("--data-dir", type=Path, help="folder with MNIST's four IDX files, plain or .gz (default: digits)")
     add("--epochs", type=int, default=4)
-    add("--batch-size", type=int, default=32, help="samples of one worker in one step")
-    add("--batches-per-commit", type=int, default=5, help="steps after which the state is saved")
-    add("--lr", type=float, default=0.02, help="learning rate of one worker; scaled by their number")
+    add("--batch-size", type=int, default=32, help="samples per worker and step")
+    add("--batches-per-commit", type=int, default=5, help="steps between commits")
+    add("--lr", type=float, default=0.02, help="learning rate for one worker; scaled by their number")
     add("--seed", type=int, default=42)
     add("--no-cuda", action="store_true")
     return parser.parse_args()
@@ -47,7 +47,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    @hvd.elastic.run  # makes the state the same on all workers, also on one that has just joined, then calls
+    @hvd.elastic.run  # synchronizes the state on all workers, including new ones, then calls the function
     def train(state: hvd.elastic.TorchState) -> None:
         while state.epoch < args.epochs:
             model.train()
@@ -57,7 +57,7 @@ def main() -> None:
                 optimizer.step()
                 state.sampler.record_batch(number, args.batch_size)
                 if (number + 1) % args.batches_per_commit == 0:
-                    state.commit()  # where a failure takes the training back to
+                    state.commit()  # a failure restores this state
             loss, accuracy = evaluate(model, test_set, device)
             state.epoch += 1
             if hvd.rank() == 0:
@@ -66,11 +66,11 @@ def main() -> None:
                     f"{hvd.size()} workers",
                     flush=True,
                 )
-            state.sampler.set_epoch(state.epoch)  # after the epoch: what is done of one must survive a change
+            state.sampler.set_epoch(state.epoch)  # at the end of the epoch: a resumed epoch must not restart
             state.commit()
 
     def rescale() -> None:
-        """The rate goes by the number of workers."""
+        """Scale the learning rate by the new number of workers."""
         for group in optimizer.param_groups:
             group["lr"] = args.lr * hvd.size()
 

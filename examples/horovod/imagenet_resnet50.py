@@ -1,11 +1,11 @@
-"""ResNet-50 on ImageNet by Horovod's API, after Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677.
+"""ResNet-50 on ImageNet with Horovod's API, following Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677.
 
-    horovodrun -np 2 python examples/horovod/imagenet_resnet50.py --model resnet18       # on noise, to try it out
+    horovodrun -np 2 python examples/horovod/imagenet_resnet50.py --model resnet18       # on random images
     horovodrun -np 8 python examples/horovod/imagenet_resnet50.py --epochs 90 --batch-size 32 --image-size 224 \
         --train-dir imagenet/train --val-dir imagenet/val --workers 8 --batches-per-allreduce 2
 
-The rate is meant for one worker's batch, rises to that of the global batch over the first epochs, and falls to a tenth
-at the milestones. A job goes on from the checkpoint of the last epoch that it finds.
+--base-lr is the rate for one worker's batch. The rate rises to that of the global batch over the first epochs, and is
+divided by 10 at each milestone. A job resumes from the newest checkpoint that it finds.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ MILESTONES = (30, 60, 80)
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train an ImageNet classifier with Horovod's API.")
     add = parser.add_argument
-    add("--train-dir", type=Path, help="folder of class folders (default: a few images of noise)")
+    add("--train-dir", type=Path, help="folder of class folders (default: a few random images)")
     add("--val-dir", type=Path, help="the same for validation; needed with --train-dir")
     add("--model", default="resnet50", help="any classification model of torchvision")
     add("--image-size", type=int, default=64)
-    add("--epochs", type=int, default=2, help="epochs in all, with those of the job that this one goes on from")
-    add("--batch-size", type=int, default=8, help="images of one worker in one forward pass")
-    add("--batches-per-allreduce", type=int, default=1, help="forward passes of one worker in one step")
-    add("--base-lr", type=float, default=0.0125, help="learning rate of one forward pass of one worker")
+    add("--epochs", type=int, default=2, help="total epochs, including those of the resumed job")
+    add("--batch-size", type=int, default=8, help="images per worker and forward pass")
+    add("--batches-per-allreduce", type=int, default=1, help="forward passes per worker and step")
+    add("--base-lr", type=float, default=0.0125, help="learning rate for one forward pass of one worker")
     add("--warmup-epochs", type=float, default=5.0)
     add("--weight-decay", type=float, default=5e-5)
     add("--checkpoint-format", default="checkpoint-{epoch}.pt")
-    add("--log-dir", type=Path, default=Path("logs"), help="TensorBoard's files")
-    add("--workers", type=int, default=0, help="processes that read images for each worker")
+    add("--log-dir", type=Path, default=Path("logs"), help="folder for TensorBoard")
+    add("--workers", type=int, default=0, help="loader processes per worker")
     add("--fp16-allreduce", action="store_true", help="send gradients as float16")
-    add("--use-adasum", action="store_true", help="combine the workers' steps by Adasum")
+    add("--use-adasum", action="store_true", help="combine the workers' steps with Adasum")
     add("--seed", type=int, default=42)
     add("--no-cuda", action="store_true")
     args = parser.parse_args()
     if bool(args.train_dir) != bool(args.val_dir):
-        parser.error("--train-dir and --val-dir go together")
+        parser.error("--train-dir and --val-dir must be given together")
     return args
 
 
 def load_data(args: argparse.Namespace) -> tuple[Any, Any, int]:
-    """Training set, validation set and the number of classes."""
+    """Return training set, validation set and the number of classes."""
     side = args.image_size
     pixels = [transforms.ToTensor(), transforms.Normalize(MEAN, DEVIATION)]
     varied = transforms.Compose([transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), *pixels])
-    centred = transforms.Compose([transforms.Resize(side * 8 // 7), transforms.CenterCrop(side), *pixels])
+    centered = transforms.Compose([transforms.Resize(side * 8 // 7), transforms.CenterCrop(side), *pixels])
     if args.train_dir is None:
         shape = (3, side, side)
-        return FakeData(64, shape, transform=varied), FakeData(16, shape, transform=centred, random_offset=1), 10
+        return FakeData(64, shape, transform=varied), FakeData(16, shape, transform=centered, random_offset=1), 10
     train_set = ImageFolder(str(args.train_dir), varied)
-    return train_set, ImageFolder(str(args.val_dir), centred), len(train_set.classes)
+    return train_set, ImageFolder(str(args.val_dir), centered), len(train_set.classes)
 
 
 def rate_factor(epoch: float, workers: int, warmup_epochs: float) -> float:
-    """What the base rate is multiplied by at a point in time, in epochs: 1 at first, then `workers`, then tenths."""
+    """Return the factor of the base rate at `epoch`: from 1 up to `workers`, then divided by 10 at each milestone."""
     if epoch < warmup_epochs:
         return 1 + (workers - 1) * epoch / warmup_epochs
     return workers * 0.1 ** sum(epoch >= milestone for milestone in MILESTONES)
@@ -84,7 +84,7 @@ class Averages:
         self._totals += torch.tensor([loss, (outputs.argmax(1) == labels).sum().item(), len(labels)])
 
     def reduced(self) -> dict[str, float]:
-        """Called by all workers."""
+        """Return the averages over all workers (collective)."""
         loss, right, count = hvd.allreduce(self._totals, op=hvd.Sum).tolist()
         return {"loss": loss / count, "accuracy": right / count}
 
@@ -92,7 +92,7 @@ class Averages:
 def train_epoch(
     epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, args: argparse.Namespace
 ) -> dict[str, float]:
-    """An epoch, counted from 0: a step takes a loader's batch apart into forward passes of --batch-size."""
+    """Train for one epoch, counted from 0. Each step splits a batch into forward passes of --batch-size."""
     model.train()
     averages, device = Averages(), next(model.parameters()).device
     scale = args.batches_per_allreduce
@@ -106,7 +106,7 @@ def train_epoch(
         for part, part_labels in zip(images.split(args.batch_size), labels.split(args.batch_size), strict=True):
             outputs = model(part)
             averages.add(outputs.detach(), part_labels)
-            # Gradients of the passes add up; dividing by the whole batch makes their sum its mean.
+            # Gradients accumulate over the passes; dividing by the whole batch makes their sum its mean.
             (F.cross_entropy(outputs, part_labels, reduction="sum") / len(images)).backward()
         optimizer.step()
     return averages.reduced()
@@ -122,7 +122,7 @@ def validate(model: nn.Module, loader: Any) -> dict[str, float]:
 
 
 def last_epoch(args: argparse.Namespace) -> int:
-    """The last epoch that has a checkpoint, 0 for none: what rank 0 finds counts for all."""
+    """Return the last epoch with a checkpoint, 0 for none; rank 0's result, on all workers."""
     found = (e for e in range(args.epochs, 0, -1) if Path(args.checkpoint_format.format(epoch=e)).exists())
     return int(hvd.broadcast(torch.tensor(next(found, 0)), root_rank=0, name="last_epoch"))
 

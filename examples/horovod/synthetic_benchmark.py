@@ -1,9 +1,9 @@
-"""How many images a second a model trains on, by worker and in all, with nothing read from disk.
+"""Measure the training throughput of a model in images per second, per worker and in total, with random images.
 
     horovodrun -np 2 python examples/horovod/synthetic_benchmark.py
     horovodrun -np 8 python examples/horovod/synthetic_benchmark.py --model resnet50 --batch-size 64 --image-size 224
 
-The defaults are small enough for a laptop. Compare `in all` of N workers with N times that of one for the efficiency.
+The defaults are small enough for a laptop. The efficiency of N workers is their total divided by N times that of one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure training of a torchvision model with Horovod's API.")
     add = parser.add_argument
     add("--model", default="resnet18", help="any classification model of torchvision")
-    add("--batch-size", type=int, default=8, help="images of one worker in one step")
+    add("--batch-size", type=int, default=8, help="images per worker and step")
     add("--image-size", type=int, default=64)
-    add("--warmup-batches", type=int, default=2, help="steps that do not count")
+    add("--warmup-batches", type=int, default=2, help="steps that are not timed")
     add("--batches-per-iteration", type=int, default=3, help="steps that are timed together")
     add("--iterations", type=int, default=5)
     add("--fp16-allreduce", action="store_true", help="send gradients as float16")
-    add("--use-adasum", action="store_true", help="combine the workers' steps by Adasum")
+    add("--use-adasum", action="store_true", help="combine the workers' steps with Adasum")
     add("--no-cuda", action="store_true")
     return parser.parse_args()
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def interval(values: list[float]) -> str:
-    """The mean, and 1.96 standard deviations on either side, which hold 95 % of normally distributed values."""
+    """Return the mean ± 1.96 standard deviations: the range of 95 % of normally distributed values."""
     return f"{mean(values):.1f} ± {1.96 * pstdev(values):.1f}"
 
 

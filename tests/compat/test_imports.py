@@ -355,7 +355,7 @@ def test_the_helpers_that_check_versions_and_arguments() -> None:
     assert util.is_version_greater_equal_than("2.10.0", "2.9.1")
     assert not util.is_version_greater_equal_than("2.9.0+cpu", "2.9.1")
     for wrong in (("2.0.0", "2.0"), (2, "2.0.0")):
-        with pytest.raises(ValueError, match=r"major\.minor\.patch|texts"):
+        with pytest.raises(ValueError, match=r"major\.minor\.patch|strings"):
             util.is_version_greater_equal_than(*wrong)
     assert importlib.machinery.EXTENSION_SUFFIXES[0] == util.get_ext_suffix()
     assert util.get_extension_full_path("/a/b.py", "c", "lib") == f"/a/c/lib{util.get_ext_suffix()}"

@@ -101,7 +101,7 @@ def test_functions_run_in_tasks_of_a_barrier_stage(tmp_path: Path) -> None:
     assert told_of["failed"].startswith("Horovod detected that one or more processes exited with non-zero status")
     assert "KeyError: 'no such thing'" in told_of["failed"]
     assert told_of["no_room"].startswith("Timed out waiting for Spark tasks to start. Please check that you have")
-    assert told_of["no_number"] == "HOROVOD_SPARK_START_TIMEOUT=soon is not a number of seconds"
+    assert told_of["no_number"] == "HOROVOD_SPARK_START_TIMEOUT=soon: must be a number of seconds"
     assert told_of["nobody"].startswith("num_proc is 0")
 
 
@@ -177,5 +177,5 @@ def test_a_lost_task_is_replaced_in_an_elastic_job_alone(tmp_path: Path) -> None
     told_of = told(ELASTIC + LOST, tmp_path, "local[2, 4]")
     assert told_of["replaced"] == [[rank, 2, rank, 2, 6] for rank in range(2)]
     assert told_of["failed"].startswith("Horovod detected that one or more processes exited with non-zero status")
-    assert "worker 1 was lost with its Spark task" in told_of["failed"]
+    assert "worker 1 failed because its Spark task disconnected" in told_of["failed"]
     assert [place[:6] for place in told_of["after"]] == [[rank, 2, rank, 2, 0, 1] for rank in range(2)]

@@ -69,4 +69,4 @@ def test_a_stream_that_cannot_be_written_to_is_reported_and_harms_no_worker(capl
     closed = io.StringIO()
     closed.close()
     _Show(1, False, closed, None)(0, "stdout", [b"line\n"])
-    assert "cannot show the stdout of worker 0: I/O operation on closed file" in caplog.text
+    assert "cannot print the stdout of worker 0: I/O operation on closed file" in caplog.text

@@ -71,7 +71,7 @@ def test_a_hostile_file_stops_both_workers_and_runs_nothing(tmp_path: Path) -> N
     _old_file(tmp_path / "bad.pth", best_prec1=Attack(f"touch {marker}"))
     done = _train(*OLD_WORDS, "bad.pth", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 5
-    assert "bad.pth is refused, and nothing in it was run: it asks for posix.system" in done.stderr
+    assert "bad.pth: not loaded, and no code in it was run: it references posix.system" in done.stderr
     assert not marker.exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
 

@@ -1,9 +1,9 @@
 """Horovod's API for PyTorch (`import horovod.torch as hvd`) on torch.distributed.
 
-Behaviour as documented at https://horovod.readthedocs.io; docs/reference/horovod.md lists every name and what differs.
+Behavior as documented at https://horovod.readthedocs.io; docs/reference/horovod.md lists every name and what differs.
 """
 
-# `__all__` names no modules: horovod.torch, which takes its names, has modules of its own.
+# `__all__` has no modules: horovod.torch re-exports these names and has its own modules.
 from lockstep.hvd import elastic as elastic
 from lockstep.hvd.basics import (
     ccl_built,

@@ -1,4 +1,4 @@
-"""The process model: starting and stopping, and who this worker is among its peers."""
+"""The process model: initialization, shutdown, ranks and sizes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from lockstep.hvd.process_sets import ProcessSet
 from lockstep.world.launcher_environment import Place
 from lockstep.world.rendezvous import open_store
 
-GONE_SECONDS = 2.0
-_generations = itertools.count()  # of static jobs: how often this process has connected
+STORE_CLOSE_SECONDS = 2.0
+_generations = itertools.count()  # of static jobs: how many times this process has initialized
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Connect this worker to its peers. Called by all workers; does nothing where it has been called already.
+    """Connect this worker to its peers. All workers must call it; later calls do nothing.
 
-    The place comes from the launcher's variables (horovodrun, torchrun, `lockstep train`, mpirun) or, where the script
-    has initialised torch.distributed, from there; without any, the worker is alone.
+    Rank and size come from torch.distributed if the script has initialized it, otherwise from the launcher's
+    environment variables (horovodrun, torchrun, `lockstep train`, mpirun). Without either, the job has one worker.
 
     Args:
-        comm: The global ranks that take part, or an mpi4py communicator with these workers; None for all. Ranks are
-            then counted within them.
-        process_sets: Sets to register at once, the same on all workers, or "dynamic" to allow `add_process_set`.
+        comm: The global ranks that take part, or an mpi4py communicator of these workers; None for all. Ranks are
+            then renumbered from 0 within this subset.
+        process_sets: Process sets to register, the same on all workers, or "dynamic" to allow `add_process_set`.
 
     Raises:
-        ValueError: The peers cannot be reached, or an argument is wrong.
+        ValueError: The peers cannot be reached, or an argument is invalid.
     """
     if current.context is not None:
         return
@@ -50,7 +50,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if process_sets == "dynamic":
         settings, process_sets = replace(settings, dynamic_process_sets=True), None
     if isinstance(process_sets, str):
-        raise ValueError(f'process_sets is a list of ProcessSet or "dynamic", not {process_sets!r}')
+        raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", got {process_sets!r}')
     wanted = [sets.checked(process_set) for process_set in process_sets or ()]
     _set_log_level()
     while current.context is None:
@@ -68,8 +68,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             broken = context.broken
             context.shut_down()
             sets.end()
-            if settings.elastic and broken and _is_gone(store):
-                continue  # a worker was lost meanwhile, and is replaced: meet again
+            if settings.elastic and broken and _is_closed(store):
+                continue  # a worker died while connecting; retry with its replacement
             if isinstance(error, (WorldError, RuntimeError)):
                 raise ValueError(f"Horovod initialization failed: {error}") from error
             raise
@@ -78,9 +78,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     _watch_forks()
 
 
-def _is_gone(store: Any) -> bool:
-    """Whether a generation of an elastic job is over: its store is closed soon after one of its workers has ended."""
-    deadline = time.monotonic() + GONE_SECONDS
+def _is_closed(store: Any) -> bool:
+    """Return whether an elastic job closes the store within 2 s, as it does when a worker of the generation exits."""
+    deadline = time.monotonic() + STORE_CLOSE_SECONDS
     while time.monotonic() < deadline:
         try:
             store.check(["here/0"])
@@ -92,7 +92,7 @@ def _is_gone(store: Any) -> bool:
 
 @cache
 def _watch_forks() -> None:
-    """See to it that a forked child, such as a DataLoader's worker, neither keeps the connections nor ends them."""
+    """Make forked children, such as DataLoader workers, release the connections without closing them."""
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -104,10 +104,10 @@ def _forget() -> None:
 
 
 def _meet(comm: Any, settings: Settings) -> tuple[Place, Any, int]:
-    """This worker's place, the job's store under a prefix of this initialisation's own, and the launched workers."""
+    """Return this worker's rank info, the job's store with a prefix for this call, and the launched world size."""
     if settings.elastic:
         if comm is not None:
-            raise ValueError("the workers of an elastic job change, so hvd.init takes no comm in it")
+            raise ValueError("hvd.init() does not accept comm in an elastic job, whose workers change; omit comm")
         from lockstep.world.elastic_rendezvous import meet
 
         meeting = meet()
@@ -119,7 +119,7 @@ def _meet(comm: Any, settings: Settings) -> tuple[Place, Any, int]:
     else:
         base = open_store(place, settings.start_timeout_seconds) if place.size > 1 else dist.HashStore()
     launched = place.size
-    prefix = f"hvd/{next(_generations)}"  # counted also where this worker is not in `comm`
+    prefix = f"hvd/{next(_generations)}"  # also incremented on workers outside `comm`
     ranks = _ranks_of(comm, place)
     if ranks is not None and len(ranks) < launched:
         place = replace(place, rank=ranks.index(place.rank), size=len(ranks))
@@ -128,7 +128,7 @@ def _meet(comm: Any, settings: Settings) -> tuple[Place, Any, int]:
 
 
 def _ranks_of(comm: Any, place: Place) -> list[int] | None:
-    """The ranks that `comm` stands for, sorted."""
+    """Return the global ranks in `comm`, sorted; None for all."""
     if comm is None:
         return None
     if hasattr(comm, "allgather"):
@@ -136,14 +136,14 @@ def _ranks_of(comm: Any, place: Place) -> list[int] | None:
     elif isinstance(comm, (list, tuple)) and all(isinstance(rank, int) for rank in comm):
         ranks = sorted(set(comm)) or list(range(place.size))
     else:
-        raise ValueError(f"comm is a list of ranks or an mpi4py communicator, not {comm!r}")
+        raise ValueError(f"comm must be a list of ranks or an mpi4py communicator, got {comm!r}")
     if place.rank not in ranks or ranks[0] < 0 or ranks[-1] >= place.size:
-        raise ValueError(f"comm {ranks} must hold this worker's rank {place.rank} and ranks below {place.size} alone")
+        raise ValueError(f"comm {ranks} must contain this worker's rank {place.rank} and only ranks below {place.size}")
     return ranks
 
 
 def _set_log_level() -> None:
-    """HOROVOD_LOG_LEVEL in logging's terms."""
+    """Apply HOROVOD_LOG_LEVEL to the logger "lockstep.hvd"."""
     name = os.environ.get("HOROVOD_LOG_LEVEL", "").upper()
     levels = {"TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING}
     level = {**levels, "ERROR": logging.ERROR, "FATAL": logging.CRITICAL}.get(name)
@@ -152,7 +152,7 @@ def _set_log_level() -> None:
 
 
 def shutdown() -> None:
-    """Disconnect; does nothing where `init` has not been called. Pending operations fail. `init` may follow."""
+    """Disconnect this worker; pending operations fail. Does nothing before `init`, which may be called again."""
     context, current.context = current.context, None
     if context is not None:
         atexit.unregister(shutdown)
@@ -162,59 +162,60 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` has not."""
+    """Return whether `init` has been called, without a later `shutdown`."""
     return current.context is not None
 
 
 def size() -> int:
-    """The number of workers.
+    """Return the number of workers.
 
     Raises:
-        ValueError: Before `init`; so do all functions that ask for the place.
+        ValueError: `init` has not been called. All functions for ranks and sizes raise this.
     """
     return current.get().place.size
 
 
 def rank() -> int:
-    """This worker's number among all, from 0."""
+    """Return this worker's global rank, from 0."""
     return current.get().place.rank
 
 
 def local_size() -> int:
-    """The number of workers on this host."""
+    """Return the number of workers on this host."""
     return current.get().place.local_size
 
 
 def local_rank() -> int:
-    """This worker's number on its host, from 0; the number of the GPU to use.
+    """Return this worker's index on its host, from 0: the index of the GPU to use.
 
-    In an elastic job it is the worker's slot there, which may be `local_size()` or more.
+    In an elastic job it is the worker's slot on the host, which can be `local_size()` or more.
     """
     return current.get().place.local_rank
 
 
 def cross_size() -> int:
-    """The number of hosts that have a worker of this local rank."""
+    """Return the number of hosts with a worker of this local rank."""
     context = current.get()
-    return context.neighbours.cross(context.place.rank)[1]
+    return context.neighbors.cross(context.place.rank)[1]
 
 
 def cross_rank() -> int:
-    """This worker's number among those of its local rank, in order of rank."""
+    """Return this worker's index among the workers with the same local rank, in order of rank."""
     context = current.get()
-    return context.neighbours.cross(context.place.rank)[0]
+    return context.neighbors.cross(context.place.rank)[0]
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have the same number of workers."""
-    return current.get().neighbours.homogeneous
+    """Return whether all hosts have the same number of workers."""
+    return current.get().neighbors.homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a Chrome trace; rank 0 does.
+    """Start writing a Chrome trace to `file_path`, on rank 0.
 
     Raises:
-        ValueError: Not initialised, the file cannot be written, or HOROVOD_TIMELINE=DYNAMIC was not set before `init`.
+        ValueError: `init` has not been called, HOROVOD_TIMELINE=DYNAMIC was not set before it, or the file cannot be
+            written.
     """
     context = current.get()
     if context.settings.timeline != "DYNAMIC":
@@ -224,22 +225,22 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """End the trace; does nothing where none is open."""
+    """Close the trace, if one is open."""
     current.get().timeline.close()
 
 
 def gloo_built() -> bool:
-    """Whether CPU tensors can be reduced: true, through torch's Gloo."""
+    """Return whether this torch has Gloo, which CPU tensors need."""
     return dist.is_gloo_available()
 
 
 def gloo_enabled() -> bool:
-    """Whether Gloo is in use: true."""
+    """Return `gloo_built()`."""
     return gloo_built()
 
 
 def nccl_built() -> int:
-    """The version code of torch's NCCL, e.g. 22304 for 2.23.4; 0 without NCCL."""
+    """Return the version code of torch's NCCL, such as 22304 for 2.23.4; 0 without NCCL."""
     if not dist.is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -247,48 +248,48 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Whether this torch works with CUDA devices."""
+    """Return whether this torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether this torch works with ROCm devices."""
+    """Return whether this torch was built with ROCm."""
     return torch.version.hip is not None
 
 
 def mpi_built() -> bool:
-    """Whether MPI carries the data: never; mpirun may start the workers all the same."""
+    """Return False: tensors are never sent over MPI, even if mpirun starts the workers."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries the data: never."""
+    """Return False: tensors are never sent over MPI."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Whether mpi4py may be used beside Horovod: where mpirun or its like has started the workers.
+    """Return whether the script can use mpi4py: only if mpirun or a similar launcher started the workers.
 
-    Lockstep itself makes no call to MPI, so any thread may. Elsewhere a warning says what to do.
+    Lockstep itself never calls MPI, so any thread may. Warns if the result is False.
 
     Raises:
-        ValueError: Before `init`.
+        ValueError: `init` has not been called.
     """
     if current.get().place.is_of_mpi:
         return True
     warnings.warn(
-        "hvd.mpi_threads_supported() is False, as no MPI has started this worker and mpi4py would find no others; "
-        "start the script with mpirun to use both",
+        "hvd.mpi_threads_supported() is False: this worker was not started by MPI, so mpi4py would see only one "
+        "process; to use mpi4py, start the script with mpirun",
         stacklevel=2,
     )
     return False
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL carries the data: never."""
+    """Return False: IBM's DDL is never used."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether Intel's oneCCL carries the data: never."""
+    """Return False: Intel's oneCCL is never used."""
     return False

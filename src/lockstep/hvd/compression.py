@@ -1,4 +1,4 @@
-"""Compression of gradients on the wire. Scripts subclass `Compressor` for their own."""
+"""Compression of tensors for communication. To write a custom compression, subclass `Compressor`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 
 class Compressor:
-    """Interface of a compression; this one is used by its class, never by an instance."""
+    """Interface of a compression. The class itself is passed, not an instance."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to send, and what `decompress` will need."""
+        """Return the tensor to send, and the context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The received tensor in its original form."""
+        """Return the received tensor in its original format."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Sends tensors uncompressed."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -46,11 +46,11 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The compressions there are.
+    """The available compressions.
 
     Attributes:
-        none: Tensors travel as they are.
-        fp16: Floating-point tensors travel as float16, and come back in their own dtype.
+        none: Send tensors uncompressed.
+        fp16: Send floating-point tensors as float16; results have the original dtype.
     """
 
     none = NoneCompressor

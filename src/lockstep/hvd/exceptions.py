@@ -1,17 +1,17 @@
-"""The exceptions of Horovod's API, with the names and bases that scripts catch."""
+"""Horovod's exceptions, with the names and base classes that scripts catch."""
 
 from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: the workers do not agree on it, a worker is lost, or Horovod is not running."""
+    """A collective failed: mismatched requests, a disconnected worker, or Horovod is not initialized."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed; raised on every worker at the same commit.
+    """The hosts of an elastic job have changed; raised on all workers at the same commit.
 
     Attributes:
-        skip_sync: Whether the state is the same on all workers that go on, because hosts were only removed.
+        skip_sync: Whether the remaining workers already have the same state, because hosts were only removed.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -20,12 +20,12 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """What is wrong where a framework is not of the version that something was built against."""
+    """Return the message for a framework whose installed version is not the one at build time."""
     return f"{name} was built against {version}, but {installed_version} is installed"
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Two parts of an installation are of different versions. Lockstep has nothing compiled and never raises it."""
+    """Two parts of an installation have different versions. Lockstep has no compiled code and never raises it."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -1,4 +1,4 @@
-"""Process sets: groups of workers that communicate among themselves."""
+"""Process sets: subsets of the workers that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lockstep.hvd.exceptions import HorovodInternalError
 
 
 class ProcessSet:
-    """Some of the workers.
+    """A subset of the workers.
 
     Args:
         ranks_or_comm: Their global ranks, or an mpi4py communicator of them.
 
     Attributes:
-        process_set_id: Its number, once it is registered; None otherwise.
+        process_set_id: The id of a registered set, otherwise None.
         ranks: The global ranks, sorted.
-        mpi_comm: The communicator it was made from, if any.
+        mpi_comm: The communicator passed to the constructor, if any.
 
     Raises:
-        ValueError: The ranks are not whole numbers.
+        ValueError: The ranks are not integers.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -35,17 +35,17 @@ class ProcessSet:
             try:
                 ranks = list(ranks_or_comm)
             except TypeError:
-                raise ValueError(f"ProcessSet takes ranks or an mpi4py communicator, not {ranks_or_comm!r}") from None
+                raise ValueError(f"ProcessSet expects ranks or an mpi4py communicator, got {ranks_or_comm!r}") from None
             if any(not isinstance(rank, int) or isinstance(rank, bool) for rank in ranks):
-                raise ValueError(f"ProcessSet should be initialized with a list of process ranks, not {ranks!r}")
+                raise ValueError(f"ProcessSet should be initialized with a list of process ranks, got {ranks!r}")
             self.ranks = sorted(set(ranks))
 
     def size(self) -> int | None:
-        """The number of workers in the set; None while it is not registered."""
+        """Return the number of workers in the set; None before registration."""
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This worker's number within the set; None while it is not registered.
+        """Return this worker's rank within the set; None before registration.
 
         Raises:
             ValueError: This worker is not in the set.
@@ -58,7 +58,7 @@ class ProcessSet:
         return self.ranks.index(own)
 
     def included(self) -> bool | None:
-        """Whether this worker is in the set; None while it is not registered."""
+        """Return whether this worker is in the set; None before registration."""
         if self.process_set_id is None or self.ranks is None:
             return None
         return current.get().place.rank in self.ranks
@@ -76,18 +76,18 @@ _next_id = 1
 
 
 def checked(process_set: Any) -> ProcessSet:
-    """`process_set` itself.
+    """Return `process_set`.
 
     Raises:
         ValueError: It is not a ProcessSet.
     """
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"expected a ProcessSet, not {process_set!r}")
+        raise ValueError(f"expected a ProcessSet, got {process_set!r}")
     return process_set
 
 
 def begin(context: Context, wanted: Sequence[ProcessSet]) -> None:
-    """Register the global set and those that `init` was given."""
+    """Register the global set and the sets passed to `init`."""
     global _next_id
     _registered.clear()
     _next_id = 1
@@ -98,7 +98,7 @@ def begin(context: Context, wanted: Sequence[ProcessSet]) -> None:
 
 
 def end() -> None:
-    """Forget all sets."""
+    """Unregister all sets."""
     for process_set in _registered.values():
         if process_set is not global_process_set:
             process_set.process_set_id = None
@@ -106,21 +106,21 @@ def end() -> None:
 
 
 def _register(context: Context, process_set: ProcessSet) -> None:
-    """Check, agree with the other workers, and connect.
+    """Compare the ranks on all workers, check them, and connect the set.
 
     Raises:
-        ValueError: The set is there already, is empty, or names ranks that do not exist.
-        HorovodInternalError: The workers do not name the same ranks, or some cannot connect.
+        ValueError: The set is a duplicate, is empty, or contains invalid ranks.
+        HorovodInternalError: The workers passed different ranks, or some cannot connect.
     """
     global _next_id
     if process_set.mpi_comm is not None:
         process_set.ranks = sorted(process_set.mpi_comm.allgather(context.place.rank))
     ranks = process_set.ranks
     size = context.place.size
-    number, _next_id = _next_id, _next_id + 1  # counted also where it comes to nothing, as it is on the other workers
-    _agree(context, f"process set {number}", f"ranks {ranks}")  # first, so that an error is one on all workers
+    number, _next_id = _next_id, _next_id + 1  # also if registration fails, so that workers keep the same ids
+    _agree(context, f"process set {number}", f"ranks {ranks}")  # before the checks, so that all workers raise or none
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
-        raise ValueError(f"a process set needs ranks from 0 to {size - 1}, not {ranks}")
+        raise ValueError(f"invalid process set ranks {ranks}: expected one or more ranks from 0 to {size - 1}")
     if any(other.ranks == ranks for other in _registered.values()):
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     try:
@@ -138,26 +138,26 @@ def _register(context: Context, process_set: ProcessSet) -> None:
 
 
 class Agreement(Collective, kind="agreement"):
-    """The workers compare what each says about one thing."""
+    """Compares one value on all workers; it fails if they differ."""
 
     __slots__ = ()
 
     @classmethod
     def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
         (name, mine), (_, theirs) = terms, others
-        return f"{name}: One rank said {mine}, another {theirs}." if mine != theirs else ""
+        return f"{name}: One rank has {mine}, but another rank has {theirs}." if mine != theirs else ""
 
 
-def _agree(context: Context, name: str, said: str) -> None:
-    context.channels[0].submit(Agreement(name, terms=(name, said), urgent=True)).wait()
+def _agree(context: Context, name: str, value: str) -> None:
+    context.channels[0].submit(Agreement(name, terms=(name, value), urgent=True)).wait()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set; called by all workers, also those outside it.
+    """Register a process set. All workers must call it, including those outside the set.
 
     Raises:
         ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`, or the set is a duplicate or invalid.
-        HorovodInternalError: The workers do not add the same set.
+        HorovodInternalError: The workers passed different sets.
     """
     context = current.get()
     if not context.settings.dynamic_process_sets:
@@ -171,13 +171,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a set out of use; called by all workers, also those outside it.
+    """Unregister a process set. All workers must call it, including those outside the set.
 
     Returns:
-        False for the global set and for one that is not registered.
+        False for the global set and for sets that are not registered.
 
     Raises:
-        ValueError: As `add_process_set`.
+        ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 was not set before `init`.
+        HorovodInternalError: The workers passed different sets.
     """
     context = current.get()
     number = process_set.process_set_id
@@ -193,5 +194,5 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_ids() -> list[int]:
-    """The numbers of all registered sets."""
+    """Return the ids of all registered sets."""
     return sorted(_registered)

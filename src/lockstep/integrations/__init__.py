@@ -1,5 +1,7 @@
-"""Lockstep within other frameworks: each in a package of its own, imported where it is used.
+"""Integrations with other frameworks. Each is a separate module, imported only when used.
 
-ray        horovod.ray's executors, whose workers are actors
-lightning  a strategy for Lightning's trainer
+ray        horovod.ray's executors, whose workers are Ray actors
+spark      horovod.spark's functions, whose workers run in Spark tasks
+lightning  a strategy for Lightning's Trainer
+seats      the workers' environment variables, for ray and spark
 """

@@ -1,8 +1,8 @@
-"""Lightning's trainer in workers that any of Lockstep's launchers starts, with gradients reduced as Horovod's.
+"""A strategy for Lightning's Trainer that reduces gradients with Lockstep; works with all of Lockstep's launchers.
 
     trainer = lightning.pytorch.Trainer(strategy=LockstepStrategy())
 
-Lightning's own strategy for DistributedDataParallel does the rest: metrics, samplers, checkpoints, barriers.
+The base class, Lightning's DDPStrategy, handles metrics, samplers, checkpoints and barriers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NEVER = 1 << 30  # backward passes before gradients are reduced
 
 
 class LockstepEnvironment(ClusterEnvironment):
-    """Where a worker stands, by the variables of whoever has started it."""
+    """Rank info from the launcher's environment variables."""
 
     def __init__(self) -> None:
         self._place = Place.from_environment()
 
     @staticmethod
     def detect() -> bool:
-        """Whether a launcher has started this process as one of several workers."""
+        """Return whether a launcher started this process as one of several workers."""
         return Place.from_environment().size > 1
 
     @property
@@ -43,11 +43,11 @@ class LockstepEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        raise NotImplementedError("the workers meet by lockstep.world")
+        raise NotImplementedError("main_address is not used: lockstep.world connects the workers")
 
     @property
     def main_port(self) -> int:
-        raise NotImplementedError("the workers meet by lockstep.world")
+        raise NotImplementedError("main_port is not used: lockstep.world connects the workers")
 
     def world_size(self) -> int:
         return self._place.size
@@ -62,22 +62,22 @@ class LockstepEnvironment(ClusterEnvironment):
         return self._place.node
 
     def set_world_size(self, size: int) -> None:
-        """The launcher has decided."""
+        """Do nothing: the launcher sets the size."""
 
     def set_global_rank(self, rank: int) -> None:
-        """The launcher has decided."""
+        """Do nothing: the launcher sets the rank."""
 
 
 class LockstepStrategy(DDPStrategy):
-    """One worker a process, whose gradients are reduced during backward by `lockstep.hvd`.
+    """Reduces gradients with `lockstep.hvd` during the backward pass. Each process is one worker.
 
-    The number of workers is the launcher's: `devices` and `num_nodes` of the Trainer are not needed. On GPUs each
-    worker takes the one of its local rank.
+    The launcher sets the number of workers: do not pass `devices` and `num_nodes` to the Trainer. On GPUs, each worker
+    uses the one of its local rank.
 
     Args:
         optimizer_options: Further arguments of `hvd.DistributedOptimizer`, such as
-            `{"compression": hvd.Compression.fp16}` or `{"op": hvd.Sum}`; not `backward_passes_per_step`, for which
-            there is the Trainer's `accumulate_grad_batches`.
+            `compression=hvd.Compression.fp16` or `op=hvd.Sum`. Instead of `backward_passes_per_step`, use the
+            Trainer's `accumulate_grad_batches`.
     """
 
     strategy_name = "lockstep"
@@ -94,8 +94,8 @@ class LockstepStrategy(DDPStrategy):
             return torch.device("cpu")
         if self.local_rank >= len(self.parallel_devices):
             raise ConfigError(
-                f"worker {self.global_rank} has the local rank {self.local_rank}, but the Trainer has "
-                f"{len(self.parallel_devices)} devices; leave `devices` out, or start fewer workers on each host"
+                f"worker {self.global_rank} has local rank {self.local_rank}, but the Trainer has "
+                f"{len(self.parallel_devices)} devices; omit `devices`, or start fewer workers per host"
             )
         return self.parallel_devices[self.local_rank]
 
@@ -104,7 +104,7 @@ class LockstepStrategy(DDPStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined] # Lightning's own too: it is the same
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined] # lightning.fabric uses the same object
 
     def setup_distributed(self) -> None:
         reset_seed()
@@ -114,7 +114,7 @@ class LockstepStrategy(DDPStrategy):
         self._connections.callback(hvd.shutdown)
 
     def configure_ddp(self) -> None:
-        """Give all workers rank 0's weights; the model is not wrapped."""
+        """Broadcast rank 0's weights; the model is not wrapped."""
         assert self.model is not None
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
 
@@ -141,7 +141,7 @@ class LockstepStrategy(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Let gradients add up, while batches are accumulated."""
+        """Return a context manager in which gradients accumulate without reduction."""
         self._set_passes(NEVER)
         try:
             yield
@@ -153,7 +153,7 @@ class LockstepStrategy(DDPStrategy):
             optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Wait for the reduction, before gradients are clipped; by hand, `step` or `synchronize` does it."""
+        """Wait for the reduction before gradient clipping. In manual optimization, `step` or `synchronize` waits."""
         if self._is_automatic:
             for optimizer in self.optimizers:
                 if optimizer.backward_passes_per_step != NEVER:  # type: ignore[attr-defined]

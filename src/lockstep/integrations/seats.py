@@ -1,4 +1,4 @@
-"""What the workers of a job whose processes another program has placed are told of their places."""
+"""Environment variables for workers that Ray or Spark has placed on hosts and GPUs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ OWN = "LOCKSTEP_TASK_GPUS"
 def worker_variables(
     hosts: Sequence[str], devices: Sequence[Sequence[str]], address: str, port: int, interfaces: Collection[str] = ()
 ) -> list[dict[str, str]]:
-    """Each worker's environment variables, by rank.
+    """Return each worker's environment variables, by rank.
 
     Args:
-        hosts: The workers' hosts by rank; those of one host follow each other.
-        devices: The GPUs of each worker, none where all see all.
-        address: Where the job's store is, as `port`.
-        interfaces: The only ones to use between hosts, if any.
+        hosts: The workers' hosts by rank; workers of one host have consecutive ranks.
+        devices: The GPUs of each worker; empty to leave CUDA_VISIBLE_DEVICES unset.
+        address: The address of the job's store.
+        port: The port of the job's store.
+        interfaces: The network interfaces to use between hosts; empty for any.
     """
     names = list(dict.fromkeys(hosts))
     slots = [hosts.count(name) for name in names]
-    told = []
+    result = []
     for rank, host in enumerate(hosts):
         node = names.index(host)
         first = sum(slots[:node])
@@ -33,23 +34,23 @@ def worker_variables(
         variables |= interface_variables(interfaces)
         if here := [device for own in devices[first : first + slots[node]] for device in own]:
             variables[VISIBLE] = ",".join(here)
-        told.append(variables)
-    return told
+        result.append(variables)
+    return result
 
 
 def interface_variables(interfaces: Collection[str]) -> dict[str, str]:
-    """Those by which gloo and NCCL use these network interfaces alone; none where any will do."""
+    """Return the variables that restrict Gloo and NCCL to these network interfaces; empty for any."""
     names = ",".join(sorted(interfaces))
     return {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names} if names else {}
 
 
 def gpu_variables(own: Sequence[str], local_rank: int, workers: int) -> dict[str, str]:
-    """What shows a worker its host's GPUs, with the first of its own in its local rank's place.
+    """Return the variables that make all GPUs of the host visible, with the worker's first one at index `local_rank`.
 
     Args:
-        own: Numbers or names of the worker's own; nothing is changed where there are none, or where a name is among
-            them, which cannot stand beside numbers.
-        workers: How many workers the host takes.
+        own: The indices or UUIDs of the worker's GPUs. If it is empty or contains a UUID, nothing is set, since UUIDs
+            and indices cannot be mixed.
+        workers: The number of workers on the host.
     """
     if not own or not all(device.isdecimal() for device in own):
         return {}
@@ -58,11 +59,11 @@ def gpu_variables(own: Sequence[str], local_rank: int, workers: int) -> dict[str
 
 
 def own_gpu_variables(own: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """What tells a worker which GPUs are its own, by their places among those that `variables` show it."""
+    """Return the variable with the worker's GPUs, as indices into CUDA_VISIBLE_DEVICES of `variables`."""
     seen = variables.get(VISIBLE, "").split(",")
     return {OWN: ",".join(str(seen.index(device)) if device in seen else device for device in own)}
 
 
 def own_gpus() -> list[str]:
-    """The GPUs of this worker's own, as numbers that torch takes; none where its task has none or it is in no task."""
+    """Return this worker's GPUs, as device indices for torch; empty without GPUs or outside a Spark task."""
     return [device for device in os.environ.get(OWN, "").split(",") if device]

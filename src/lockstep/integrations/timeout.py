@@ -6,7 +6,7 @@ import time
 
 
 class TimeoutException(Exception):
-    """The time is over."""
+    """The time limit has passed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -14,11 +14,11 @@ class TimeoutException(Exception):
 
 
 class Timeout:
-    """A limit that begins now.
+    """A time limit that starts now.
 
     Args:
-        timeout: Seconds.
-        message: What to say when it is over; `{activity}` stands for what was waited for.
+        timeout: The limit in seconds.
+        message: The exception's message; `{activity}` is replaced.
     """
 
     def __init__(self, timeout: float, message: str) -> None:
@@ -27,15 +27,15 @@ class Timeout:
         self._end = time.monotonic() + timeout
 
     def remaining(self) -> float:
-        """Seconds left."""
+        """Return the remaining seconds."""
         return max(0.0, self._end - time.monotonic())
 
     def timed_out(self) -> bool:
-        """Whether it is over."""
+        """Return whether the limit has passed."""
         return time.monotonic() > self._end
 
     def check_time_out_for(self, activity: str) -> None:
-        """Raise TimeoutException if it is over."""
+        """Raise TimeoutException if the limit has passed."""
         if self.timed_out():
-            said = self._message.format(activity=activity).rstrip().removesuffix(".")
-            raise TimeoutException(f"{said}. Timeout after {self._seconds} seconds.")
+            text = self._message.format(activity=activity).rstrip().removesuffix(".")
+            raise TimeoutException(f"{text}. Timeout after {self._seconds} seconds.")

@@ -1,8 +1,7 @@
-"""Building blocks that several families share, and the initialisation of them all.
+"""Building blocks that several families share, and their initialization.
 
-A network of the zoo is a chain of named parts; the names are those of the checkpoints people have (see the package's
-docstring), which is why they differ a little from family to family. Parts without weights leave no trace in a
-checkpoint.
+A network of the zoo is a chain of named modules. The names are pytorch-cifar's, for its checkpoints, and so they differ
+slightly between families. Modules without weights do not appear in checkpoints.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ class ConvUnit(nn.Sequential):
 
 
 class GlobalMean(nn.Module):
-    """[N, C, H, W] to each channel's mean, [N, C]."""
+    """Maps [N, C, H, W] to each channel's mean, [N, C]."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean((2, 3))
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut (K. He et al., arXiv 1512.03385)."""
+    """Two 3 x 3 convolutions and a shortcut (K. He et al., arXiv 1512.03385)."""
 
     def __init__(self, in_channels: int, channels: int, stride: int = 1):
         super().__init__()
@@ -46,7 +45,7 @@ class BasicBlock(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Weighs each channel by what `width` numbers know of all channels' means (J. Hu et al., arXiv 1709.01507)."""
+    """Scales each channel by a gate, computed from the means of all channels (J. Hu et al., arXiv 1709.01507)."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
@@ -59,12 +58,12 @@ class SqueezeExcite(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions of `width`, `width` and `channels` channels beside a shortcut.
+    """1 x 1, 3 x 3 and 1 x 1 convolutions of `width`, `width` and `channels` channels, and a shortcut.
 
     Args:
         groups: Groups of the 3 x 3 convolution.
-        squeeze: Width of the squeeze-and-excitation after it; 0 leaves it out.
-        beside: What stands beside the convolutions, instead of the usual `shortcut`.
+        squeeze: Width of the squeeze-and-excitation after it; 0 for none.
+        beside: The module for the shortcut; default `shortcut`.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Bottleneck(nn.Module):
         self.shortcut = shortcut(in_channels, channels, stride) if beside is None else beside
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
-        """What the convolutions make of a map, before it meets the shortcut's."""
+        """Return the output of the convolutions, without the shortcut."""
         out = torch.relu(self.bn1(self.conv1(x)))
         out = torch.relu(self.bn2(self.conv2(out)))
         result: torch.Tensor = self.bn3(self.conv3(self.se(out)))
@@ -100,12 +99,12 @@ class Bottleneck(nn.Module):
 
 
 def conv(in_channels: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size (but for the stride), without the bias that a norm after it would undo."""
+    """Return a convolution with "same" padding, and without bias, which a following norm would cancel."""
     return nn.Conv2d(in_channels, channels, kernel, stride, padding=(kernel - 1) // 2, groups=groups, bias=False)
 
 
 def shortcut(in_channels: int, channels: int, stride: int) -> nn.Sequential:
-    """Nothing where a map's shape stays, else a 1 x 1 convolution and its norm."""
+    """Return an identity if the shape does not change, else a 1 x 1 convolution and a norm."""
     if stride == 1 and in_channels == channels:
         return nn.Sequential()
     return nn.Sequential(conv(in_channels, channels, 1, stride), nn.BatchNorm2d(channels))
@@ -117,11 +116,11 @@ def stages(
     plan: Sequence[tuple[int, int, int]],
     expansion: int = 1,
 ) -> dict[str, nn.Module]:
-    """Stages of blocks, named layer1 and on.
+    """Return stages of blocks, named layer1, layer2, ...
 
     Args:
-        block: Makes a block of its input's channels, its width and its stride; it gives `expansion` times its width.
-        in_channels: Channels of the first block's input.
+        block: Builds a block from input channels, width and stride, with `expansion * width` output channels.
+        in_channels: Input channels of the first block.
         plan: For each stage, the width, the stride of its first block, and the number of blocks.
     """
     layers: dict[str, nn.Module] = {}
@@ -134,8 +133,8 @@ def stages(
 
 
 def staged_net(first: nn.Conv2d, layers: Mapping[str, nn.Module], channels: int, num_classes: int) -> nn.Sequential:
-    """A first convolution, stages, and a linear layer on the means of the last one's `channels`."""
-    return initialise(
+    """Return a network of a first convolution, stages, global mean pooling of `channels`, and a linear layer."""
+    return initialize(
         chain(
             conv1=first,
             bn1=nn.BatchNorm2d(first.out_channels),
@@ -148,19 +147,19 @@ def staged_net(first: nn.Conv2d, layers: Mapping[str, nn.Module], channels: int,
 
 
 def chain(**parts: nn.Module) -> nn.Sequential:
-    """Modules in a row, each under its name."""
+    """Return nn.Sequential of named modules."""
     return nn.Sequential(OrderedDict(parts))
 
 
-def initialise(model: nn.Sequential) -> nn.Sequential:
-    """Give convolutions He's normal weights by fan-out, and no bias; the rest keeps PyTorch's.
+def initialize(model: nn.Sequential) -> nn.Sequential:
+    """Set convolutions to He's normal initialization by fan-out, and their biases to 0; keep PyTorch's elsewhere.
 
-    Fan-out keeps the size of gradients level through ReLUs on the way back (K. He et al., arXiv 1502.01852); on the way
-    forward the batch norms see to it. A group's share of the outputs counts, without which a depth-wise convolution
-    would start with weights smaller by the root of its channels.
+    Fan-out preserves the magnitude of gradients through ReLUs in the backward pass (K. He et al., arXiv 1502.01852);
+    batch norms do so in the forward pass. Fan-out is counted per group: otherwise, a depthwise convolution would start
+    with weights smaller by the square root of its channels.
     """
     for module in model.modules():
-        # Without memory there is nothing to draw; and on the meta device normal_ loads torch._dynamo, 4 s.
+        # On the meta device, normal_ would import torch._dynamo, which takes 4 s.
         if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
             nn.init.normal_(module.weight, 0.0, math.sqrt(2 / fan_out))

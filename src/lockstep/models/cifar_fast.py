@@ -1,13 +1,13 @@
-"""A small convolutional network that learns CIFAR-10 in a few epochs, for one GPU.
+"""A small convolutional network that learns CIFAR-10 in a few epochs on one GPU.
 
-It gathers what K. Jordan ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv 2404.00498) and D. Page ("How to
-Train Your ResNet", 2018) found to speed learning up:
+Its techniques are those of K. Jordan ("94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv 2404.00498) and D. Page
+("How to Train Your ResNet", 2018):
 
-- The first layer whitens: 2 x 2 patches are projected on the eigenvectors of the training patches' covariance, each
-  divided by its standard deviation, and on their negatives. These weights are computed (`whiten`) and frozen; only the
-  layer's bias learns.
-- Pooling comes early, and every later convolution starts as the identity on as many channels as it has inputs.
-- Norms have no scale, and their shifts learn 64 times as fast as the weights.
+- The first layer whitens: it projects 2 x 2 patches onto the eigenvectors of the training patches' covariance, each
+  divided by its standard deviation, and onto their negatives. `whiten` computes these weights, which are frozen; only
+  the layer's bias is trained.
+- Pooling comes early, and every later convolution starts as the identity on its input channels.
+- Norms have no scale, and their shifts have 64 times the learning rate of the weights.
 - The logits are scaled down, so that the loss starts small and flat.
 """
 
@@ -22,13 +22,13 @@ from lockstep.models.blocks import chain, conv
 PATCH = 2
 WIDTHS = (64, 256, 256)
 LOGIT_SCALE = 1 / 9
-SHIFT_SCALE = 8.0  # acts on the shift and on its gradient alike: 64 times the rate
-LEAST_VARIANCE = 5e-4  # of a patch's component; what varies less is not blown up to 1
+SHIFT_SCALE = 8.0  # scales both the shift and its gradient: 64 times the learning rate
+LEAST_VARIANCE = 5e-4  # added to a component's variance, so that noise is not scaled up to 1
 CHUNK = 500  # images whose patches are in memory at once, 50 MB
 
 
 class ShiftedGelu(nn.Module):
-    """GELU (D. Hendrycks, K. Gimpel, arXiv 1606.08415) of a map with a quickly learnt shift for each channel."""
+    """GELU (D. Hendrycks, K. Gimpel, arXiv 1606.08415) after adding a shift per channel with a scaled learning rate."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -39,7 +39,7 @@ class ShiftedGelu(nn.Module):
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer without bias, whose logits are scaled down."""
+    """A linear layer without bias that scales down its output."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features, bias=False)
@@ -49,7 +49,7 @@ class ScaledLinear(nn.Linear):
 
 
 class GlobalMaximum(nn.Module):
-    """[N, C, H, W] to each channel's maximum, [N, C]."""
+    """Maps [N, C, H, W] to each channel's maximum, [N, C]."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.amax((2, 3))
@@ -67,7 +67,7 @@ def _norm(channels: int) -> nn.Module:
 
 
 def _block(in_channels: int, channels: int) -> nn.Module:
-    """Two convolutions; the first one's map is halved at once."""
+    """Two convolutions, with pooling after the first."""
     return nn.Sequential(
         _identity_conv(in_channels, channels),
         nn.MaxPool2d(2),
@@ -78,9 +78,9 @@ def _block(in_channels: int, channels: int) -> nn.Module:
 
 
 def build(num_classes: int, in_channels: int = 3, widths: tuple[int, int, int] = WIDTHS) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]; `widths` are the channels of the three blocks.
+    """Build a network from [N, C, 32, 32] to logits [N, num_classes]; `widths` are the channels of the three blocks.
 
-    Until `whiten` has been called, the first layer has random weights.
+    The first layer has random weights until `whiten` is called.
     """
     first = nn.Conv2d(in_channels, 2 * in_channels * PATCH**2, PATCH)
     first.weight.requires_grad_(False)
@@ -100,7 +100,7 @@ def build(num_classes: int, in_channels: int = 3, widths: tuple[int, int, int] =
 
 @torch.no_grad()
 def whiten(model: nn.Module, images: torch.Tensor) -> None:
-    """Set the first layer of a model of `build`'s from normalised training images, floating [N, C, H, W]."""
+    """Compute the first layer's weights from normalized training images, floating-point [N, C, H, W]."""
     layer = model.get_submodule("whiten")
     channels = images.shape[1]
     size = channels * PATCH**2
@@ -109,7 +109,7 @@ def whiten(model: nn.Module, images: torch.Tensor) -> None:
         patches = some.double().unfold(2, PATCH, 1).unfold(3, PATCH, 1)  # [N, C, H - 1, W - 1, PATCH, PATCH]
         rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)
         total += rows.T @ rows / len(rows) * (len(some) / len(images))
-    variances, vectors = torch.linalg.eigh(total)  # about 0, where the mean of normalised pixels is
+    variances, vectors = torch.linalg.eigh(total)  # without subtracting the mean, which normalization makes 0
     directions = (vectors / (variances + LEAST_VARIANCE).sqrt()).T.flip(0).reshape(-1, channels, PATCH, PATCH)
     weight = layer.get_parameter("weight")
     weight.copy_(torch.cat([directions, -directions]))

@@ -1,8 +1,8 @@
-"""A small residual network for 32 x 32 colour images, sized for CPUs.
+"""A small residual network for 32 x 32 color images, sized for CPUs.
 
-A 4 x 4 convolution with stride 2 leaves the full resolution at once, so that nearly all work is done at 16 x 16 and
-8 x 8; one residual block (K. He et al., arXiv 1512.03385) stands at 8 x 8, and a global maximum hands one number a
-channel to the classifier. A smaller relative of D. Page's ResNet-9 ("How to Train Your ResNet", 2018).
+A 4 x 4 convolution with stride 2 comes first, so that nearly all computation is at 16 x 16 and 8 x 8. There is one
+residual block (K. He et al., arXiv 1512.03385) at 8 x 8, and global max pooling before the classifier. The network is a
+smaller version of D. Page's ResNet-9 ("How to Train Your ResNet", 2018).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lockstep.models.blocks import ConvUnit
 
 
 class Residual(nn.Module):
-    """Adds what two convolutions make of a map to the map itself."""
+    """Adds the output of two convolutions to their input."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -26,7 +26,7 @@ class Residual(nn.Module):
 
 
 def build(num_classes: int, in_channels: int = 3, widths: tuple[int, int, int, int] = (32, 64, 96, 128)) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]; `widths` are the channels of the four stages."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]; `widths` are the channels of the four stages."""
     stem, early, middle, late = widths
     return nn.Sequential(
         ConvUnit(in_channels, stem, kernel=4, stride=2),

@@ -1,7 +1,7 @@
-"""DenseNet-121 for 32 x 32 images: each layer sees the maps of all layers before it in its stage.
+"""DenseNet-121 for 32 x 32 images: the input of each layer is the output of all earlier layers of its stage.
 
 G. Huang, Z. Liu, L. van der Maaten, K. Weinberger, "Densely Connected Convolutional Networks", arXiv 1608.06993, with
-bottlenecks and halving transitions. For small images a 3 x 3 convolution without pooling comes first.
+bottlenecks and halving transitions. For small images, the first convolution is 3 x 3, without pooling.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.models.blocks import GlobalMean, chain, conv, initialise
+from lockstep.models.blocks import GlobalMean, chain, conv, initialize
 
 COUNTS = (6, 12, 24, 16)
 GROWTH = 32
 
 
 class DenseLayer(nn.Module):
-    """Adds GROWTH channels in front of its input's, through a 1 x 1 convolution of four times as many."""
+    """Prepends GROWTH channels to its input, computed by a 1 x 1 (4 * GROWTH channels) and a 3 x 3 convolution."""
 
     def __init__(self, in_channels: int):
         super().__init__()
@@ -32,7 +32,7 @@ class DenseLayer(nn.Module):
 
 
 def _transition(in_channels: int, channels: int) -> nn.Module:
-    """Between two stages: fewer channels, and half the size."""
+    """Between two stages: reduces the channels and halves the size."""
     return chain(
         bn=nn.BatchNorm2d(in_channels),
         relu=nn.ReLU(inplace=True),
@@ -42,7 +42,7 @@ def _transition(in_channels: int, channels: int) -> nn.Module:
 
 
 def densenet121(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]."""
     channels = 2 * GROWTH
     parts: dict[str, nn.Module] = {"conv1": conv(in_channels, channels, 3)}
     for number, count in enumerate(COUNTS, start=1):
@@ -51,7 +51,7 @@ def densenet121(num_classes: int, in_channels: int = 3) -> nn.Module:
         if number < len(COUNTS):
             parts[f"trans{number}"] = _transition(channels, channels // 2)
             channels //= 2
-    return initialise(
+    return initialize(
         chain(
             **parts,
             bn=nn.BatchNorm2d(channels),

@@ -1,8 +1,8 @@
-"""A small convolutional network for 8 x 8 grey digits, free of batch statistics.
+"""A small convolutional network for 8 x 8 grayscale digits, without batch statistics.
 
-It holds neither batch norm nor dropout, so an image's result depends on no other image and on no random number: however
-a batch is shared out over the workers, the same sums are formed. Group norm (Y. Wu, K. He, arXiv 1803.08494) does batch
-norm's work within each image.
+It has neither batch norm nor dropout, so the output for an image does not depend on other images or random numbers, and
+splitting a batch over workers does not change the result. It uses group norm (Y. Wu, K. He, arXiv 1803.08494), which
+normalizes within each image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _conv_unit(in_channels: int, channels: int) -> list[nn.Module]:
 
 
 def build(num_classes: int, in_channels: int = 1, width: int = 32) -> nn.Module:
-    """[N, C, 8, 8] to logits [N, num_classes]; the stages have 1, 2 and 4 times `width` (a multiple of 8) channels."""
+    """Map [N, C, 8, 8] to logits [N, num_classes]; stages have 1, 2 and 4 times `width` (a multiple of 8) channels."""
     return nn.Sequential(
         *_conv_unit(in_channels, width),
         *_conv_unit(width, 2 * width),

@@ -1,7 +1,7 @@
-"""Deep Layer Aggregation for 32 x 32 images: blocks as the leaves of trees, whose roots merge what the leaves found.
+"""Deep Layer Aggregation for 32 x 32 images: trees of blocks, whose roots merge the outputs of the subtrees.
 
-F. Yu, D. Wang, E. Shelhamer, T. Darrell, "Deep Layer Aggregation", arXiv 1707.06484. `dla` passes each inner tree's
-result on to the outer root, as the paper does; `simpledla` has binary trees whose roots see their two halves only.
+F. Yu, D. Wang, E. Shelhamer, T. Darrell, "Deep Layer Aggregation", arXiv 1707.06484. In `dla`, as in the paper, the
+outer root also gets the outputs of inner trees; in `simpledla`, the root of a binary tree gets only its two halves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from lockstep.models.blocks import BasicBlock, ConvUnit, GlobalMean, chain, conv, initialise
+from lockstep.models.blocks import BasicBlock, ConvUnit, GlobalMean, chain, conv, initialize
 
 Tree = Callable[[int, int, int, int], nn.Module]
 # channels, levels of the tree, stride
@@ -19,7 +19,7 @@ STAGES = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 1, 2))
 
 
 class Root(nn.Module):
-    """Merges maps by a 1 x 1 convolution over all their channels."""
+    """Merges feature maps with a 1 x 1 convolution over all their channels."""
 
     def __init__(self, in_channels: int, channels: int):
         super().__init__()
@@ -31,7 +31,7 @@ class Root(nn.Module):
 
 
 class AggregatingTree(nn.Module):
-    """Trees of falling depth in a row, then two blocks; the root sees what each gave and, if deep, the input."""
+    """Trees of decreasing depth, then two blocks; the root merges their outputs and, above level 1, the input."""
 
     def __init__(self, in_channels: int, channels: int, level: int, stride: int):
         super().__init__()
@@ -41,7 +41,7 @@ class AggregatingTree(nn.Module):
         for depth, name in zip(range(level - 1, 0, -1), self.inner, strict=True):
             self.add_module(name, AggregatingTree(previous, channels, depth, first_stride))
             previous, first_stride = channels, 1
-        # The input, brought to the shape of the rest.
+        # Projects the input to the shape of the other maps.
         self.prev_root = BasicBlock(in_channels, channels, stride) if level > 1 else None
         self.left_node = BasicBlock(previous, channels, first_stride)
         self.right_node = BasicBlock(channels, channels)
@@ -56,7 +56,7 @@ class AggregatingTree(nn.Module):
 
 
 class BinaryTree(nn.Module):
-    """Two halves in a row, trees themselves down to single blocks, and a root that sees both."""
+    """Two subtrees (blocks at level 1) in sequence, and a root that merges their outputs."""
 
     def __init__(self, in_channels: int, channels: int, level: int, stride: int):
         super().__init__()
@@ -82,7 +82,7 @@ def _build(tree: Tree, num_classes: int, in_channels: int) -> nn.Module:
     for number, (channels, level, stride) in enumerate(STAGES, start=3):
         stages[f"layer{number}"] = tree(previous, channels, level, stride)
         previous = channels
-    return initialise(
+    return initialize(
         chain(
             base=ConvUnit(in_channels, 16),
             layer1=ConvUnit(16, 16),
@@ -95,10 +95,10 @@ def _build(tree: Tree, num_classes: int, in_channels: int) -> nn.Module:
 
 
 def dla(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """With the paper's trees: [N, C, 32, 32] to logits [N, num_classes]."""
+    """The paper's trees; maps [N, C, 32, 32] to logits [N, num_classes]."""
     return _build(AggregatingTree, num_classes, in_channels)
 
 
 def simpledla(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """With binary trees: [N, C, 32, 32] to logits [N, num_classes]."""
+    """Binary trees; maps [N, C, 32, 32] to logits [N, num_classes]."""
     return _build(BinaryTree, num_classes, in_channels)

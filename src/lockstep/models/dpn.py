@@ -1,7 +1,7 @@
-"""DPN-92 for 32 x 32 images: one path is summed, as in ResNet, and one grows, as in DenseNet.
+"""DPN-92 for 32 x 32 images: some channels are summed, as in ResNet, and others concatenated, as in DenseNet.
 
-Y. Chen, J. Li, H. Xiao, X. Jin, S. Yan, J. Feng, "Dual Path Networks", arXiv 1707.01629. For small images a 3 x 3
-convolution without pooling comes first.
+Y. Chen, J. Li, H. Xiao, X. Jin, S. Yan, J. Feng, "Dual Path Networks", arXiv 1707.01629. For small images, the first
+convolution is 3 x 3, without pooling.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from torch import nn
 
 from lockstep.models.blocks import Bottleneck, conv, shortcut, staged_net
 
-# width of the 3 x 3 convolutions, channels of the summed path, growth of the other, blocks
+# width of the 3 x 3 convolutions, summed channels, growth of the concatenated channels, blocks
 STAGES = ((96, 256, 16, 3), (192, 512, 32, 4), (384, 1024, 24, 20), (768, 2048, 128, 3))
 GROUPS = 32
 STEM = 64
 
 
 class DualPathBlock(Bottleneck):
-    """Adds to the first `summed` channels and appends `growth` new ones; a stage's first block projects its input."""
+    """Adds to the first `summed` channels and appends `growth` more; a stage's first block projects its input."""
 
     def __init__(self, in_channels: int, width: int, summed: int, growth: int, stride: int, first: bool):
         channels = summed + growth
@@ -37,7 +37,7 @@ class DualPathBlock(Bottleneck):
 
 
 def dpn92(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]."""
     layers: dict[str, nn.Module] = {}
     channels = STEM
     for number, (width, summed, growth, count) in enumerate(STAGES, start=1):

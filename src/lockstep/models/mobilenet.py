@@ -1,9 +1,8 @@
 """MobileNetV2 for 32 x 32 images.
 
 M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks", arXiv
-1801.04381. For small images the first convolution and the second group do not stride. As in the checkpoints people
-have, every block without stride has a shortcut, through a 1 x 1 convolution where the channels change, and ReLU is not
-cut at 6.
+1801.04381. For small images, the first convolution and the second group have stride 1. As in pytorch-cifar, every block
+with stride 1 has a shortcut, with a 1 x 1 convolution if the number of channels changes, and ReLU replaces ReLU6.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.models.blocks import Bottleneck, GlobalMean, chain, conv, initialise, shortcut
+from lockstep.models.blocks import Bottleneck, GlobalMean, chain, conv, initialize, shortcut
 
 # expansion, channels, blocks, stride of the first block
 GROUPS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -19,7 +18,7 @@ STEM, LAST = 32, 1280
 
 
 class InvertedResidual(Bottleneck):
-    """A bottleneck that is wide inside, each channel by itself there, and has no ReLU at its end."""
+    """A bottleneck that is wide inside, with a depthwise convolution there and no final ReLU."""
 
     def __init__(self, in_channels: int, channels: int, expansion: int, stride: int):
         width = expansion * in_channels
@@ -33,14 +32,14 @@ class InvertedResidual(Bottleneck):
 
 
 def mobilenetv2(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]."""
     blocks: list[nn.Module] = []
     channels = STEM
     for expansion, width, count, stride in GROUPS:
         for number in range(count):
             blocks.append(InvertedResidual(channels, width, expansion, stride if number == 0 else 1))
             channels = width
-    return initialise(
+    return initialize(
         chain(
             conv1=conv(in_channels, STEM, 3),
             bn1=nn.BatchNorm2d(STEM),

@@ -1,8 +1,7 @@
 """ResNet-18 with norm and ReLU before each convolution, for 32 x 32 images.
 
-K. He, X. Zhang, S. Ren, J. Sun, "Identity Mappings in Deep Residual Networks", arXiv 1603.05027: nothing stands between
-one block's sum and the next one's, so that a signal passes unchanged. As in the checkpoints people have, no norm
-follows the last block.
+K. He, X. Zhang, S. Ren, J. Sun, "Identity Mappings in Deep Residual Networks", arXiv 1603.05027: there is no layer
+between the sums of two blocks, so that signals pass unchanged. As in pytorch-cifar, no norm follows the last block.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.models.blocks import GlobalMean, chain, conv, initialise, stages
+from lockstep.models.blocks import GlobalMean, chain, conv, initialize, stages
 
 
 class PreActBlock(nn.Module):
-    """Norm, ReLU and 3 x 3 convolution, twice, beside a shortcut; one that projects begins after the first ReLU."""
+    """Norm, ReLU and 3 x 3 convolution, twice, and a shortcut; a projecting shortcut starts after the first ReLU."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
@@ -33,7 +32,7 @@ class PreActBlock(nn.Module):
 
 
 def preactresnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]."""
     layers = stages(PreActBlock, 64, [(64, 1, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)])
     linear = nn.Linear(512, num_classes)
-    return initialise(chain(conv1=conv(in_channels, 64, 3), **layers, pool=GlobalMean(), linear=linear))
+    return initialize(chain(conv1=conv(in_channels, 64, 3), **layers, pool=GlobalMean(), linear=linear))

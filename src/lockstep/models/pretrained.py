@@ -1,7 +1,7 @@
-"""Starting from trained weights: those that torchvision publishes, or a file of the user's.
+"""Loads pretrained weights: torchvision's, or a file.
 
-Files are read as tensors alone, never as programs. Where the number of classes differs, the classifier's last layer
-keeps its random weights; everything else must fit.
+Files are read as data; no code in them is run. If the number of classes differs, the classifier's last layer keeps its
+random weights; everything else must match.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ from lockstep.errors import CheckpointError, ConfigError, first_line
 from lockstep.models import registry, saved_weights
 from lockstep.models.saved_weights import bare, few, find_weights, match_names
 
-Tensors = OrderedDict[str, torch.Tensor]  # as torch has them: `_metadata`, if there, has the versions of the modules
-# The weights of these two are published with auxiliary classifiers, which Lockstep leaves out.
+Tensors = OrderedDict[str, torch.Tensor]  # like state_dict(): may have `_metadata` with the modules' versions
+# torchvision's GoogLeNet and Inception v3 weights include auxiliary classifiers, which Lockstep does not build.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def load_published(arch: str, model: nn.Module, whole: bool = False) -> str:
-    """Load the weights that torchvision publishes for a network, from torch's cache or the network.
+    """Load torchvision's pretrained weights, from torch's cache or from the network.
 
     Args:
-        whole: Refuse another number of classes.
+        whole: Reject a different number of classes.
 
     Returns:
-        One line that says what was loaded.
+        A one-line description of what was loaded.
 
     Raises:
-        ConfigError: There are none for this network.
-        CheckpointError: They cannot be fetched; the message says which file to put where.
+        ConfigError: torchvision has no weights for this model.
+        CheckpointError: The download failed; the message says where to put the file.
     """
     name = arch.removeprefix("torchvision/")
     if not (name in registry.torchvision_names() and type(model).__module__.startswith("torchvision.")):
-        hint = f"; torchvision/{name} names torchvision's own" if name in registry.torchvision_names() else ""
+        small = f" for small images; use --arch torchvision/{name}, or" if name in registry.torchvision_names() else ";"
         raise ConfigError(
-            f"--pretrained default: torchvision publishes no weights for {arch} as it is built here{hint}; "
-            f"give a file: --pretrained FILE"
+            f"--pretrained default: torchvision has no weights for {arch}{small} pass a file: --pretrained FILE"
         )
     from torchvision import models
 
@@ -59,30 +58,30 @@ def load_published(arch: str, model: nn.Module, whole: bool = False) -> str:
 
 
 def load_own(path: Path, model: nn.Module, whole: bool = False) -> str:
-    """Load the weights of a file; see `read_tensors`.
+    """Load weights from a file; see `read_tensors`.
 
     Args:
-        whole: Refuse another number of classes.
+        whole: Reject a different number of classes.
 
     Returns:
-        One line that says what was loaded.
+        A one-line description of what was loaded.
 
     Raises:
-        CheckpointError: The file is missing, damaged or refused, or does not fit the model.
+        CheckpointError: The file is missing, damaged or unsafe, or does not match the model.
     """
     return f"starting from {path}{fit_tensors(model, read_tensors(path), path, whole)}"
 
 
 def read_tensors(path: Path) -> Tensors:
-    """The weights in a file: safetensors, an exported model or run folder of Lockstep, or what torch.save wrote.
+    """Read weights from a safetensors file, a torch.save file, or a folder with model.safetensors.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, or it holds more than tensors and plain values.
+        CheckpointError: The file is missing or damaged, or contains anything but tensors and plain values.
     """
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():
-        raise CheckpointError(f"--pretrained {path}: there is no such file")
+        raise CheckpointError(f"--pretrained {path}: file not found")
     read = saved_weights.read_safetensors if path.suffix == ".safetensors" else saved_weights.read
     try:
         content: Any = read(path)
@@ -90,59 +89,62 @@ def read_tensors(path: Path) -> Tensors:
         raise CheckpointError(f"--pretrained {error}") from None
     _, content = find_weights(content) if isinstance(content, Mapping) else (None, {})
     if not content:
-        raise CheckpointError(f"--pretrained {path}: holds no weights by name")
+        raise CheckpointError(f"--pretrained {path}: contains no named weights")
     odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
     if odd:
-        raise CheckpointError(f"--pretrained {path}: {few(odd, 5)} are no tensors")
+        raise CheckpointError(f"--pretrained {path}: not tensors: {few(odd, 5)}")
     tensors = OrderedDict((str(key), value) for key, value in content.items())
-    if hasattr(content, "_metadata"):  # as state_dict() has it
+    if hasattr(content, "_metadata"):  # set by state_dict()
         tensors._metadata = content._metadata  # type: ignore[attr-defined]
     return tensors
 
 
 def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = False) -> str:
-    """Put tensors into a model, all but the last layer's if its number of classes is another.
+    """Load tensors into a model, except the last layer's if its number of classes differs.
 
     Args:
-        whole: Refuse another number of classes.
+        whole: Reject a different number of classes.
 
     Returns:
-        What to say of the last layer: "" if it was loaded as well.
+        A note about the last layer; "" if it was loaded too.
 
     Raises:
-        CheckpointError: Names or shapes differ elsewhere; the message names them. The model may be half loaded.
+        CheckpointError: Other names or shapes differ; the message lists them. The model may be partly loaded.
     """
     tensors = _with_names_of(model, tensors)
     expected, last = model.state_dict(), _last_layer(model)
     differ = {key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape}
-    spared = {  # whose number of classes differs, and nothing else
+    spared = {  # only the number of classes differs
         key for key in differ if key.rpartition(".")[0] == last and tensors[key].shape[1:] == expected[key].shape[1:]
     }
     fitting = OrderedDict((key, tensor) for key, tensor in tensors.items() if key not in differ)
-    # The versions of its modules, by which they rename what older files have.
+    # Module versions, by which modules convert the names of older files.
     fitting._metadata = getattr(tensors, "_metadata", expected._metadata)  # type: ignore[attr-defined]
     classes, others = (len(parts[min(spared)]) if spared else 0 for parts in (expected, tensors))
     if spared and whole:
         raise CheckpointError(
-            f"--evaluate --pretrained {path}: these weights know {others:,} classes and the data has {classes:,}; "
-            f"evaluate on data of the same classes, or train first"
+            f"--evaluate --pretrained {path}: the weights have {others:,} classes, but the data has {classes:,}; "
+            f"evaluate on data with the same classes, or train first"
         )
     missing, unknown = model.load_state_dict(fitting, strict=False)
     problems = [
-        *(f"{key} is {tuple(tensors[key].shape)}, not {tuple(expected[key].shape)}" for key in sorted(differ - spared)),
-        # Batch norm's counters, which old files lack, start at 0.
+        *(
+            f"{key} has shape {tuple(tensors[key].shape)}, expected {tuple(expected[key].shape)}"
+            for key in sorted(differ - spared)
+        ),
+        # Batch norm's counters, which are missing in old files, start at 0.
         *(f"{key} is missing" for key in missing if key not in differ and not key.endswith("num_batches_tracked")),
         *(f"{key} is unknown" for key in unknown),
     ]
     if problems:
-        raise CheckpointError(f"--pretrained {path}: does not fit the model: {few(problems, 5)}")
+        raise CheckpointError(f"--pretrained {path}: does not match the model: {few(problems, 5)}")
     if not spared:
         return ""
-    return f", but {last} stays random: it has {classes:,} classes here and {others:,} there"
+    return f", except {last}, which stays random: the model has {classes:,} classes, the file {others:,}"
 
 
 def _last_layer(model: nn.Module) -> str:
-    """The name of the layer that gives the logits: the last one, as every network of torchvision's has it."""
+    """Return the name of the classifier, the last layer, as in all of torchvision's networks; "" if there is none."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     return layers[-1] if layers else ""
 
@@ -152,15 +154,15 @@ def _fetch(url: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = re.search(r"-([0-9a-f]{8,})\.", path.name)  # torch checks the file by the start of its SHA-256
         torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=False)
-    except (OSError, RuntimeError) as error:  # the latter of a wrong digest
+    except (OSError, RuntimeError) as error:  # RuntimeError: a wrong digest
         raise CheckpointError(
-            f"--pretrained default: {url} cannot be fetched ({first_line(error)}); fetch it where there is a network "
-            f"and put it at {path}, or name a file: --pretrained FILE"
+            f"--pretrained default: cannot download {url} ({first_line(error)}); download it elsewhere and put it at "
+            f"{path}, or pass a file: --pretrained FILE"
         ) from None
 
 
 def _with_names_of(model: nn.Module, tensors: Tensors) -> Tensors:
-    """The tensors under the model's names, and the versions of its modules."""
+    """Return the tensors with the model's names, and with the versions of its modules."""
     names = match_names(tensors, model)
     renamed = OrderedDict((names[key], tensor) for key, tensor in tensors.items())
     if hasattr(tensors, "_metadata"):
@@ -172,5 +174,5 @@ def _with_names_of(model: nn.Module, tensors: Tensors) -> Tensors:
 
 
 def _modern(key: str) -> str:
-    """A name of DenseNet's older files, such as denselayer1.norm.1.weight, as it is today: denselayer1.norm1.weight."""
+    """Convert a name of DenseNet's older files: denselayer1.norm.1.weight to denselayer1.norm1.weight."""
     return re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key)

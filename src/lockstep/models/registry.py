@@ -1,7 +1,8 @@
-"""The registry of models: a name to a network with the right number of classes and input channels.
+"""The model registry: builds networks by name, for a number of classes and input channels.
 
-Names that both the zoo for small images and torchvision know, such as resnet18, mean the zoo's form for images of up to
-64 pixels a side and torchvision's above; `torchvision/NAME` always means torchvision's, and `timm/NAME` timm's.
+Some names, such as resnet18, are both in the zoo of networks for small images and in torchvision. They select the zoo's
+version for images of up to 64 pixels a side, and torchvision's for larger ones. `torchvision/NAME` always selects
+torchvision's model, and `timm/NAME` timm's.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SMALL_SIDE = 64  # the zoo's networks are made for images of up to so many pixels
+SMALL_SIDE = 64  # pixels; the zoo's networks are for images up to this size
 TIMM = "timm/"
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One row of `lockstep models`: `module` has a function `builder(num_classes, in_channels)`.
+    """One row of `lockstep models`.
 
-    The two counts stand here so that listing needs no torch; a test counts anew.
+    The counts are constants, so that listing does not import torch; a test checks them.
 
     Attributes:
-        parameters: With 10 classes.
-        multiply_adds: Of the convolutions and linear layers, for one image.
-        quoted: Top-1 on CIFAR-10 in per cent as published for pytorch-cifar's settings; nothing that we measured.
-        paper: Where the network comes from, on arXiv.
-        in_channels: Of the images it is meant for.
-        side: Of the images it is meant for, in pixels.
-        calibrate: The module's function (model, images) that sets weights from training images before training.
+        module: The module in this package.
+        builder: The module's function (num_classes, in_channels) that builds the network.
+        about: A short description.
+        parameters: The number of parameters with 10 classes.
+        multiply_adds: The multiply-adds of convolutions and linear layers for one image.
+        quoted: Top-1 accuracy on CIFAR-10 in percent, as published by pytorch-cifar; not measured by Lockstep.
+        paper: The arXiv number of the paper.
+        in_channels: The channels of the images it is designed for.
+        side: The size of the images it is designed for, in pixels.
+        calibrate: The module's function (model, images) that computes weights from images before training.
     """
 
     module: str
@@ -91,7 +95,7 @@ ZOO = {
 
 
 def torchvision_names() -> list[str]:
-    """Every classification model of torchvision."""
+    """Return the names of torchvision's classification models."""
     from torchvision import models
 
     return models.list_models(module=models)  # type: ignore[no-any-return]
@@ -101,14 +105,14 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
     """Build a model by name, with random weights.
 
     Args:
-        arch: A name of the zoo, of torchvision, `torchvision/NAME`, `timm/NAME`, or MODULE:FUNCTION, which is called
+        arch: A name of the zoo or of torchvision, `torchvision/NAME`, `timm/NAME`, or MODULE:FUNCTION, which is called
             with `num_classes`.
-        num_classes: Length of the logits.
-        in_channels: 1 for grey images, 3 for colour.
-        side: The images' shorter side in pixels, which decides between two forms of one name.
+        num_classes: The number of logits.
+        in_channels: 1 for grayscale images, 3 for color.
+        side: The shorter side of the images in pixels; selects the version of names that are in both.
 
     Raises:
-        ConfigError: The name is unknown (the message names the nearest), or the model cannot take such images.
+        ConfigError: The name is unknown (the message suggests a similar one), or the model does not accept the images.
     """
     if ":" in arch:
         return _check(arch, _call(arch, resolve("--model", arch), num_classes))
@@ -123,13 +127,13 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
 
 
 def calibration(arch: str, side: int) -> Callable[[nn.Module, torch.Tensor], None] | None:
-    """What sets some of a new model's weights from training images, floating [N, C, H, W]; None for most models."""
+    """Return the function that computes some weights from images, floating-point [N, C, H, W]; None for most models."""
     entry = _entry(arch, side)
     return _function(entry, entry.calibrate) if entry is not None and entry.calibrate else None
 
 
 def _entry(arch: str, side: int) -> ModelEntry | None:
-    """The zoo's row that a name means for images of this side."""
+    """Return the zoo's row for a name and an image size; None if the zoo does not apply."""
     if arch in ZOO and (side <= SMALL_SIDE or arch not in torchvision_names()):
         return ZOO[arch]
     return None
@@ -146,17 +150,17 @@ def _build_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Modu
     known = torchvision_names()
     if name not in known:
         near = get_close_matches(name, [*ZOO, *known], n=1)
-        hint = f"did you mean {near[0]}?" if near else "`lockstep models` lists them"
+        hint = f"did you mean {near[0]}?" if near else "to list models, run `lockstep models`"
         module, _, function = name.rpartition(".")
         if module and not near:
-            hint = f"to name a function of yours, write --model {module}:{function}"
-        raise ConfigError(f"--arch {name}: there is no such model; {hint}")
+            hint = f"for a custom function, use --model {module}:{function}"
+        raise ConfigError(f"--arch {name}: unknown model; {hint}")
     if in_channels != 3:
         raise ConfigError(
-            f"--arch {name}: torchvision's models take colour images, these have {in_channels} channel; "
+            f"--arch {name}: torchvision's models need color images, but these have {in_channels} channel; "
             f"choose one of {', '.join(ZOO)}"
         )
-    # These two give auxiliary outputs in training unless told not to; no weights are loaded, so init_weights is ours.
+    # These two have auxiliary outputs by default, and warn unless init_weights is set.
     extra = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     return _check(name, models.get_model(name, weights=None, num_classes=num_classes, **extra))
 
@@ -178,5 +182,5 @@ def _check(arch: str, model: object) -> nn.Module:
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"--model {arch} must return a torch.nn.Module; it returned {type(model).__name__}")
+        raise ConfigError(f"--model {arch}: must return a torch.nn.Module, returned {type(model).__name__}")
     return model

@@ -1,8 +1,8 @@
 """RegNetX-200MF and RegNetY-400MF for 32 x 32 images.
 
 I. Radosavovic, R. Kosaraju, R. Girshick, K. He, P. Dollár, "Designing Network Design Spaces", arXiv 2003.13678: grouped
-bottlenecks of one width, with depths and widths from its tables; Y adds squeeze-and-excitation. For small images the
-first convolution has 64 channels and no stride, and neither have the first two stages.
+bottlenecks without expansion, with the paper's depths and widths; Y adds squeeze-and-excitation. For small images, the
+first convolution has 64 channels, and it and the first two stages have stride 1.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _build(
 
 
 def regnetx_200mf(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]."""
     return _build((1, 1, 4, 7), (24, 56, 152, 368), 8, 0.0, num_classes, in_channels)
 
 
 def regnety_400mf(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """[N, C, 32, 32] to logits [N, num_classes]."""
+    """Map [N, C, 32, 32] to logits [N, num_classes]."""
     return _build((1, 2, 7, 12), (32, 64, 160, 384), 16, 0.25, num_classes, in_channels)

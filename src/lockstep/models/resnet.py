@@ -1,7 +1,7 @@
 """ResNet for 32 x 32 images.
 
-K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv 1512.03385, in the form that
-CIFAR models usually take: a 3 x 3 first convolution without pooling, then the four stages of the ImageNet network.
+K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv 1512.03385, in the usual
+version for CIFAR: a 3 x 3 first convolution without pooling, then the four stages of the ImageNet network.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def _deep(counts: tuple[int, ...], num_classes: int, in_channels: int) -> nn.Mod
 
 
 def resnet18(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """Basic blocks, two a stage: [N, C, 32, 32] to logits [N, num_classes]."""
+    """Two basic blocks per stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
     layers = stages(BasicBlock, 64, list(zip(WIDTHS, STRIDES, (2, 2, 2, 2), strict=True)))
     return staged_net(conv(in_channels, 64, 3), layers, WIDTHS[-1], num_classes)
 
 
 def resnet50(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """16 bottlenecks: [N, C, 32, 32] to logits [N, num_classes]."""
+    """16 bottlenecks; maps [N, C, 32, 32] to logits [N, num_classes]."""
     return _deep((3, 4, 6, 3), num_classes, in_channels)
 
 
 def resnet101(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """33 bottlenecks: [N, C, 32, 32] to logits [N, num_classes]."""
+    """33 bottlenecks; maps [N, C, 32, 32] to logits [N, num_classes]."""
     return _deep((3, 4, 23, 3), num_classes, in_channels)

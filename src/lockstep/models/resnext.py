@@ -1,7 +1,7 @@
 """ResNeXt-29 for 32 x 32 images: bottlenecks whose 3 x 3 convolution is split into groups.
 
 S. Xie, R. Girshick, P. Dollár, Z. Tu, K. He, "Aggregated Residual Transformations for Deep Neural Networks", arXiv
-1611.05431. As in the checkpoints people have, the first convolution is 1 x 1, and blocks widen their input twofold.
+1611.05431. As in pytorch-cifar, the first convolution is 1 x 1, and the expansion is 2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstep.models.blocks import Bottleneck, conv, staged_net, stages
 
-BLOCKS = 3  # of three convolutions, in each of three stages; with the first one and the linear layer, 29 layers
+BLOCKS = 3  # per stage; 3 stages of 3 blocks of 3 convolutions, the first convolution and the linear layer: 29 layers
 EXPANSION = 2
 
 
@@ -24,10 +24,10 @@ def _build(groups: int, group_width: int, num_classes: int, in_channels: int) ->
 
 
 def resnext29_32x4d(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """32 groups of 4 channels in the first stage: [N, C, 32, 32] to logits [N, num_classes]."""
+    """32 groups of 4 channels in the first stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
     return _build(32, 4, num_classes, in_channels)
 
 
 def resnext29_2x64d(num_classes: int, in_channels: int = 3) -> nn.Module:
-    """2 groups of 64 channels in the first stage: [N, C, 32, 32] to logits [N, num_classes]."""
+    """2 groups of 64 channels in the first stage; maps [N, C, 32, 32] to logits [N, num_classes]."""
     return _build(2, 64, num_classes, in_channels)

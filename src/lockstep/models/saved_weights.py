@@ -1,8 +1,8 @@
-"""Files of weights, of safetensors or torch.save, read as tensors and plain containers; nothing in them is run.
+"""Reads files of weights (safetensors or torch.save) as tensors and plain containers, without running code in them.
 
-Reading is `torch.load(weights_only=True)`, which knows the constructors of tensors and refuses all others by name; the
-numbers of NumPy that scripts keep beside the weights are let through. Names of weights may have `module.` of
-DataParallel and DistributedDataParallel or `_orig_mod.` of torch.compile in them.
+It uses `torch.load(weights_only=True)`, which allows the constructors of tensors and rejects all others; NumPy scalars,
+which scripts save next to weights, are allowed too. Names may contain `module.` from DataParallel and
+DistributedDataParallel, or `_orig_mod.` from torch.compile.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from lockstep.errors import CheckpointError, first_line
 from lockstep.files.untrusted import MOST_BYTES, open_plain
 
 WRAPPERS = {"module", "_orig_mod"}
-# Where training scripts keep the weights within what they save.
+# The keys under which training scripts save weights.
 NESTED = ("net", "state_dict", "model_state_dict", "model")
 SEARCHED = 4096  # characters
-MOST_TENSORS = 1 << 17  # of a safetensors file; the largest networks' optimizers have some thousands
+MOST_TENSORS = 1 << 17  # in a safetensors file; the optimizers of the largest networks have some thousands
 
 
 def read(path: Path) -> Any:
-    """What a file holds, on the CPU.
+    """Load a file that torch.save wrote, to the CPU.
 
     Raises:
-        CheckpointError: The file is damaged, or wants something run; the message begins with the path.
+        CheckpointError: The file is damaged, or contains anything but data; the message starts with the path.
     """
     try:
-        mapped = zipfile.is_zipfile(path)  # the form of torch 1.6 and later; it need not be read as a whole
-        # Warnings are of a pickle that is refused anyway.
+        mapped = zipfile.is_zipfile(path)  # torch 1.6 and later; such files can be memory-mapped
+        # Torch warns only about pickles that it then rejects.
         with torch.serialization.safe_globals(_NUMBERS), warnings.catch_warnings(action="ignore"), _short_search():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle can raise nearly anything
         wanted = re.search(r"(?:GLOBAL|unrecognized function|but got) ([^\s,]+)", str(error))
         if wanted and "nsupported" in str(error):
             raise CheckpointError(
-                f"{path} is refused, and nothing in it was run: it asks for {wanted[1][:100].rstrip('.')}, where "
-                f"checkpoints hold tensors, numbers and text. It may be an attack; or a whole model was saved, which "
-                f"its own script must save anew as state_dict()"
+                f"{path}: not loaded, and no code in it was run: it references {wanted[1][:100].rstrip('.')}, but a "
+                f"checkpoint may only contain tensors, numbers and text. It may be malicious; if it is a whole model "
+                f"of your own, save its state_dict() instead"
             ) from None
-        raise CheckpointError(f"{path} cannot be read as a checkpoint of torch.save: {_reason(error)}") from None
+        raise CheckpointError(f"{path} cannot be read as a torch.save checkpoint: {_reason(error)}") from None
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors in a safetensors file, on the CPU.
+    """Load the tensors of a safetensors file, to the CPU.
 
     Raises:
-        CheckpointError: It is missing, damaged, another kind of file, or a pipe or device.
+        CheckpointError: The file is missing, damaged, of another type, or a pipe or device.
     """
     try:
         _check_header(path)
         return load_file(path)
     except SafetensorError as error:
-        reason = f"it is damaged, or another kind of file ({first_line(error)})"
+        reason = f"it is damaged, or not a safetensors file ({first_line(error)})"
     except OSError as error:
         reason = error.strerror or first_line(error)
     except (ValueError, KeyError) as error:
@@ -72,11 +72,11 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a header that would take minutes to read: its length comes first, then JSON with an entry a tensor.
+    """Reject a header that would take minutes to parse. It consists of its length and JSON with an entry per tensor.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It has too many tensors, or is a pipe or device.
+        ValueError: The header is too large, or the file is a pipe or device.
     """
     with open_plain(path) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -86,27 +86,27 @@ def _check_header(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why torch.load failed, without its own text, which advises to load the file with weights_only=False."""
+    """Return why torch.load failed, without torch's message, which recommends weights_only=False."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if "TorchScript" in str(error):
-        return "it is a TorchScript program; save its state_dict() with torch.save instead"
+        return "it is a TorchScript archive; save its state_dict() with torch.save instead"
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return "it needs more memory than there is, or is damaged"
-    return "it is damaged, or another kind of file"
+        return "not enough memory, or the file is damaged"
+    return "it is damaged, or not a torch.save file"
 
 
 def find_weights(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """The key under which a file's content has its weights, and these; None if the content itself may be weights."""
+    """Return the key of the weights in a file's content, and the weights; None for the key if they are at top level."""
     key = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
     return (None, content) if key is None else (key, content[key])
 
 
 def match_names(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """For each name of a file's weights the model's, without the wrappers' parts; names that fit none stay unknown.
+    """Map the names in a file to the model's, without the wrappers' parts; unknown names have no match.
 
-    Of the ways to take the wrappers off, the one that finds the most of the model's names is taken: a network may have
-    a module of its own that is called `module`.
+    A network may have a submodule called `module`, so several ways to remove the parts are tried, and the one that
+    matches most of the model's names is used.
     """
     names, wanted = list(names), set(model.state_dict())
     by_bare = {bare(name): name for name in wanted}
@@ -119,19 +119,19 @@ def match_names(names: Iterable[str], model: nn.Module) -> dict[str, str]:
 
 
 def bare(name: str) -> str:
-    """A weight's or module's name without any wrapper's part."""
+    """Return a weight's or module's name without the wrappers' parts."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def few(words: Iterable[Any], most: int = 3) -> str:
-    """The first of some words, and how many more there are."""
-    texts = [str(word) for word in words]
+def few(items: Iterable[Any], most: int = 3) -> str:
+    """Return the first items as text, and how many more there are."""
+    texts = [str(item) for item in items]
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return (", ".join(texts[:most]) or "nothing") + more
 
 
 class _ShortSearch:
-    """Python's `re`, whose `search` looks at the first characters alone."""
+    """The module `re`, with a `search` that only scans the first SEARCHED characters."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(re, name)
@@ -142,9 +142,9 @@ class _ShortSearch:
 
 @contextmanager
 def _short_search() -> Iterator[None]:
-    """Keep torch from searching a refusal's whole message, in which a file's name for what it wants may fill megabytes.
+    """Limit torch's searches in its error message, since a malicious file can make that several megabytes long.
 
-    The time of one of its patterns grows with the square of that.
+    One of torch's patterns takes time quadratic in the length.
     """
     torch.serialization.re = _ShortSearch()  # type: ignore[assignment]
     try:
@@ -154,7 +154,7 @@ def _short_search() -> Iterator[None]:
 
 
 class _Format:
-    """NumPy's dtype of one number, as files name it; NumPy itself has no part in reading them."""
+    """Replaces numpy.dtype when unpickling, so that NumPy is not used to read files."""
 
     def __init__(self, code: str, *_: object):
         self.code, self.order = code, "<"
@@ -164,14 +164,14 @@ class _Format:
 
 
 def _rebuild_number(kind: _Format, raw: bytes | str) -> float:
-    """One number from the bytes of a NumPy scalar, such as pytorch-cifar's accuracy may be."""
+    """Decode a NumPy scalar, such as the accuracy in pytorch-cifar's checkpoints."""
     letters = {"f2": "e", "f4": "f", "f8": "d", "i4": "i", "i8": "q", "u4": "I", "u8": "Q", "b1": "?"}
     return float(
         struct.unpack(kind.order + letters[kind.code], raw.encode("latin1") if isinstance(raw, str) else raw)[0]
     )
 
 
-# NumPy renamed its core module in version 2; files written before keep the old name.
+# NumPy 2 renamed its core module; older files have the old name.
 _NUMBERS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (_Format, "numpy.dtype"),
     (_rebuild_number, "numpy.core.multiarray.scalar"),

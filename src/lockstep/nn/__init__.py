@@ -1,5 +1,5 @@
-"""Modules of networks that more than one package needs.
+"""Neural network code that several packages use. It imports only `errors`.
 
-`global_batch_norm` is batch norm over all workers, for `hvd` and `train`; `trial_forward` a pass of one blank image, by
-which models and data find out what fits. Imports errors alone.
+- `global_batch_norm`: batch norm over all workers, for `hvd` and `train`.
+- `trial_forward`: a forward pass of one blank image, to check that a model accepts images of a size.
 """

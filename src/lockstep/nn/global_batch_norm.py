@@ -1,8 +1,8 @@
-"""Batch normalisation whose statistics are those of all workers' batches together.
+"""Batch normalization with the statistics of the global batch.
 
-Mean and variance of the workers are combined as T. Chan et al., "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances", 1979, which loses no digits where the mean is large; the gradient is that of S. Ioffe and
-C. Szegedy, "Batch Normalization", arXiv 1502.03167, section 3, with sums over all workers.
+The workers' means and variances are combined by the formula of T. Chan et al., "Updating Formulae and a Pairwise
+Algorithm for Computing Sample Variances", 1979, which is accurate even if the mean is large. The gradient is that of
+S. Ioffe and C. Szegedy, "Batch Normalization", arXiv 1502.03167, section 3, with sums over all workers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ class Peers(Protocol):
     """The collectives that a batch norm needs."""
 
     def gather(self, row: Tensor) -> Tensor:
-        """[F] of each worker to [workers, F]."""
+        """Gather [F] of each worker into [workers, F]."""
 
     def sum(self, row: Tensor) -> Tensor:
-        """[F] of each worker, added up."""
+        """Sum [F] over the workers."""
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """Like torch.nn.BatchNorm1d, 2d and 3d, over the global batch, with any number of samples on each worker.
+    """Like torch.nn.BatchNorm1d, 2d and 3d, with statistics of the global batch.
 
-    Takes [batch, features, ...] on any device. In evaluation it is plain batch normalisation.
+    Takes [batch, features, ...] on any device, with any number of samples on each worker. In evaluation mode, it is
+    ordinary batch normalization.
     """
 
     peers: Peers | None = None
-    """None: this worker is alone."""
+    """None for a single worker."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -62,12 +63,12 @@ class GlobalBatchNorm(_BatchNorm):
 
 
 def _shaped(feature: Tensor, like: Tensor) -> Tensor:
-    """[features] as [1, features, 1, ...]."""
+    """Reshape [features] to [1, features, 1, ...], to broadcast with `like`."""
     return feature.view(1, -1, *[1] * (like.dim() - 2))
 
 
 class _GlobalBatchNorm(torch.autograd.Function):
-    """Normalise by the statistics of the global batch, and update the running ones in place."""
+    """Normalizes with the statistics of the global batch, and updates the running statistics in place."""
 
     @staticmethod
     def forward(
@@ -98,25 +99,25 @@ class _GlobalBatchNorm(torch.autograd.Function):
             unbiased = square / (total - 1).clamp(min=1)
             running_variance.lerp_(unbiased.to(running_variance.dtype), momentum)
         inverse = (variance + eps).rsqrt()
-        normalised = (values - _shaped(mean, values)) * _shaped(inverse, values)
+        normalized = (values - _shaped(mean, values)) * _shaped(inverse, values)
         ctx.peers = peers
-        ctx.save_for_backward(normalised, weight, inverse, total)
-        output = normalised if weight is None else normalised * _shaped(weight, values)
+        ctx.save_for_backward(normalized, weight, inverse, total)
+        output = normalized if weight is None else normalized * _shaped(weight, values)
         return (output if bias is None else output + _shaped(bias, values)).to(input.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        normalised, weight, inverse, total = ctx.saved_tensors
-        gradient = gradients[0].to(normalised.dtype)
+        normalized, weight, inverse, total = ctx.saved_tensors
+        gradient = gradients[0].to(normalized.dtype)
         dimensions = [0, *range(2, gradient.dim())]
         bias_gradient = gradient.sum(dimensions)
-        weight_gradient = (gradient * normalised).sum(dimensions)
+        weight_gradient = (gradient * normalized).sum(dimensions)
         sums = ctx.peers.sum(torch.cat([bias_gradient, weight_gradient]))
         mean_gradient, mean_product = (sums / total).chunk(2)
         scale = inverse if weight is None else inverse * weight
         input_gradient = _shaped(scale, gradient) * (
-            gradient - _shaped(mean_gradient, gradient) - normalised * _shaped(mean_product, gradient)
+            gradient - _shaped(mean_gradient, gradient) - normalized * _shaped(mean_product, gradient)
         )
         needs = ctx.needs_input_grad
         return (

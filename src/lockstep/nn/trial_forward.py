@@ -1,4 +1,4 @@
-"""One blank image through a model, to learn whether it takes such images before any work is done."""
+"""A forward pass of one blank image, to check that a model accepts images of a size before training starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from lockstep.errors import first_line
 
-# What networks raise at images of a size that they do not take: each layer has an error of its own.
+# What layers raise for image sizes that they do not support.
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
 
 
@@ -19,14 +19,14 @@ LIBRARIES = ("lockstep", "torch", "torchvision", "timm")
 
 
 class UnfitImageError(Exception):
-    """A model does not take an image; the text is the first line of its own error and where in the user's code."""
+    """A model does not accept an image; the message is the first line of its error and its place in the user's code."""
 
 
 def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
-    """What a model in evaluation says to an image [1, C, H, W], which takes the device and dtype of its weights.
+    """Return a model's output for an image [1, C, H, W], in evaluation mode, with the model's device and dtype.
 
     Raises:
-        UnfitImageError: It does not take the image.
+        UnfitImageError: The model does not accept the image.
     """
     tensors = (tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.is_floating_point())
     like = next(tensors, torch.zeros(()))

@@ -82,7 +82,7 @@ def test_setting_the_passes_is_the_same_as_the_method() -> None:
             expected = mean(parameters, range(hvd.size()))
             torch.testing.assert_close([p.grad for p in parameters], [passes * grad for grad in expected])
             optimizer.zero_grad()
-        with pytest.raises(ValueError, match="must be > 0, not 0"):
+        with pytest.raises(ValueError, match="must be > 0, got 0"):
             optimizer.backward_passes_per_step = 0
         hvd.shutdown()
 

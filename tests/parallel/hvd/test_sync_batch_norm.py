@@ -65,7 +65,7 @@ def _compare(world: World, name: str) -> None:
         share = whole.detach()[own].clone().requires_grad_()
         if step == 3 and not ours.track_running_stats:
             continue  # then the batch itself is taken, each worker's own
-        expected, result = theirs(whole), ours.normalise(share)
+        expected, result = theirs(whole), ours.normalize(share)
         assert result.dtype == dtype
         torch.testing.assert_close(result, expected[own], **tolerance)
         for output, part in ((expected, gradients), (result, gradients[own])):
@@ -100,7 +100,7 @@ def test_statistics_of_a_large_mean_keep_their_digits() -> None:
         hvd.init()
         layer = hvd.SyncBatchNorm(1, momentum=1.0)
         torch.manual_seed(hvd.rank())
-        layer.normalise(10_000 + torch.randn(500, 1))
+        layer.normalize(10_000 + torch.randn(500, 1))
         assert 0.9 < layer.running_var.item() < 1.1
         hvd.shutdown()
 
@@ -112,7 +112,7 @@ def test_a_second_derivative_is_refused() -> None:
         hvd.init()
         layer = hvd.SyncBatchNorm(2)
         inputs = torch.randn(3, 2, requires_grad=True)
-        (first,) = torch.autograd.grad(layer.normalise(inputs).pow(3).sum(), inputs, create_graph=True)
+        (first,) = torch.autograd.grad(layer.normalize(inputs).pow(3).sum(), inputs, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             first.sum().backward()
         hvd.shutdown()

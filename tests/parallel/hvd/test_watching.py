@@ -112,7 +112,7 @@ def test_a_stall_ends_the_job_where_that_is_asked_for_and_is_warned_of_before(wa
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         start = time.monotonic()
-        with pytest.raises(hvd.HorovodInternalError, match=r"STALL_SHUTDOWN_TIME|rank . was lost") as error:
+        with pytest.raises(hvd.HorovodInternalError, match=r"STALL_SHUTDOWN_TIME|rank . disconnected") as error:
             hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
         return str(error.value), time.monotonic() - start, kept.lines
 
@@ -164,7 +164,7 @@ def test_the_timeline_starts_and_stops_on_demand(tmp_path: Path) -> None:
             hvd.allreduce(torch.ones(1), name="unseen")
         hvd.stop_timeline()
         if hvd.rank() == 0:
-            with pytest.raises(ValueError, match="cannot be written"):
+            with pytest.raises(ValueError, match="cannot write the timeline"):
                 hvd.start_timeline(str(tmp_path / "missing" / "x.json"))
         hvd.shutdown()
         with pytest.raises(ValueError, match="has not been initialized"):

@@ -314,7 +314,7 @@ def test_weights_of_other_classes_are_not_evaluated(
     torch.save(models.get_model("shufflenet_v2_x0_5").state_dict(), "thousand.pth")
     words = ["train", "-e", "--pretrained", "thousand.pth", "-a", "shufflenet_v2_x0_5", "--image-size", "32"]
     assert main([*words, str(folder)]) == 5
-    assert "these weights know 1,000 classes and the data has 2" in capsys.readouterr().err
+    assert "the weights have 1,000 classes, but the data has 2" in capsys.readouterr().err
     assert main(words) == 2
     assert "name the data set or folder" in capsys.readouterr().err
 

@@ -173,6 +173,6 @@ def test_the_last_worker_of_an_elastic_job_keeps_its_slot_and_one_of_a_group_is_
 
     survivor = connected(Place(0, 1, 3, 1, launcher="horovodrun"), launched=1)
     assert (survivor.place.local_rank, survivor.place.local_size) == (3, 1)
-    assert survivor.neighbours.cross(0) == (0, 1)
+    assert survivor.neighbors.cross(0) == (0, 1)
     alone = connected(Place(0, 1, 3, 4, launcher="torchrun"), launched=4)
     assert (alone.place.local_rank, alone.place.local_size) == (0, 1)

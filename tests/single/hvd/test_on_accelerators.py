@@ -40,5 +40,5 @@ def test_a_worker_that_has_joined_without_a_gpu_is_told() -> None:
     """Zeros on the CPU would be reduced by Gloo, and the other workers wait in NCCL for ever."""
     said: dict[str, Any] = Allreduce("w", [torch.zeros(3, device=META)]).describe()
     assert said["devices"] == ["GPU"]
-    with pytest.raises(ValueError, match="has joined, has none"):
+    with pytest.raises(ValueError, match="has joined, has no GPU"):
         Allreduce.of_zeros(said, torch.device("cpu"))

@@ -101,7 +101,7 @@ def test_a_seed_decides_the_weights() -> None:
         ("digit-net", "did you mean digits-net?"),
         ("torchvision/resnet500", "did you mean resnet50?"),
         ("efficientnet-b0", "did you mean efficientnet_b0?"),
-        ("???", "`lockstep models` lists them"),
+        ("???", "to list models, run `lockstep models`"),
     ],
 )
 def test_an_unknown_name_names_the_nearest(arch: str, hint: str) -> None:
@@ -113,7 +113,7 @@ def test_an_unknown_name_names_the_nearest(arch: str, hint: str) -> None:
 
 @pytest.mark.parametrize("arch", ["resnet34", "torchvision/resnet18"])
 def test_torchvisions_models_refuse_grey_images(arch: str) -> None:
-    with pytest.raises(ConfigError, match=r"colour images.*1 channel.*digits-net"):
+    with pytest.raises(ConfigError, match=r"color images.*1 channel.*digits-net"):
         registry.build(arch, 10, 1, 28)
 
 
@@ -142,7 +142,7 @@ def test_the_users_function_is_called_with_the_number_of_classes(my_nets: str) -
 
 
 def test_a_function_that_builds_no_network_is_named(my_nets: str) -> None:
-    with pytest.raises(ConfigError, match=f"--model {my_nets}:nothing must return a torch.nn.Module.*int"):
+    with pytest.raises(ConfigError, match=f"--model {my_nets}:nothing: must return a torch.nn.Module.*int"):
         registry.build(f"{my_nets}:nothing", 10, 3, 32)
     with pytest.raises(ConfigError, match=f"--model {my_nets}:missing"):
         registry.build(f"{my_nets}:missing", 10, 3, 32)

@@ -1,4 +1,4 @@
-"""Horovod's package, provided by Lockstep: nothing but names handed on."""
+"""The horovod package, provided by Lockstep: it only re-exports names."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -10,17 +10,16 @@ except PackageNotFoundError:
     pass
 else:
     raise ImportError(
-        "both Horovod and lockstep-horovod, which takes its place, are installed here. To keep Lockstep: "
-        "`pip uninstall horovod lockstep-horovod`, then install lockstep-horovod again, as they share files. "
-        "To keep Horovod: `pip uninstall horovod lockstep-horovod`, then install horovod again"
+        "Horovod and its replacement lockstep-horovod are both installed, and they share files. Uninstall both: "
+        "`pip uninstall horovod lockstep-horovod`. Then install one of them again: lockstep-horovod, or horovod"
     )
 
-__version__ = "0.28.1"  # the release of Horovod whose API this is
+__version__ = "0.28.1"  # the Horovod release whose API this is
 lockstep_version = version("lockstep-torch")
 
 
 def __getattr__(name: str) -> Any:
-    """Import `run`, `runner` and `common` on first use: training needs no launcher, and the launcher no torch."""
+    """Import `run`, `runner` and `common` on first use: training needs no launcher, and the launcher needs no torch."""
     if name == "run":
         from lockstep.launch.controller.run_function import run
 

@@ -1,6 +1,6 @@
-"""Not provided: the message says what to use."""
+"""Not provided: raises ImportError with the alternative."""
 
 raise ImportError(
-    "horovod.data: Lockstep provides Horovod's API for PyTorch alone (horovod.torch). "
-    "To load data beside the training, give torch.utils.data.DataLoader num_workers and persistent_workers"
+    "horovod.data: Lockstep provides Horovod's API only for PyTorch (horovod.torch). "
+    "To load data in background processes, use torch.utils.data.DataLoader with num_workers and persistent_workers"
 )

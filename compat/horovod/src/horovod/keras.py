@@ -1,6 +1,6 @@
-"""Not provided: the message says what to use."""
+"""Not provided: raises ImportError with the alternative."""
 
 raise ImportError(
-    "horovod.keras: Lockstep provides Horovod's API for PyTorch alone (horovod.torch). "
-    "For Keras there is keras.distribution, or Horovod itself"
+    "horovod.keras: Lockstep provides Horovod's API only for PyTorch (horovod.torch). "
+    "For Keras, use keras.distribution or the original Horovod"
 )

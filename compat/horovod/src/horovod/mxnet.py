@@ -1,6 +1,6 @@
-"""Not provided: the message says what to use."""
+"""Not provided: raises ImportError with the alternative."""
 
 raise ImportError(
-    "horovod.mxnet: Lockstep provides Horovod's API for PyTorch alone (horovod.torch). "
-    "MXNet was retired in 2023; only Horovod itself trains with it"
+    "horovod.mxnet: Lockstep provides Horovod's API only for PyTorch (horovod.torch). "
+    "For MXNet, which was retired in 2023, use the original Horovod"
 )

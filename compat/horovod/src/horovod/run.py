@@ -1,4 +1,4 @@
-"""`horovod.run` is a function, and older scripts import it as a module that has that function: here it is both."""
+"""`horovod.run`, a module that can also be called, since older scripts import it as a module."""
 
 import sys
 from types import ModuleType

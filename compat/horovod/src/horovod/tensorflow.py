@@ -1,6 +1,6 @@
-"""Not provided: the message says what to use."""
+"""Not provided: raises ImportError with the alternative."""
 
 raise ImportError(
-    "horovod.tensorflow: Lockstep provides Horovod's API for PyTorch alone (horovod.torch). "
-    "For TensorFlow there is tf.distribute.MultiWorkerMirroredStrategy, or Horovod itself"
+    "horovod.tensorflow: Lockstep provides Horovod's API only for PyTorch (horovod.torch). "
+    "For TensorFlow, use tf.distribute.MultiWorkerMirroredStrategy or the original Horovod"
 )

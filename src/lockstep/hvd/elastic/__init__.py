@@ -1,6 +1,6 @@
-"""Horovod's elastic training: a training function goes on, with the state of its last commit, when workers change."""
+"""Horovod's elastic training: when workers change, training continues from the last commit."""
 
-# `__all__` names no modules: horovod.torch.elastic, which takes its names, has modules of its own.
+# `__all__` has no modules: horovod.torch.elastic re-exports these names and has its own modules.
 from lockstep.hvd.basics import init, shutdown
 from lockstep.hvd.elastic import sampler as sampler
 from lockstep.hvd.elastic import state as state

@@ -1,4 +1,4 @@
-"""What survives a change of workers: the base of all states, and the state of plain Python objects."""
+"""Elastic state: the base class of all states, and the state of Python objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.world.elastic_rendezvous import ADDED, REMOVED
 
 
 class HostUpdateResult(IntFlag):
-    """What has happened to the hosts of an elastic job."""
+    """A change of the hosts of an elastic job."""
 
     no_update = 0
     removed = REMOVED
@@ -25,17 +25,17 @@ class HostUpdateResult(IntFlag):
 
 
 class Commits:
-    """Where commits are kept beyond this process: nowhere. Also the base of what keeps them."""
+    """Keeps commits outside this process. This base class keeps none."""
 
     def keep(self, state: State) -> None:
-        """Keep what the state has saved."""
+        """Keep the state's saved copy."""
 
-    def bring_back(self, state: State) -> bool:
-        """Called by all workers before they synchronise; whether the state is now that of a commit from before."""
+    def restore_newest(self, state: State) -> bool:
+        """Restore the newest commit of the previous workers (collective); return whether there was one."""
         return False
 
     def must_stop(self) -> bool:
-        """Whether this worker was asked to end at a commit, for a start with other hosts."""
+        """Return whether the launcher asked this worker to exit at a commit, to restart with other hosts."""
         return False
 
 
@@ -48,14 +48,14 @@ class _HostMessages:
 
 
 class State:
-    """Training state that is saved, restored, and made the same on all workers. Subclasses say what it consists of.
+    """Training state that can be saved, restored, and synchronized between workers. Subclasses define its contents.
 
     Args:
-        bcast_object: Gives every worker rank 0's object.
-        get_rank: Gives this worker's rank.
+        bcast_object: Returns rank 0's object on all workers.
+        get_rank: Returns this worker's rank.
     """
 
-    _commits = Commits()  # for subclasses that do not call __init__, too
+    _commits = Commits()  # a class attribute, for subclasses that do not call __init__
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -66,56 +66,56 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Add functions to call, in order, when the workers have changed: after init, before the state is synchronised.
+        """Add functions to call after the workers have changed: after `init`, before the state is synchronized.
 
-        The place to scale a learning rate by the new `size()`.
+        For example, to scale the learning rate by the new `size()`.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The workers have changed: fit the state to them and call the registered functions."""
+        """Adapt the state to changed workers and call the registered functions."""
         self._messages.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Tell this worker of a change of the hosts that the launcher does not know of; any thread may call it.
+        """Report a change of the hosts that the launcher does not know of. Thread-safe.
 
-        Rank 0's counts: at its next `commit` or `check_host_updates` all workers meet again.
+        Only reports on rank 0 count: at its next `commit` or `check_host_updates`, all workers reconnect.
 
         Args:
-            timestamp: When it was, in seconds; one that is not later than what was told before is old news.
+            timestamp: The time of the change in seconds; changes that are not later than the last one are ignored.
             update_res: A `HostUpdateResult`.
         """
         self._messages.append((timestamp, update_res))
 
     @property
     def _host_messages(self) -> _HostMessages:
-        """Horovod's queue of news of the hosts, for scripts that ask whether it is empty."""
+        """Horovod's queue of host changes, for scripts that check whether it is empty."""
         from lockstep.world.elastic_rendezvous import host_changes
 
         return _HostMessages(not self._messages and not host_changes(self._changes_seen)[1])
 
     def commit(self) -> None:
-        """Save the state, also in the host's memory where the workers can be started anew; then look for other hosts.
+        """Save the state, then check for host changes. Jobs that can restart also save it in the host's memory.
 
         Raises:
-            HostsUpdatedInterrupt: The hosts have changed; on every worker.
-            HorovodInternalError: A worker was lost, and the state may hold part of a sum: the last copy remains.
-            SystemExit: They have, and all workers are started anew.
+            HostsUpdatedInterrupt: The hosts have changed; on all workers.
+            HorovodInternalError: A worker disconnected, so the state may hold a partial sum; the last copy is kept.
+            SystemExit: The hosts have changed, and all workers restart.
         """
         self._keep()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """See whether the hosts have changed, by rank 0's knowledge, so that all workers find the same.
+        """Check whether the hosts have changed. Rank 0 decides, so all workers get the same result (collective).
 
         Raises:
-            HostsUpdatedInterrupt: They have; on every worker.
-            SystemExit: They have, and all workers are started anew, with the state as it is now.
+            HostsUpdatedInterrupt: The hosts have changed; on all workers.
+            SystemExit: The hosts have changed, and all workers restart from the current state.
         """
-        news = self._news() if self._get_rank() == 0 else None
+        news = self._host_news() if self._get_rank() == 0 else None
         must_stop = self._commits.must_stop()
         self._changes_seen, changes, must_stop = self._bcast_object((*news, must_stop) if news else None)
         if must_stop:
@@ -124,8 +124,8 @@ class State:
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
 
-    def _news(self) -> tuple[int, int]:
-        """The number of the launcher's latest change of the hosts, and what has changed since the last look."""
+    def _host_news(self) -> tuple[int, int]:
+        """Return the number of the launcher's latest host change, and all changes since the last call."""
         from lockstep.world.elastic_rendezvous import host_changes
 
         seen, changes = host_changes(self._changes_seen)
@@ -137,46 +137,46 @@ class State:
         return seen, changes
 
     def _keep(self) -> None:
-        """Save the state once it is whole; before, an accelerator may still be waiting for a worker that is gone."""
+        """Save the state after all queued work has finished; an accelerator may be waiting for a dead worker."""
         if horovod.context is not None:
             horovod.context.settle()
         self.save()
         self._commits.keep(self)
 
     def keep_in(self, commits: Commits) -> None:
-        """Keep commits there from now on."""
+        """Set where commits are kept."""
         self._commits = commits
 
     def get_saved(self) -> Any:
-        """The copy that was saved, for workers that are started anew: anything that cloudpickle takes.
+        """Return the saved copy, for restarted workers: anything that cloudpickle can pickle.
 
         Raises:
-            NotImplementedError: The class does not say; its state is lost with all workers.
+            NotImplementedError: The class does not support it; a restart loses its state.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
 
     def set_saved(self, saved: Any) -> None:
-        """Take over such a copy, for `restore`."""
-        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+        """Set the copy that `restore` uses."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
 
     def save(self) -> None:
-        """Keep a copy of the state in memory."""
+        """Save a copy of the state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the copy."""
+        """Restore the saved copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take over rank 0's state, and save it."""
+        """Copy rank 0's state to all workers, and save it."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Fit the state to a changed number of workers."""
+        """Adapt the state to a changed number of workers."""
 
 
 class ObjectState(State):
-    """Plain Python objects: each keyword argument becomes an attribute, saved as a deep copy and sent by pickle."""
+    """Python objects: each keyword argument becomes an attribute, which is saved as a deep copy and sent by pickle."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
@@ -202,7 +202,7 @@ class ObjectState(State):
     def sync(self) -> None:
         if self._saved_state:
             self._set_attributes(self._bcast_object(self._attributes()))
-            ObjectState.save(self)  # what a subclass adds may not be synchronised yet
+            ObjectState.save(self)  # not self.save(): a subclass may not be synchronized yet
 
     def _attributes(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved_state}
@@ -213,7 +213,7 @@ class ObjectState(State):
 
 
 def stop() -> None:
-    """End this worker, as one that is to be started anew.
+    """Exit with the code that makes the launcher restart the workers.
 
     Raises:
         SystemExit: Always.

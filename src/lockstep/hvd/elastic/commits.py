@@ -1,11 +1,11 @@
-"""Commits that outlive the workers: every host keeps the newest in its memory, for workers that are started anew.
+"""Commits that outlive the workers: every host keeps the newest one in memory, for restarted workers.
 
-Where a launcher starts all workers anew after a failure (`Place.snapshots`; not the one-machine driver of elastic jobs,
-whose survivors hold the state), one worker a host writes each commit to the host's folder, whole or not at all. The
-workers of the next start take the newest that any host has: a lost host takes its own copy with it.
+If the launcher restarts all workers after a failure (`Place.snapshots`), one worker per host writes each commit to the
+host's folder, atomically. Restarted workers restore the newest commit of any host, so that losing a host loses no
+commit. The single-host driver of elastic jobs does not need this: its surviving workers hold the state.
 
-A commit is a pickle, as it may hold any object. So one is read from the job's own folder only: folder and file must be
-this user's, and nobody else's to write to.
+A commit is a pickle, since it may contain any object. So it is only read from the job's folder, and only if folder and
+file are owned by this user and not writable by others.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ log = logging.getLogger(__name__)
 
 
 def open_commits(run: int) -> Commits:
-    """The commits of this job's `run`-th call of an elastic function, counted from 0 in each worker."""
+    """Return where to keep the commits of this worker's `run`-th call of an elastic function, from 0."""
     context = horovod.context
     if context is None or context.place.snapshots is None or context.place.size != context.launched:
         return Commits()
     folder = context.place.snapshots
     if not _is_private_folder(folder):
-        log.warning("commits are not kept beyond the workers: %s is no folder of this user alone", folder)
+        log.warning("commits will not survive a restart: %s is not a folder that only this user can write to", folder)
         return Commits()
     return HostCommits(folder, run, context.place)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A commit that this host has: its number, and its content as uint8."""
+    """A commit on this host: its number, and its content as uint8 [bytes]."""
 
     number: int
     content: torch.Tensor
 
 
 class HostCommits(Commits):
-    """The newest commit of one elastic function, in a folder in this host's memory."""
+    """Keeps the newest commit of one elastic function in a folder in this host's memory."""
 
     def __init__(self, folder: Path, run: int, place: Place) -> None:
         self._folder = folder
@@ -69,12 +69,12 @@ class HostCommits(Commits):
         self._rank = place.rank
         self._writes = place.local_rank == 0
         self._number = NONE
-        self._looks_back = place.restart > 0
+        self._must_restore = place.restart > 0
         self._gave_up = False
-        self._asked = _note_requests()
+        self._stop_requested = _watch_stop_signal()
 
     def keep(self, state: State) -> None:
-        """Where there is no room for it, or the state does not say what it has saved, that is said once."""
+        """Write the state's saved copy. If that fails, log a warning and stop writing."""
         self._number += 1
         if not self._writes or self._gave_up:
             return
@@ -82,35 +82,35 @@ class HostCommits(Commits):
             self._write(state.get_saved())
         except (OSError, NotImplementedError) as error:
             self._gave_up = True
-            log.warning("commits are no longer kept beyond the workers of this host: %s", error)
+            log.warning("commits on this host will no longer survive a restart: %s", error)
 
-    def bring_back(self, state: State) -> bool:
-        """Take over the newest commit of any host, once, in workers that were started anew; and agree on the count.
+    def restore_newest(self, state: State) -> bool:
+        """Restore the newest commit of any host, once after a restart, and agree on its number.
 
         Raises:
-            HorovodInternalError: Another worker was lost; to be called again.
+            HorovodInternalError: Another worker disconnected; call this again after `init`.
         """
-        own = self._newest() if self._looks_back and self._writes else None
-        told = allgather_object((self._looks_back, own.number if own else NONE, len(own.content) if own else 0))
-        looking, numbers, sizes = zip(*told, strict=True)
+        own = self._newest() if self._must_restore and self._writes else None
+        replies = allgather_object((self._must_restore, own.number if own else NONE, len(own.content) if own else 0))
+        restarted, numbers, sizes = zip(*replies, strict=True)
         newest = max(numbers)
-        if any(looking) and newest != NONE:
+        if any(restarted) and newest != NONE:
             holder = numbers.index(newest)
             content = own.content if own and own.number == newest else torch.empty(sizes[holder], dtype=torch.uint8)
             content = broadcast_(content, holder)
             state.set_saved(_unpacked(content))
             state.restore()
-            say = log.warning if self._rank == 0 else log.info
-            say("back to commit %d, which worker %d has found on its host", newest, holder)
-        self._looks_back = False
+            level = logging.WARNING if self._rank == 0 else logging.INFO
+            log.log(level, "restored commit %d, found on the host of worker %d", newest, holder)
+        self._must_restore = False
         self._number = max(allgather_object(max(self._number, newest)))
         return bool(newest != NONE)
 
     def must_stop(self) -> bool:
-        return self._asked.is_set()
+        return self._stop_requested.is_set()
 
     def _write(self, saved: Any) -> None:
-        """Write a commit under another name, and let the ones before make way when it is whole."""
+        """Write a commit to a temporary file, rename it, and delete the previous commits."""
         partial = self._folder / f"partial-{self._run}"
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -128,17 +128,17 @@ class HostCommits(Commits):
                 other.unlink(missing_ok=True)
 
     def _newest(self) -> Kept | None:
-        """The newest sound commit here."""
+        """Return the newest undamaged commit on this host."""
         for path, match in sorted(self._found(), key=lambda found: -int(found[1]["number"])):
             with suppress(OSError):
                 content = _read_private(path)
                 if zlib.crc32(content) == int(match["sum"], 16):
                     return Kept(int(match["number"]), torch.frombuffer(content, dtype=torch.uint8))
-            log.warning("%s is damaged, or others can write to it: it is not used", path)
+            log.warning("ignoring %s: it is damaged or writable by others", path)
         return None
 
     def _found(self) -> list[tuple[Path, re.Match[str]]]:
-        """The commits of this function in the folder, sound or not."""
+        """Return this function's commits in the folder, including damaged ones."""
         with suppress(OSError):
             matches = [(path, NAME.fullmatch(path.name)) for path in self._folder.iterdir()]
             return [(path, match) for path, match in matches if match and int(match["run"]) == self._run]
@@ -146,11 +146,11 @@ class HostCommits(Commits):
 
 
 class _Summing:
-    """A file to write to that sums up what goes through it."""
+    """A file that computes the checksum of what is written to it."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
-        self.sum = 0  # CRC-32: against damage alone, and a third of SHA-256's time, for which the training waits
+        self.sum = 0  # CRC-32: detects damage, in a third of SHA-256's time, while training waits
 
     def write(self, part: Any) -> int:
         self.sum = zlib.crc32(part, self.sum)
@@ -161,9 +161,8 @@ class _Summing:
 
 
 def _unpacked(content: torch.Tensor) -> Any:
-    """What was saved; a tensor that was on some GPU comes to this worker's."""
-    # weights_only cannot be: a commit holds any object. The content is a file that has passed _read_private, or was
-    # sent by the worker of this job that has read it.
+    """Unpickle a saved copy, with GPU tensors on this worker's GPU."""
+    # Not weights_only: a commit holds any object. The content passed _read_private on this or another worker.
     return torch.load(
         io.BytesIO(content.numpy().tobytes()),
         map_location=lambda storage, location: default_restore_location(storage, location.partition(":")[0]),
@@ -180,25 +179,25 @@ def _is_private_folder(path: Path) -> bool:
 
 
 def _read_private(path: Path) -> bytearray:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
-        PermissionError: It is not this user's, others can write to it, or it is no plain file.
+        PermissionError: It is not owned by this user, is writable by others, or is not a regular file.
         OSError: It cannot be read.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
-            raise PermissionError(f"{path} is no file of this user alone")
+            raise PermissionError(f"{path} is not a regular file that only this user can write to")
         content = bytearray(status.st_size)
         read = file.readinto(content)
     return content[:read]
 
 
-def _note_requests() -> threading.Event:
-    """Set by SIGUSR1 from now on, by which the launcher asks the workers to end; not where the script listens to it."""
-    asked = threading.Event()
+def _watch_stop_signal() -> threading.Event:
+    """Return an event that is set by SIGUSR1, the launcher's stop request, unless the script handles that signal."""
+    requested = threading.Event()
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-            signal.signal(signal.SIGUSR1, lambda number, frame: asked.set())
-    return asked
+            signal.signal(signal.SIGUSR1, lambda number, frame: requested.set())
+    return requested

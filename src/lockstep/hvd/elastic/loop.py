@@ -1,4 +1,4 @@
-"""The loop around an elastic training function: synchronise, train, and after a change of workers, once more."""
+"""The loop around an elastic training function: synchronize, train, and repeat after a change of workers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _runs = itertools.count()  # of elastic functions, in the same order in every wo
 
 
 def run(func: Training) -> Training:
-    """Decorator: make a training function, whose first argument is its `State`, go on when workers come and go.
+    """Decorate a training function, whose first argument is its `State`, so that it continues when workers change.
 
-    Every worker synchronises the state and calls the function. Where a worker was lost (HorovodInternalError), the
-    state goes back to the last commit; where hosts were added or removed (HostsUpdatedInterrupt, from `commit` or
-    `check_host_updates`), it stays as it is. Then Horovod is initialised anew and all starts over. Other exceptions
-    of the function are the caller's.
+    All workers synchronize the state and call the function. If a worker disconnects (HorovodInternalError), the state
+    is restored from the last commit. If hosts are added or removed (HostsUpdatedInterrupt, from `commit` or
+    `check_host_updates`), the state stays as it is. In both cases, Horovod is initialized again and the function is
+    called again. Other exceptions propagate.
 
-    Where the launcher starts all workers anew after a failure (`lockstep run --max-restarts`, `horovodrun --min-np`
-    over several hosts), the state begins with the last commit that any host has kept, as after a loss in place.
+    If the launcher restarts all workers after a failure (`lockstep run --max-restarts`, `horovodrun --min-np` on
+    several hosts), the state is first restored from the newest commit on any host.
     """
     return run_fn(func, _reset)
 
 
 def run_fn(func: Training, reset: Callable[[], None]) -> Training:
-    """`run` with a function of the caller's own that joins the new group of workers."""
+    """Like `run`, with a custom function `reset` that connects to the new workers."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -47,19 +47,19 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
             try:
                 if workers_changed:
                     reset()
-                if commits.bring_back(state) or workers_changed:
+                if commits.restore_newest(state) or workers_changed:
                     state.on_reset()
                 if _any_worker(must_sync):
                     state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
-                log.warning("back to the last commit, with the workers that there are now: %s", error)
+                log.warning("restoring the last commit and continuing with the remaining and new workers: %s", error)
                 if horovod.context is not None:
                     horovod.context.end_device_work()
                 state.restore()
                 must_sync = True
             except HostsUpdatedInterrupt as interrupt:
-                log.info("the hosts have changed: going on with the workers that there are now")
+                log.info("the hosts have changed; continuing with the current workers")
                 must_sync = not interrupt.skip_sync
             workers_changed = True
 
@@ -67,11 +67,11 @@ def run_fn(func: Training, reset: Callable[[], None]) -> Training:
 
 
 def _any_worker(must_sync: bool) -> bool:
-    """Whether any worker must synchronise: one that has just started needs the state of those who could do without."""
+    """Return whether any worker must synchronize, since new workers need the state of the others (collective)."""
     return any(allgather_object(must_sync)) if is_initialized() else must_sync
 
 
 def _reset() -> None:
-    """Join the new group of workers."""
+    """Connect to the new workers."""
     shutdown()
     init()

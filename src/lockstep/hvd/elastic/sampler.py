@@ -1,4 +1,4 @@
-"""A sampler that shares out what is left of an epoch anew whenever the number of workers changes."""
+"""A sampler that redistributes the rest of an epoch when the number of workers changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from lockstep.hvd.basics import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Each worker's share of the samples that no worker has processed in this epoch.
+    """Samples this worker's share of the indices that no worker has processed in this epoch.
 
-    Put it into the `TorchState`, call `record_batch` after each batch, and `set_epoch` when an epoch is done (not when
-    the next one starts: a resumed epoch would begin from its first sample). The order is one shuffle of (seed, epoch),
-    the same on every worker; worker r of n takes every n-th sample of what is left, from the r-th on. Where the samples
-    do not go round, the first ones left are taken again.
+    Pass it to the `TorchState`, call `record_batch` after each batch, and `set_epoch` at the end of each epoch (not at
+    the start of the next: a resumed epoch would restart from its first sample). The order is a shuffle seeded with
+    seed + epoch, the same on all workers; worker r of n takes every n-th of the remaining indices, starting with the
+    r-th. If the number of workers does not divide them, the first remaining indices are repeated.
 
     Attributes:
-        epoch: The epoch that is being shared out.
-        processed_num: Samples of this epoch that all workers together have processed.
-        num_replicas, rank: The workers among whom it is shared out, and which of them this is.
-        remaining_indices: What was left of the epoch when it was last shared out.
-        num_samples: This worker's share, in samples; `total_size` is that of all workers, repeated samples included.
+        epoch: The current epoch.
+        processed_num: The number of samples of this epoch that all workers together have processed.
+        num_replicas, rank: The number of workers and this worker's rank, at the last `reset`.
+        remaining_indices: The indices that were left at the last `reset`.
+        num_samples: The number of samples for this worker.
+        total_size: The number of samples for all workers, including repeated ones.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -35,11 +36,11 @@ class ElasticSampler(Sampler[int]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch: none of its samples is processed."""
+        """Start an epoch, with no processed samples."""
         self.load_state_dict({"epoch": epoch, "processed_num": 0})
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Count a batch that every worker has processed, `batch_size` samples each; `batch_idx` changes nothing."""
+        """Count a batch of `batch_size` samples on each worker; `batch_idx` is ignored."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
@@ -51,7 +52,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share out what is left among the workers that there are now."""
+        """Distribute the remaining indices over the current workers."""
         self.num_replicas = size()
         self.rank = rank()
         order = list(range(len(self.dataset)))
@@ -63,7 +64,7 @@ class ElasticSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         left = self.remaining_indices
-        return (left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas))
+        return (left[position % len(left)] for position in range(self.rank, self.total_size, self.num_replicas))
 
     def __len__(self) -> int:
         return self.num_samples

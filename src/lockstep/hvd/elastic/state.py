@@ -1,6 +1,6 @@
-"""The state of a PyTorch training: models, optimizers and samplers by handlers of their own, anything else as objects.
+"""Elastic state for PyTorch: models, optimizers and samplers have handlers; other values are copied as objects.
 
-To teach it another type, put a pair (type, handler class) first in the list that `get_handler_registry` gives.
+To add a type, insert a pair (type, handler class) at the start of the list that `get_handler_registry` returns.
 """
 
 from __future__ import annotations
@@ -30,58 +30,58 @@ __all__ = [
 
 
 class StateHandler:
-    """How values of one type are saved, restored and made the same on all workers."""
+    """Saves, restores and synchronizes a value of one type."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def save(self) -> None:
-        """Keep a copy of the value's state."""
+        """Save a copy of the value's state."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Give the value its saved state back."""
+        """Restore the saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give the value rank 0's state; it is saved when all values have theirs."""
+        """Copy rank 0's state to all workers. `TorchState` saves it after synchronizing all values."""
         raise NotImplementedError
 
     def get_saved(self) -> Any:
-        """The saved state, for workers that are started anew: anything that cloudpickle takes.
+        """Return the saved state, for restarted workers: anything that cloudpickle can pickle.
 
         Raises:
-            NotImplementedError: The class does not say; commits then are not kept beyond the workers.
+            NotImplementedError: The class does not support it; commits do not survive a restart.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
 
     def set_saved(self, saved: Any) -> None:
-        """Take over such a state, for `restore`."""
-        raise NotImplementedError(f"{type(self).__name__} has no get_saved and set_saved")
+        """Set the state that `restore` uses."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_saved and set_saved")
 
     def set_value(self, value: Any) -> None:
-        """Handle another value from now on, and save it."""
+        """Replace the value, and save the new one."""
         self.value = value
         self.save()
 
     def reset(self) -> None:
-        """Fit the value to a changed number of workers."""
+        """Adapt the value to a changed number of workers."""
 
 
 class StateDictHandler(StateHandler):
-    """For whatever has `state_dict` and `load_state_dict`, such as learning rate schedulers and gradient scalers."""
+    """For objects with `state_dict` and `load_state_dict`, such as learning rate schedulers and gradient scalers."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.save()
 
     def save(self) -> None:
-        self._saved: Any = None  # frees the former copy, so that there are never two
+        self._saved: Any = None  # free the previous copy first, to save memory
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
         self.value.load_state_dict(self._saved)
-        self.save()  # an optimizer now works on the saved tensors themselves
+        self.save()  # an optimizer uses the loaded tensors without copying them
 
     def get_saved(self) -> Any:
         return self._saved
@@ -94,18 +94,18 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """For modules: parameters and buffers."""
+    """For modules, including buffers."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """For optimizers: hyper-parameters too."""
+    """For optimizers, including hyper-parameters."""
 
     def restore(self) -> None:
         super().restore()
-        torch.optim.Optimizer.zero_grad(self.value)  # what the broken-off step left behind
+        torch.optim.Optimizer.zero_grad(self.value)  # clears the gradients of the interrupted step
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -130,22 +130,22 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Pairs (type, handler class); the first that fits a value handles it. Changes to the list count."""
+    """Return the list of (type, handler class); the first match handles a value. Changing the list takes effect."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Take another list of pairs (type, handler class)."""
+    """Replace the list of (type, handler class)."""
     global _registry
     _registry = registry
 
 
 class TorchState(ObjectState):
-    """The state of a PyTorch training; each argument becomes an attribute.
+    """The state of a PyTorch training script; each argument becomes an attribute.
 
-    Modules, optimizers, `ElasticSampler`s, learning rate schedulers and gradient scalers are saved by their
-    `state_dict`; every other value is deep-copied and sent by pickle. Assigning a module or the like to its attribute
-    saves it at once.
+    Modules, optimizers, `ElasticSampler`s, learning rate schedulers and gradient scalers are saved with their
+    `state_dict`; other values are deep-copied, and sent by pickle. Assigning a new module, optimizer or similar to its
+    attribute saves it at once.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -176,7 +176,7 @@ class TorchState(ObjectState):
             handler.set_saved(saved["handled"][name])
 
     def sync(self) -> None:
-        # Nothing is saved before all is synchronised: a worker lost midway must not leave a mixture to restore.
+        # Save only after everything is synchronized: if a worker dies midway, `restore` must not mix two states.
         for handler in self._handlers.values():
             handler.sync()
         super().sync()

@@ -1,8 +1,10 @@
-"""The communication thread and everything it owns: one exchange of a process with its peers.
+"""The communication engine: one thread per process set, which agrees with its peers on what to run.
 
-Start with `channel`, the thread, and `request`, what it is asked for. `agreement` decides what all workers have in
-common, over `control` (`piggyback` carries small payloads along; `mismatch` explains what they have not); `execution`
-runs what was agreed and `fusion` decides what is fused, both by an `exchange` of `transfers` and `reduction` over the
-`connections` and `process_groups`. `stall` reports who is missing, `timeline` records when what happened; `settings`
-are Horovod's variables, `context` one job's objects, and `current` the one that is initialized.
+- `channel`: the communication thread; start reading here. `request`: the collectives submitted to it.
+- `control`: exchanges the control messages; `agreement` computes from them which requests are ready on all workers.
+  `mismatch` writes the error for requests that differ, `piggyback` sends small tensors in the same messages.
+- `execution`: runs the agreed requests; `fusion` plans which ones share a buffer. Both use an `exchange`, which holds
+  the `transfers` (data collectives over the `connections` and `process_groups`); `reduction` is the arithmetic.
+- `stall`: warns about missing ranks. `timeline`: writes the Chrome trace.
+- `settings`: the HOROVOD_* variables. `context`: the objects of one job. `current`: the initialized context.
 """

@@ -1,14 +1,14 @@
-"""The engine: one communication thread for each process set, fed by named requests from any thread.
+"""The engine: one communication thread per process set. Any thread may submit named requests to it.
 
-The workers go through rounds together. In a round each tells the others what it has pending (one small message); what
-all have pending, with one signature, is executed, in an order that all derive from the same messages; what all have
-with different signatures fails on all; the rest stays pending. When all pending requests are small all-reduces and
-the same everywhere, the messages carry the tensors too, and the round is all there is.
+The workers run rounds together. In a round, each worker sends the others one small message that lists its pending
+requests. A request that is pending on all workers is executed if its signature is the same on all of them, and fails
+on all of them otherwise; the rest stays pending. All workers derive the same order of execution from the messages. If
+all workers have the same pending requests and these are small all-reduces, the messages carry the tensors too, and
+nothing else is sent.
 
-A worker enters a round when it has something pending. It then waits in the round, without a limit and without using
-the processor, until every worker has something pending. After a round in which nothing came to agreement it waits for
-news of its own, but not for ever, since the news may be another worker's: at first half a millisecond, then doubling up
-to 50 ms, and at most as long as it has waited already.
+A worker enters a round when it has a pending request. It then blocks, without a time limit and without using the CPU,
+until every worker has entered. After a round in which no request was executed, the worker waits for a new request, but
+only for a limited time, since the new request may be another worker's: 0.5 ms at first, doubling up to 50 ms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lockstep.world.peer_loss import end_process
 
 BACKOFF_SECONDS = (0.0005, 0.05)
 NEWS_SECONDS = 3.0
-SETTLE_SECONDS = 2.0  # for the device to end what does not depend on a lost worker
+SETTLE_SECONDS = 2.0  # for the device to finish work that does not depend on a disconnected worker
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
     "being processed.  If you want to request another tensor, use a different tensor name."
@@ -46,7 +46,7 @@ DUPLICATE_NAME = (
 
 
 class Bell:
-    """Wakes one sleeper; rings while it is awake are kept as one."""
+    """Wakes one waiting thread; rings before its next wait count as one."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()
@@ -71,11 +71,11 @@ class Channel:
 
     Args:
         ranks: The global ranks of the set, sorted.
-        control: The set's control connection, over a Gloo group of its own.
+        control: The set's control connection, over its own Gloo group.
         links: The set's data collectives.
         settings: The same on all workers of the set.
-        timeline: Told of every round and operation.
-        failed: Called when the engine has failed by an error of this worker's own, which the others cannot see.
+        timeline: Records every round and operation.
+        failed: Called if the engine fails from an error on this worker, which the others cannot see.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class Channel:
         self._asleep = False
         self._join: tuple[Collective, torch.device] | None = None
         self._device: torch.device | None = None  # the accelerator that this worker's tensors are on
-        self._alone = threading.Lock()  # taken where there is no thread of the engine's own
+        self._alone = threading.Lock()  # held while running a request, if the channel has no thread
         self._last_joined = -1
         self._joined: tuple[bool, ...] = (False,) * self.size
-        self._closing: str | None = None  # why, once no more requests are taken
-        self._has_failed = False  # what is under way may come to a wrong end
+        self._closing: str | None = None  # the reason, once the channel accepts no more requests
+        self._has_failed = False  # results of collectives in progress may be wrong
         self._thread: threading.Thread | None = None
         if self.size > 1:
             self._thread = threading.Thread(target=self._work, name=f"lockstep-hvd-{ranks}", daemon=True)
             self._thread.start()
 
     def submit(self, request: Collective) -> Collective:
-        """Take a request; it finishes in the communication thread, or at once where this worker is alone.
+        """Queue a request for the communication thread; with a single worker, run it in the caller's thread.
 
         Raises:
-            HorovodInternalError: The channel is closed, by a shutdown or by the loss of a worker.
+            HorovodInternalError: The channel is closed, by a shutdown or because a worker disconnected.
             ValueError: A request of the same kind and name is still pending.
         """
         device = request.tensors[0].device if request.tensors else None
@@ -130,7 +130,7 @@ class Channel:
                 raise ValueError(DUPLICATE_NAME)
             if device is not None and device.type != "cpu":
                 if self._device not in (None, device):
-                    raise ValueError(f"a worker's tensors on GPUs must all be on one: {self._device}, {device}")
+                    raise ValueError(f"tensors on {self._device} and {device}: a worker must use only one GPU")
                 self._device = device
             self._pending[request.key] = request
             self._bytes_waiting += request.size_bytes
@@ -152,13 +152,13 @@ class Channel:
             raise
 
     def hurry(self) -> None:
-        """Somebody waits: do not hold pending requests back for others to join them."""
+        """Start a round without delay, because a thread is waiting for a pending request."""
         with self._lock:
             self._urgent = True
         self._bell.ring()
 
     def join(self, request: Collective, device: torch.device) -> None:
-        """Go along with whatever the others reduce, by zeros on `device`, until all workers have joined."""
+        """Take part in the other workers' all-reduces, with zeros on `device`, until all workers have joined."""
         if self._thread is None:
             request.finish(0)
             return
@@ -166,12 +166,12 @@ class Channel:
             if self._closing is not None:
                 raise HorovodInternalError(self._closing)
             if self._join is not None:
-                raise ValueError("join is still in progress on this worker")
+                raise ValueError("hvd.join() is already in progress on this worker")
             self._join = request, self._device or device
         self.hurry()
 
     def pending_since(self, seconds: float) -> dict[str, float]:
-        """Names of the requests that have been pending for longer, and for how long in seconds."""
+        """Return the ages in seconds, by name, of requests that have been pending for at least `seconds`."""
         now = time.monotonic()
         with self._lock:
             requests = [*self._pending.values(), *([self._join[0]] if self._join else [])]
@@ -179,10 +179,10 @@ class Channel:
         return {name: age for name, age in ages.items() if age >= seconds}
 
     def close(self, reason: str, lost_peer: bool = False) -> None:
-        """Take no more requests; the thread fails pending ones with `reason` when it is through with its collective.
+        """Accept no more requests; after the collective in progress, the thread fails pending ones with `reason`.
 
         Args:
-            lost_peer: Whether a worker of the set is gone, so that what is under way will not come to its end.
+            lost_peer: Whether a worker of the set disconnected, so that the collective in progress cannot finish.
         """
         with self._lock:
             if self._closing is None:
@@ -191,17 +191,17 @@ class Channel:
         self.hurry()
 
     def end_device_work(self, timeout_seconds: float) -> None:
-        """After a failure: leave nothing on the accelerator that may yet write to a tensor of the script's."""
+        """After a failure, wait until no operation on the accelerator can still write to the script's tensors."""
         if self._device is not None:
             self.close("Horovod has been shut down, because a collective failed.", lost_peer=True)
             self.wait_for_end(timeout_seconds)
             accelerator.synchronize(self._device)
 
     def settle(self) -> None:
-        """Wait until the accelerator has done what it was asked for, and see whether that is what was asked for.
+        """Wait until the accelerator has finished all queued work, and check that no collective failed.
 
         Raises:
-            HorovodInternalError: A collective has failed, and what came after it on the accelerator may be wrong.
+            HorovodInternalError: A collective failed, so later results on the accelerator may be wrong.
         """
         if self._device is not None:
             accelerator.synchronize(self._device)
@@ -210,21 +210,18 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more requests are taken."""
+        """Whether the channel accepts no more requests."""
         return self._closing is not None
 
     def wait_for_end(self, timeout_seconds: float) -> None:
-        """After `close`, give the thread time to finish its collective or to notice that a peer is gone.
-
-        Pending requests fail where it needs longer.
-        """
+        """After `close`, wait for the thread to exit; pending requests fail if that takes longer."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)
             self._fail_pending()
 
     def _finish(self, request: Collective, result: Any = None, error: str | None = None) -> None:
-        """Hand over an outcome, unless the request is a joined worker's zeros or has failed already."""
+        """Set a request's outcome, unless it is a joined worker's zeros or has already failed."""
         with self._lock:
             if self._pending.get(request.key) is not request:
                 return
@@ -257,10 +254,10 @@ class Channel:
                     self._back_off(backoff)
                     backoff = min(2 * backoff, BACKOFF_SECONDS[1])
         except Exception as error:
-            failure = first_line(error), tells_of_lost_peer(error)  # not the error, which holds on to the connections
+            failure = first_line(error), tells_of_lost_peer(error)  # the error itself would keep the connections open
         self._has_failed |= failure is not None
-        # Peers that wait for this worker in Gloo must notice, and the others hear of it, before this one waits for a
-        # device: that may wait for them.
+        # Disconnect and report the failure before waiting for the device: it may be waiting for peers that wait for
+        # this worker in Gloo.
         del self._execution, self._control
         self._links.disconnect()
         if failure is not None:
@@ -276,17 +273,17 @@ class Channel:
             self._links.close()
             return
         if self._links.is_stuck(SETTLE_SECONDS) and not self._settings.elastic:
-            # An abort would let the device go on with part of a sum, which the script could save before it sees an
-            # error. An elastic job goes back to its last commit instead.
-            end_process(LostPeerError(f"{self._closing} This worker ends too, as its GPU waits for it."))
+            # After an abort, the device would continue with a partial sum, which the script could save before it sees
+            # an error. An elastic job restores its last commit, so it can abort.
+            end_process(LostPeerError(f"{self._closing} This worker exits too, because its GPU is waiting for it."))
         self._links.abort()
 
     def _explain(self, text: str, lost_peer: bool) -> None:
-        """Find the words for what ended the thread; the lifeline knows best who was lost, a moment later."""
+        """Set the reason for the failure; if a peer disconnected, first wait for the lifeline to report its rank."""
         deadline = time.monotonic() + NEWS_SECONDS
         while lost_peer and self._closing is None and time.monotonic() < deadline:
             self._bell.wait(NEWS_SECONDS)
-        reason = "another worker was lost." if lost_peer else f"a collective failed: {text}"
+        reason = "another worker disconnected." if lost_peer else f"a collective failed: {text}"
         with self._lock:
             own = self._closing is None
             if own:
@@ -295,7 +292,7 @@ class Channel:
             self._failed()
 
     def _back_off(self, seconds: float) -> None:
-        """Wait for news of this worker's own, but not for ever, since the news may be another's."""
+        """Wait up to `seconds` for a new request of this worker; another worker may have one sooner."""
         with self._lock:
             self._asleep = not self._urgent
             asleep = self._asleep
@@ -305,7 +302,7 @@ class Channel:
             self._asleep = False
 
     def _sleep(self) -> None:
-        """Wait for a request, and then a cycle for others that can share its round, unless somebody waits."""
+        """Wait for a request; then, unless it is urgent, wait one cycle time for others to share its round."""
         with self._lock:
             self._asleep = not self._pending and self._join is None and self._closing is None
             asleep = self._asleep
@@ -318,7 +315,7 @@ class Channel:
             self._bell.wait(self._settings.cycle_time_seconds)
 
     def _round(self) -> bool:
-        """One round of agreement and execution; returns whether anything came to an end in it."""
+        """Run one round of agreement and execution; return whether any request finished or any worker joined."""
         with self._lock:
             requests = list(self._pending.values())
             self._urgent = False
@@ -347,7 +344,7 @@ class Channel:
         return True
 
     def _settle(self, requests: Sequence[Collective], block: bytes, messages: Sequence[memoryview]) -> bool:
-        """The rest of a round whose messages differ."""
+        """Finish a round in which the workers' messages differ."""
         heads = [HEADER.unpack_from(message) for message in messages]
         if HEADER_BYTES + max(length for length, _, _ in heads) > CAPACITY_BYTES:
             blocks = self._control.exchange_bytes(block)
@@ -360,7 +357,7 @@ class Channel:
         newly_joined = [rank for rank in range(self.size) if joined[rank] and not self._joined[rank]]
         self._joined = joined
         self._last_joined = max(newly_joined, default=self._last_joined)
-        entries = {block: entries_of(block) for block in set(blocks)}  # many workers say the same
+        entries = {block: entries_of(block) for block in set(blocks)}  # parsed once per distinct message
         verdict = agree([entries[block] for block in blocks], joined)
         self._carry_out(verdict, {request.key: request for request in requests})
         if all(joined):
@@ -368,7 +365,7 @@ class Channel:
         return bool(verdict.agreed or verdict.mismatched or newly_joined)
 
     def _carry_out(self, verdict: Verdict, requests: dict[bytes, Collective]) -> None:
-        """Execute what is agreed, by zeros where this worker has joined, and fail what is not."""
+        """Execute the agreed requests, with zeros if this worker has joined, and fail the mismatched ones."""
         descriptions = self._describe([*verdict.mismatched, *verdict.lacking], requests)
         errors = {name: explain_mismatch(descriptions[name]) for name in verdict.mismatched}
         for name in verdict.lacking:
@@ -390,7 +387,7 @@ class Channel:
     def _describe(
         self, names: Sequence[bytes], requests: dict[bytes, Collective]
     ) -> dict[bytes, dict[int, dict[str, Any]]]:
-        """What the workers that have these requests say of them, by name and global rank."""
+        """Exchange descriptions of these requests; return them by name and global rank."""
         if not names:
             return {}
         mine = {name.hex(): requests[name].describe() for name in names if name in requests}

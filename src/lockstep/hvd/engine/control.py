@@ -1,9 +1,9 @@
-"""The control connection of a process set: every worker's message, on every worker.
+"""The control connection of a process set: an all-gather of small messages.
 
-Gloo's own all-gather of a few bytes takes four to six times as long as sending to a peer and receiving from it (500 us
-against 100 us, two workers on loopback, torch 2.15), because it passes through a queue and another thread. So messages
-travel by Bruck's all-gather over plain sends and receives: ceil(log2(size)) steps for any number of workers (J. Bruck
-et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
+Gloo's all-gather of a few bytes takes four to six times as long as a send and a receive (500 us against 100 us, two
+workers on loopback, torch 2.15), because it uses a queue and another thread. This is Bruck's all-gather over plain
+sends and receives instead: ceil(log2(size)) steps for any number of workers (J. Bruck et al., "Efficient algorithms
+for all-to-all communications in multiport message-passing systems", 1997).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 
-CAPACITY_BYTES = 2048  # of a message that takes one exchange
+CAPACITY_BYTES = 2048  # the largest message that fits one exchange
 CONTROL_TAG = 1
 
 
 class Control:
-    """Exchanges messages among the `size` workers of a Gloo group, this one being `rank`."""
+    """Exchanges messages among the workers of a Gloo group."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
@@ -32,10 +32,10 @@ class Control:
         self.outgoing_tensor = self._memory[:CAPACITY_BYTES].zero_()
 
     def exchange(self, size_bytes: int = CAPACITY_BYTES) -> list[memoryview]:
-        """Send what `outgoing` begins with, and return all workers' messages by rank, valid until the next exchange.
+        """Send the first bytes of `outgoing`; return all workers' messages by rank, valid until the next exchange.
 
         Args:
-            size_bytes: Of a message, up to CAPACITY_BYTES; the same on all workers.
+            size_bytes: The message size, up to CAPACITY_BYTES; the same on all workers.
         """
         if size_bytes != self._blocks.shape[1]:
             self._blocks = self._memory[: self.size * size_bytes].view(self.size, size_bytes)
@@ -45,11 +45,11 @@ class Control:
         return blocks[-self.rank :] + blocks[: -self.rank] if self.rank else blocks
 
     def rows(self) -> torch.Tensor:
-        """The last messages by rank, uint8 [size, size_bytes]."""
+        """Return the last messages by rank, uint8 [size, size_bytes]."""
         return self._blocks.roll(self.rank, 0) if self.rank else self._blocks
 
     def exchange_bytes(self, message: bytes) -> list[bytes]:
-        """All workers' messages of any length, by rank. Takes two exchanges."""
+        """Return all workers' messages by rank, of any lengths. Takes two exchanges."""
         self.outgoing[:8] = len(message).to_bytes(8, "little")
         lengths = [int.from_bytes(block, "little") for block in self.exchange(8)]
         blocks = torch.zeros(self.size, max(1, max(lengths)), dtype=torch.uint8, device="cpu")
@@ -60,7 +60,7 @@ class Control:
         return [by_rank[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
 
     def _gather(self, blocks: torch.Tensor) -> None:
-        """Fill row j with the message of rank + j; row 0 holds this worker's own."""
+        """Fill row j with the message of worker rank + j; row 0 already holds this worker's message."""
         have = 1
         while have < self.size:
             count = min(have, self.size - have)

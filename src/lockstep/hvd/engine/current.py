@@ -1,4 +1,4 @@
-"""The running Horovod of this process, if there is one."""
+"""The context of this process between `init` and `shutdown`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ context: Context | None = None
 
 
 def get() -> Context:
-    """The running context.
+    """Return the current context.
 
     Raises:
-        ValueError: There is none.
+        ValueError: Horovod is not initialized.
     """
     if context is None:
         raise ValueError(NOT_INITIALIZED)
@@ -26,10 +26,10 @@ def get() -> Context:
 
 
 def get_for_operation() -> Context:
-    """The running context, for a collective.
+    """Return the current context, for a collective.
 
     Raises:
-        HorovodInternalError: There is none.
+        HorovodInternalError: Horovod is not initialized.
     """
     if context is None:
         raise HorovodInternalError(NOT_INITIALIZED)

@@ -1,4 +1,4 @@
-"""What a collective is carried out with: the process set's data collectives, its control connection, its buffers."""
+"""What a collective executes with: the process set's data collectives, control connection and buffers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lockstep.hvd.engine.transfers import Transfers
 
 
 class Exchange:
-    """What the workers of a process set move tensors and numbers by.
+    """Moves tensors and numbers among the workers of a process set.
 
     Args:
-        control: The set's control connection, for what is small, and for the sizes that only all together know.
+        control: The set's control connection, for small payloads and sizes.
         ranks: The global ranks of the set.
 
     Attributes:
-        transfers: The data collectives for the tensors of the requests that are being carried out.
+        transfers: The data collectives for the device of the current requests.
     """
 
     transfers: Transfers
@@ -33,12 +33,12 @@ class Exchange:
         self._buffers: dict[Any, torch.Tensor] = {}
 
     def numbers(self, own: Sequence[int]) -> list[list[int]]:
-        """Whole numbers of all workers, by rank."""
+        """Return all workers' integers, by rank."""
         messages = self.control.exchange_bytes(struct.pack(f"<{len(own)}q", *own))
         return [list(struct.unpack(f"<{len(message) // 8}q", message)) for message in messages]
 
     def buffer(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        """A fusion buffer for the elements of all tensors; kept, since fresh memory costs more than the copy."""
+        """Return a fusion buffer for the elements of all tensors; reused, since allocation costs more than the copy."""
         count = sum(tensor.numel() for tensor in tensors)
         key = dtype, tensors[0].device
         buffer = self._buffers.get(key)

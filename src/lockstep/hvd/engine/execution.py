@@ -1,4 +1,4 @@
-"""Carrying out what the workers have agreed on, batch by batch, on the right stream."""
+"""Executes the requests that the workers agreed on, in batches, on the set's stream."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Execution:
 
     Args:
         links: The data collectives by device.
-        exchange: What requests are carried out with; let go of before the links are.
-        threshold_bytes: The most that is fused.
+        exchange: Passed to the requests; released before the links.
+        threshold_bytes: The largest fused batch.
         finish: Called with each request and its result.
     """
 
@@ -39,7 +39,7 @@ class Execution:
         self._finish = finish
 
     def run(self, requests: Sequence[Collective]) -> None:
-        """Carry out the requests."""
+        """Execute the requests."""
         for batch in plan_fusion(requests, self._threshold_bytes):
             device = batch[0].tensors[0].device if batch[0].tensors else torch.device("cpu")
             self._exchange.transfers = self._links.transfers(device)

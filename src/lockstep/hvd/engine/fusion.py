@@ -1,4 +1,4 @@
-"""What is fused: which small all-reduces become one, and how the tensors of one all-reduce share a buffer."""
+"""Fusion: which small all-reduces run as one, and how their tensors share a buffer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lockstep.hvd.engine.reduction import AVERAGE, HALF_TYPES, REDUCE_OPS, WIRE_
 from lockstep.hvd.engine.request import Collective
 
 EARLY_TYPES = (torch.float32, torch.float64)
-FUSED_BYTES = 1 << 20  # a larger tensor gains nothing from being copied into the fusion buffer and back
-FUSED_DEVICE_BYTES = 32 << 20  # on a GPU, where the copy is cheap and each call of the library dear
+FUSED_BYTES = 1 << 20  # for larger tensors, the copy into the fusion buffer and back costs more than it saves
+FUSED_DEVICE_BYTES = 32 << 20  # on a GPU, copies are cheap and calls of the library expensive
 
 
 def fused_bytes(tensor: torch.Tensor) -> int:
-    """The largest size of a tensor that is fused with others, where this one is."""
+    """Return the largest tensor that is fused with others on this tensor's device, in bytes."""
     return FUSED_BYTES if tensor.is_cpu else FUSED_DEVICE_BYTES
 
 
 def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[list[Collective]]:
-    """Join small requests that can be fused into batches of at most `threshold_bytes`, in order of their first member.
+    """Put small fusible requests into batches of at most `threshold_bytes`, in order of their first member.
 
-    A grouped request is a batch of its own, so that its layout does not depend on what else is pending. Only what the
-    workers have agreed on may decide here: a batch that differs between them would end the job.
+    A grouped request is always a separate batch, so that its layout does not depend on what else is pending. The plan
+    may only depend on what the workers agreed on: a batch that differs between them would end the job.
     """
     batches: list[list[Collective]] = []
     open_batches: dict[Any, tuple[list[Collective], int]] = {}
@@ -45,7 +45,7 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
 
 
 def reduce_fused(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reduction: Reduction, exchange: Exchange) -> None:
-    """All-reduce tensors of one dtype, each into its output: small ones fused, large ones where they are."""
+    """All-reduce tensors of one dtype into their outputs: small ones in a fusion buffer, large ones directly."""
     divisor = exchange.size if reduction.operation == AVERAGE else 1
     operation = REDUCE_OPS[reduction.operation]
     dtype, limit = pairs[0][0].dtype, fused_bytes(pairs[0][0])
@@ -53,8 +53,8 @@ def reduce_fused(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reduction: 
     fuses = [bool(wire) or (pair[0].nbytes <= limit and len(pairs) > 1) for pair in pairs]
     small = [pair for pair, fused in zip(pairs, fuses, strict=True) if fused]
     large = [pair for pair, fused in zip(pairs, fuses, strict=True) if not fused]
-    # Where a power of two divides the bits come out the same before the sum, which takes one pass less. The range
-    # of half precision has no room for the sum of many.
+    # Division by a power of two is exact, so dividing before the sum saves a pass. Half precision is always divided
+    # before the sum, which would overflow with many workers.
     early = divisor if dtype in EARLY_TYPES and divisor & (divisor - 1) == 0 else 1
     if dtype in HALF_TYPES:
         early = 1 << (divisor - 1).bit_length()

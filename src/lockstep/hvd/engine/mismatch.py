@@ -1,4 +1,4 @@
-"""What is said of requests that the workers do not agree on, in Horovod's words."""
+"""Error messages for requests that differ between workers, with Horovod's wording."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep.hvd.engine.request import Description, kind_of
 
 
 def explain_mismatch(descriptions: dict[int, Description]) -> str:
-    """Say what the workers, by rank, do not agree on."""
+    """Return the error message for the first difference between the workers' descriptions, by rank."""
     for (rank, one), (other_rank, other) in combinations(descriptions.items(), 2):
         if text := _difference(one, other):
             return f"Mismatched {text} (tensor {one['name']!r}, ranks {rank} and {other_rank})"

@@ -1,6 +1,6 @@
-"""Small all-reduces that travel inside the control messages: the round that agrees on them also carries them.
+"""Small all-reduces inside the control messages: one exchange agrees on the requests and sends their tensors.
 
-Every worker then has all workers' tensors and reduces them itself, in the order of the ranks, so all get the same bits.
+Every worker then reduces all workers' tensors itself, in order of rank, so all get the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALIGNMENT_BYTES = 16
 
 
 def place_of(requests: Sequence[Collective], head_bytes: int) -> slice | None:
-    """Where in a message, after `head_bytes`, the requests' tensors go; None where they do not or must not."""
+    """Return where the requests' tensors go in a message, after `head_bytes`; None if they do not fit or must not."""
     size_bytes = sum([request.size_bytes for request in requests])
     start = -(-head_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if not 0 < size_bytes <= CAPACITY_BYTES - start:
@@ -30,7 +30,7 @@ def place_of(requests: Sequence[Collective], head_bytes: int) -> slice | None:
 
 
 def pack(requests: Sequence[Collective], message: torch.Tensor) -> None:
-    """Write the requests' tensors into their place in a message, uint8 [bytes]."""
+    """Write the requests' tensors, prescaled, into their slice of a message, uint8 [bytes]."""
     tensors = [tensor.reshape(-1) for request in requests for tensor in request.tensors]
     elements = message.view(tensors[0].dtype)
     elements.copy_(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
@@ -38,7 +38,7 @@ def pack(requests: Sequence[Collective], message: torch.Tensor) -> None:
 
 
 def unpack(requests: Sequence[Collective], messages: torch.Tensor) -> list[torch.Tensor | tuple[torch.Tensor, ...]]:
-    """The results of the requests, from their place in all workers' messages, uint8 [workers, bytes] by rank."""
+    """Return the requests' results from their slice of all workers' messages, uint8 [workers, bytes] by rank."""
     reduction = _reduction(requests)
     dtype = requests[0].tensors[0].dtype
     rows = messages.view(dtype)
@@ -52,7 +52,7 @@ def unpack(requests: Sequence[Collective], messages: torch.Tensor) -> list[torch
         outputs = []
         for tensor in request.tensors:
             part = next(parts).view(tensor.shape)
-            # A copy, since autograd does not let the caller change a view in place.
+            # A copy, since autograd forbids in-place changes of these views.
             outputs.append(tensor.copy_(part) if request.in_place else part.clone())
         results.append(tuple(outputs) if request.grouped else outputs[0])
     return results

@@ -1,4 +1,4 @@
-"""Process groups of some workers, outside torch.distributed's registry, which scripts may use for themselves."""
+"""Gloo process groups outside torch.distributed's registry, which is left to the script."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from lockstep.world.interfaces import own_address
 
 
 def gloo_group(store: dist.Store, rank: int, size: int, timeout_seconds: float, one_host: bool) -> Any:
-    """Connect `size` workers, each of which calls this with the same store.
+    """Connect `size` workers (collective).
 
     Args:
-        one_host: Whether all workers of the job are on this host, so that no port need be open beyond loopback.
+        store: The same on all workers.
+        one_host: Whether all workers of the job are on this host; then only loopback is used.
 
     Raises:
-        WorldError: A peer cannot be reached within the time.
+        WorldError: A peer cannot be reached within the timeout.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_seconds)
@@ -30,10 +31,10 @@ def gloo_group(store: dist.Store, rank: int, size: int, timeout_seconds: float, 
     except (RuntimeError, OSError) as error:
         raise WorldError(
             f"worker {rank} on {socket.gethostname()} cannot connect to its peers: {first_line(error)}; "
-            f"GLOO_SOCKET_IFNAME names the network interface to use"
+            f"to choose the network interface, set GLOO_SOCKET_IFNAME"
         ) from error
 
 
-@cache  # each has a thread of its own
+@cache  # each device starts a thread
 def _gloo_device(address: str) -> Any:
     return dist.ProcessGroupGloo.create_device(hostname=address)

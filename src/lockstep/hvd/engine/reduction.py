@@ -10,13 +10,13 @@ from torch.distributed import ReduceOp
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 OPERATION_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCE_OPS = {AVERAGE: ReduceOp.SUM, SUM: ReduceOp.SUM, MIN: ReduceOp.MIN, MAX: ReduceOp.MAX, PRODUCT: ReduceOp.PRODUCT}
-# Truth values are reduced as whole numbers: Sum and Max say whether any is true, Product, Min and Average whether all.
+# bool is reduced as int32: Sum and Max are "any", Product, Min and Average are "all".
 WIRE_TYPES = {torch.bool: torch.int32}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class Reduction(NamedTuple):
-    """How tensors are reduced: the operation, AVERAGE to PRODUCT, and the factors before and after it."""
+    """How tensors are reduced: the operation (AVERAGE to PRODUCT), and the factors before and after it."""
 
     operation: int
     prescale: float
@@ -24,7 +24,7 @@ class Reduction(NamedTuple):
 
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
-    """Multiply by factor / divisor in place; whole numbers are truncated toward zero."""
+    """Multiply by factor / divisor in place; integers are truncated toward zero."""
     if factor == divisor:
         return
     if tensor.is_floating_point():
@@ -39,10 +39,10 @@ def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
 
 
 def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:
-    """Reduce [workers, ...] over the workers, in the order of their ranks; no division.
+    """Reduce [workers, ...] over the workers, in order of rank. An average is only summed, not divided.
 
-    In the rows' dtype, but sums of half precision are float32, of which an average may be had that their own range
-    has no room for.
+    The result has the rows' dtype, except that half-precision sums are float32, so that they do not overflow before
+    the division.
     """
     if operation in (AVERAGE, SUM):
         return rows.sum(0, dtype=torch.float32 if rows.dtype in HALF_TYPES else rows.dtype)
@@ -52,7 +52,7 @@ def reduce_rows(rows: torch.Tensor, operation: int) -> torch.Tensor:
 
 
 def copy_scaled(tensor: torch.Tensor, output: torch.Tensor, factor: float, divisor: int = 1) -> None:
-    """Make `output`, which may be the tensor itself, the tensor times factor / divisor."""
+    """Write `tensor` times factor / divisor to `output`, which may be `tensor` itself."""
     if output is tensor:
         scale_(output, factor, divisor)
     elif tensor.is_floating_point() and factor / divisor != 1:

@@ -1,6 +1,6 @@
-"""One collective that a worker asks for: what the workers must agree on, how it is carried out, its future result.
+"""A request for one collective: what must match on all workers, how to execute it, and its future result.
 
-Each kind is a subclass, in the file that has its functions: in `hvd.ops`, and in `hvd.process_sets` for agreements.
+Each kind is a subclass, in the file with its functions: in `hvd.ops`, and in `hvd.process_sets` for agreements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.hvd.engine.reduction import Reduction
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator
 
-Description = dict[str, Any]  # plain JSON: what one worker says of its request
+Description = dict[str, Any]  # JSON: one worker's description of its request
 
 REDUCED_TYPES = frozenset(
     {torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool}
@@ -33,32 +33,32 @@ _digests: dict[Any, bytes] = {}
 
 
 def _digest(key: Any) -> bytes:
-    """8 bytes that stand for a key; remembered, since a training step asks for the same ones again and again."""
+    """Return an 8-byte hash of a key; cached, since every training step has the same keys."""
     digest = _digests.get(key)
     if digest is None:
-        if len(_digests) > 100_000:  # names that count up for ever
+        if len(_digests) > 100_000:  # a script may number its names without limit
             _digests.clear()
         digest = _digests[key] = blake2b(repr(key).encode(), digest_size=8).digest()
     return digest
 
 
 class Collective:
-    """A named request of this worker, submitted to a channel. This class moves nothing: that all agree is all.
+    """A named request of this worker, submitted to a channel. This base class only waits until all workers agree.
 
     Args:
-        name: The name under which the workers match it, without the kind.
-        tensors: What it works on.
-        terms: What else must be the same on all workers, in plain values that JSON has.
-        grouped: Whether the result is a tuple, of as many tensors as there are.
-        in_place: Whether the results go into `tensors`.
-        urgent: Whether somebody waits for it, so that it must not be held back for others to join it.
+        name: The name that matches the request between workers, without the kind.
+        tensors: The tensors to operate on.
+        terms: Other values that must be the same on all workers, as JSON types.
+        grouped: Whether the result is a tuple with one tensor for each in `tensors`.
+        in_place: Whether the results are written to `tensors`.
+        urgent: Whether a thread waits for the result, so that the round must start without delay.
 
     Attributes:
-        kind: The name of the kind, as Horovod has it.
-        dtypes: Those that it takes.
-        free_rows: Whether the workers' tensors may differ in rows, the first dimension.
-        joinable: Whether a worker that has joined takes part, with zeros; then `terms` are all else that is needed to
-            make one.
+        kind: Horovod's name of the collective.
+        dtypes: The supported dtypes.
+        free_rows: Whether the first dimension of the tensors may differ between workers.
+        joinable: Whether a worker that has joined takes part, with zeros. `terms` are then the only other arguments
+            of the constructor.
     """
 
     kind: ClassVar[str]
@@ -111,9 +111,9 @@ class Collective:
         self.urgent = urgent
         self.size_bytes = sum([tensor.nbytes for tensor in tensors])
         self.channel: Any = None  # to which it was submitted
-        self.stream: Any = None  # of the accelerator, on which the tensors came about
-        self.written: Any = None  # an event of that stream, after which they are there
-        self.ready: Any = None  # an event of the set's stream, after which the results are there
+        self.stream: Any = None  # the accelerator's stream that writes the tensors
+        self.written: Any = None  # an event on that stream: the tensors are written
+        self.ready: Any = None  # an event on the set's stream: the results are written
         self.submitted = time.monotonic()
         self.error: str | None = None
         self.result: Any = None
@@ -125,41 +125,41 @@ class Collective:
             self.kind,
             tuple([(t.dtype, t.is_cpu, t.dim(), t.shape[1:] if free else t.shape) for t in tensors]),
             terms,
-            grouped,  # since a group is never fused with others
+            grouped,  # a group is never fused with others
         )
         self.key = _digest(self.name)
         self.entry = self.key + _digest(signature)
 
     @property
     def fused_by(self) -> Reduction | None:
-        """What other requests must share to be reduced with this one by one call; None where none can be."""
+        """The reduction that requests must share to be fused with this one; None if it cannot be fused."""
         return None
 
     def execute(self, exchange: Exchange) -> Any:
-        """Carry it out with the other workers, and return the result."""
+        """Execute the request with the other workers, and return the result."""
         return None
 
     @classmethod
     def execute_all(cls, batch: Sequence[Any], exchange: Exchange) -> list[Any]:
-        """Carry out requests of this kind as one, where they are fused, and return their results."""
+        """Execute fused requests of this kind as one, and return their results."""
         return [request.execute(exchange) for request in batch]
 
     @classmethod
     def difference(cls, terms: Sequence[Any], others: Sequence[Any]) -> str:
-        """Say how the terms of two workers differ, after "Mismatched"; empty where they do not."""
+        """Return how the terms of two workers differ, as text after "Mismatched"; empty if they are equal."""
         return ""
 
     def follow_stream(self) -> None:
-        """Have the work come after what this thread has asked of the tensors' accelerator so far.
+        """Order the request after the work that this thread has queued on the tensors' accelerator.
 
         Raises:
-            ValueError: That is being captured into a graph, in which the collective would not be.
+            ValueError: That work is being captured into a graph, which cannot contain the collective.
         """
         device = self.tensors[0].device
         if accelerator.is_capturing(device):
             raise ValueError(
-                f"{self.name} cannot be captured into a graph, since the workers agree on it each time; capture the "
-                "forward and backward passes alone, without hooks of a DistributedOptimizer, and reduce after replay"
+                f"{self.name} cannot be captured into a graph, since the workers agree on each collective at run time; "
+                "capture only the forward and backward passes, without a DistributedOptimizer, and reduce after replay"
             )
         self.stream = accelerator.current_stream(device)
         self.written = self.stream.record_event()
@@ -171,14 +171,14 @@ class Collective:
         return self.ready is None or bool(self.ready.query())
 
     def finish(self, result: Any = None, error: str | None = None) -> None:
-        """Hand over the result or the error, and let who waits go on. Called once."""
+        """Set the result or the error, and wake the waiting thread. Called once."""
         self.result = result
         self.error = error
         self.finished = True
         self.waiting.release()
 
     def wait(self) -> Any:
-        """Wait for the end and return the result.
+        """Wait until the request has finished, and return the result.
 
         Raises:
             HorovodInternalError: The collective failed.
@@ -196,14 +196,14 @@ class Collective:
         stream = accelerator.current_stream(self.tensors[0].device)
         stream.wait_event(self.ready)
         if self.in_place and stream == self.stream:
-            return  # whose memory it is, and which now comes after the collective
+            return  # the memory belongs to this stream, which now waits for the collective
         results = self.result if isinstance(self.result, (list, tuple)) else [self.result]
         for tensor in results:
             if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
                 tensor.record_stream(stream)
 
     def describe(self) -> Description:
-        """What the other workers need to know to compare this request with theirs, or to take part with zeros."""
+        """Return what other workers need to compare this request with theirs, or to take part with zeros."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -216,14 +216,14 @@ class Collective:
 
     @classmethod
     def of_zeros(cls, description: Description, device: torch.device) -> Self:
-        """The request of a worker that has joined: zeros for what the others reduce.
+        """Create the request of a worker that has joined: zeros for the tensors of the others.
 
         Raises:
-            ValueError: They reduce tensors on GPUs, and this worker has none.
+            ValueError: The others reduce GPU tensors, and this worker has no GPU.
         """
         if "GPU" in description["devices"] and device.type == "cpu":
             raise ValueError(
-                "the other workers reduce tensors on GPUs, but this one, which has joined, has none: let it see a GPU"
+                "the other workers reduce GPU tensors, but this worker, which has joined, has no GPU; make one visible"
             )
         tensors = [
             torch.zeros(shape, dtype=getattr(torch, dtype), device=device if where == "GPU" else "cpu")
@@ -239,5 +239,5 @@ class Collective:
 
 
 def kind_of(description: Description) -> type[Collective]:
-    """The class of the request that a worker describes."""
+    """Return the class of the request that a description is of."""
     return Collective._kinds[description["kind"]]

@@ -1,4 +1,4 @@
-"""The HOROVOD_* variables that mean something here; docs/reference/horovod.md lists those without effect, too."""
+"""The supported HOROVOD_* variables; docs/reference/horovod.md also lists those without effect."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from datetime import timedelta
 
 from lockstep.world.start_limit import START_TIMEOUT, WORKERS_SECONDS
 
-# Gloo breaks a group whose operation takes longer than its timeout. A worker may wait for its peers as long as it
-# likes (the stall report says for whom), so operations get a year; connecting has its own limit.
+# Gloo breaks a group if an operation exceeds its timeout. A worker may wait for its peers without limit (the stall
+# report lists them), so operations get a year; connecting has its own limit.
 NO_TIMEOUT = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the engine works; times in seconds, sizes in bytes."""
+    """The engine's settings."""
 
     fusion_threshold_bytes: int = 128 << 20
     cycle_time_seconds: float = 0.001
@@ -32,10 +32,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read the settings.
+        """Read the settings from the environment.
 
         Raises:
-            ValueError: A variable does not hold a number; the message names it.
+            ValueError: A variable is not a number, or is negative.
         """
 
         def number(name: str, default: float) -> float:
@@ -43,9 +43,9 @@ class Settings:
             try:
                 value = float(text) if text else default
             except ValueError:
-                raise ValueError(f"{name} must be a number, not {text!r}") from None
+                raise ValueError(f"{name}={text}: must be a number") from None
             if value < 0:
-                raise ValueError(f"{name} must not be negative: {text}")
+                raise ValueError(f"{name}={text}: must be at least 0")
             return value
 
         flag: Callable[[str], bool] = lambda name: number(name, 0) != 0  # noqa: E731

@@ -1,7 +1,7 @@
-"""The stall report: which tensors wait, for which ranks, since when.
+"""The stall report: which requests wait for which ranks, and for how long.
 
-A worker that waits in a round cannot learn there what the others lack. So each worker with a request that has been
-pending for too long says so in the job's store, and the lowest of these ranks reads what the others said and warns.
+A worker that waits in a round cannot see what the others have pending. So each worker writes the names of its overdue
+requests to the job's store, and the lowest rank that submitted a stalled request reads them and logs a warning.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ logger = logging.getLogger("lockstep.hvd")
 
 
 class StallWatch:
-    """Looks at the pending requests now and then, in a thread of its own.
+    """Checks the pending requests periodically, in a separate thread.
 
     Args:
         store: The job's store.
-        channels: Gives the channels of this worker, by the id of their process set.
-        stop: Called with a reason when something has waited for longer than the limit that ends the job.
+        channels: Returns this worker's channels by process set id.
+        stop: Called with a reason when a request exceeds HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class StallWatch:
         self._channels = channels
         self._stop = stop
         self._ended = threading.Event()
-        self._told: dict[int, list[str]] = {}  # by process set, what the store says of this worker
-        self._looks: dict[int, dict[str, int]] = {}  # by process set, how often a name was found stalled
+        self._published: dict[int, list[str]] = {}  # by process set, this worker's names in the store
+        self._counts: dict[int, dict[str, int]] = {}  # by process set, how many checks found a name stalled
         self._thread = threading.Thread(target=self._watch, name="lockstep-hvd-stall", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended.set()
         if self._thread is not threading.current_thread():
             self._thread.join(1.0)
@@ -57,39 +57,39 @@ class StallWatch:
     def _watch(self) -> None:
         interval = min(max(self._warning_seconds / 10, 0.05), 5.0)
         repeat = max(3, round(self._warning_seconds / interval))
-        own_connection = False  # since another thread may wait on the store
+        own_connection = False  # needed because another thread may block on the store
         while not self._ended.wait(interval):
             try:
                 if not own_connection:
                     self._store, own_connection = self._store.clone(), True
                 for number, channel in self._channels().items():
-                    self._tell(number, sorted(channel.pending_since(interval)))
+                    self._publish(number, sorted(channel.pending_since(interval)))
                     self._warn(number, channel, repeat)
-            except RuntimeError:  # the store is gone, and with it the job
+            except RuntimeError:  # the store is closed, so the job is over
                 return
 
-    def _tell(self, number: int, names: list[str]) -> None:
-        if names != self._told.get(number, []):
-            self._told[number] = names
+    def _publish(self, number: int, names: list[str]) -> None:
+        if names != self._published.get(number, []):
+            self._published[number] = names
             self._store.set(f"pending/{number}/{self._rank}", json.dumps(names))
 
     def _warn(self, number: int, channel: Channel, repeat: int) -> None:
-        """Warn of what is stalled, at the second look, when the others have told, too, and then now and again.
+        """Log stalled requests: at the second check, when the others have published theirs too, then every `repeat`.
 
-        What would end the job at the first look is warned of before it does.
+        A request that ends the job at its first check is logged then.
         """
         stalled = channel.pending_since(self._warning_seconds)
         stalled.pop(JOINED, None)
-        before = self._looks.get(number, {})
-        self._looks[number] = looks = {name: before.get(name, 0) + 1 for name in stalled}
+        before = self._counts.get(number, {})
+        self._counts[number] = counts = {name: before.get(name, 0) + 1 for name in stalled}
         oldest = max(stalled.values(), default=0.0)
         ends = 0 < self._limit_seconds <= oldest
-        due = [name for name, count in looks.items() if count % repeat == 2 or (ends and count == 1)]
+        due = [name for name, count in counts.items() if count % repeat == 2 or (ends and count == 1)]
         if due:
-            told = {rank: self._read(number, rank) for rank in channel.ranks}
+            pending = {rank: self._read(number, rank) for rank in channel.ranks}
             for name in due:
-                having = [rank for rank, names in told.items() if name in names]
-                missing = [rank for rank, names in told.items() if name not in names and JOINED not in names]
+                having = [rank for rank, names in pending.items() if name in names]
+                missing = [rank for rank, names in pending.items() if name not in names and JOINED not in names]
                 if self._rank == min(having, default=self._rank):
                     logger.warning(_report(name, stalled[name], having, missing))
         if ends:

@@ -1,7 +1,7 @@
-"""The timeline: what each tensor waits for and when it is on the wire, as a Chrome trace.
+"""The timeline: when each tensor waits and when it is communicated, as a Chrome trace.
 
-Format: "Trace Event Format", the JSON array that chrome://tracing and https://ui.perfetto.dev open. One line (thread)
-for each tensor: NEGOTIATE_ALLREDUCE from its submission here until all workers have agreed, then ALLREDUCE.
+Format: "Trace Event Format", the JSON array that chrome://tracing and https://ui.perfetto.dev open. Each tensor has a
+row (a thread): NEGOTIATE_ALLREDUCE from its submission on this worker until all workers agree, then ALLREDUCE.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("lockstep.hvd")
 
 
 class Timeline:
-    """Writes events while a file is open. Times are microseconds since the file was opened."""
+    """Writes events while a file is open. Times are in microseconds since then."""
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
@@ -31,16 +31,16 @@ class Timeline:
         self._mark_cycles = False
 
     def open(self, path: str, mark_cycles: bool = False) -> None:
-        """Begin a file; an open one is closed first.
+        """Open a trace file; closes the previous one.
 
         Raises:
             ValueError: The file cannot be written.
         """
         self.close()
         try:
-            file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - a killed job leaves whole lines
+            file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - a killed job leaves complete lines
         except OSError as error:
-            raise ValueError(f"the timeline cannot be written to {path}: {error.strerror}") from error
+            raise ValueError(f"cannot write the timeline to {path}: {error.strerror}") from error
         with self._lock:
             self._lines = {}
             self._start = time.monotonic()
@@ -50,7 +50,7 @@ class Timeline:
             self._write(name="process_name", ph="M", args={"name": "Horovod operations of rank 0"})
 
     def close(self) -> None:
-        """End the file, if one is open."""
+        """Close the file, if one is open."""
         with self._lock:
             if self._file is not None:
                 file, self._file = self._file, None
@@ -59,13 +59,13 @@ class Timeline:
                     file.close()
 
     def cycle(self) -> None:
-        """Mark the beginning of a round."""
+        """Mark the start of a round."""
         if self._file is not None and self._mark_cycles:
             with self._lock:
                 self._write(name="CYCLE_START", ph="i", s="p", ts=self._now())
 
     def activity(self, batch: Sequence[Collective]) -> AbstractContextManager[Any]:
-        """Spans the execution of requests that are executed as one."""
+        """Return a context manager that records the execution of a batch of requests."""
         return nullcontext() if self._file is None else _Activity(self, batch)
 
     def _now(self) -> int:
@@ -75,7 +75,7 @@ class Timeline:
         return max(0, round((moment - self._start) * 1e6))
 
     def record(self, batch: Sequence[Collective], began: float, ended: float) -> None:
-        """Write the waiting and the execution of requests, whose moments are of the monotonic clock, in seconds."""
+        """Write the waiting and execution times of a batch; `began` and `ended` are in seconds of time.monotonic()."""
         with self._lock:
             for request in batch:
                 kind = request.kind.upper()
@@ -98,8 +98,8 @@ class Timeline:
             try:
                 self._file.write(self._separator + json.dumps({"pid": 0, "tid": 0, **event}))
                 self._separator = ",\n"
-            except OSError as error:  # a full disk is no reason to end the training
-                logger.warning("the timeline ends here: %s: %s", self._file.name, error.strerror)
+            except OSError as error:  # a full disk must not stop the training
+                logger.warning("stopped writing the timeline %s: %s", self._file.name, error.strerror)
                 self._file = None
 
 

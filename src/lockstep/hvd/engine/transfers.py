@@ -1,9 +1,10 @@
-"""The data collectives beneath the engine: four operations, through Gloo or the accelerator's own library.
+"""The engine's data collectives: four operations, with Gloo or the accelerator's library.
 
-Where that cannot connect the workers, as when several share a GPU, its tensors go through the host's memory and Gloo.
+If the library cannot connect the workers, for example because several share a GPU, its tensors are staged in host
+memory and sent with Gloo.
 
-All tensors are contiguous. Every worker calls the same operations in the same order; operations return when their
-result is there (Gloo) or ordered on the current stream (an accelerator's library).
+All tensors are contiguous. Every worker calls the same operations in the same order. Operations return when the result
+is ready (Gloo) or ordered on the current stream (an accelerator's library).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DATA_TAG = 2
 
 
 class Transfers:
-    """The operations of a lone worker: everything stays where it is."""
+    """The operations of a single worker: nothing is sent."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -30,19 +31,19 @@ class Transfers:
         """Reduce each tensor over the workers, in place."""
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Overwrite a tensor by that of the worker with the rank `root` in this group."""
+        """Overwrite a tensor with the one of the worker whose rank in this group is `root`."""
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Join the workers' tensors, of one shape [rows, ...], along the first dimension: [size * rows, ...]."""
+        """Concatenate the workers' tensors, of one shape [rows, ...], along the first dimension: [size * rows, ...]."""
         self.all_to_all(output.split(len(tensor)) if len(tensor) else [output] * self.size, [tensor] * self.size)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        """Send `inputs[i]` to worker i, and receive `outputs[i]` from it. Sizes may differ and be 0."""
+        """Send `inputs[i]` to worker i, and receive `outputs[i]` from it. Sizes may differ, and may be 0."""
         outputs[self.rank].copy_(inputs[self.rank])
 
 
 class GlooTransfers(Transfers):
-    """Through a Gloo group. What Gloo refuses by dtype is sent as bytes."""
+    """With a Gloo group. Broadcast and all-to-all send bytes, since Gloo does not support all dtypes."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -64,8 +65,8 @@ class GlooTransfers(Transfers):
             self._group.broadcast([as_bytes(tensor)], options).wait()
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        # Point to point on the full mesh: each byte crosses once, also where sizes differ, which Gloo's all-gather
-        # cannot do; every worker begins with another peer, so that they do not all send to the same one.
+        # Point to point: each byte is sent once, also if sizes differ, which Gloo's all-gather does not support. Every
+        # worker starts with a different peer, so that they do not all send to the same one.
         works = []
         for step in range(1, self.size):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
@@ -79,7 +80,7 @@ class GlooTransfers(Transfers):
 
 
 class StagedTransfers(GlooTransfers):
-    """Through a Gloo group, for an accelerator's tensors: to the host, sent, and back on the current stream.
+    """With a Gloo group, for an accelerator's tensors: copied to the host, sent, and copied back.
 
     The host waits for the device.
     """
@@ -104,7 +105,7 @@ class StagedTransfers(GlooTransfers):
 
 
 class DeviceTransfers(Transfers):
-    """Through a group of the accelerator's library, on the current stream; the host does not wait."""
+    """With the accelerator's library, on the current stream; the host does not wait."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -124,7 +125,7 @@ class DeviceTransfers(Transfers):
             self._group.broadcast([as_bytes(tensor)], options).wait()
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
-        # Around a ring, where all to all would send a copy to each worker of another host.
+        # The library's ring sends less than all-to-all, which would send a copy to each worker of another host.
         if tensor.numel():
             self._group._allgather_base(as_bytes(output), as_bytes(tensor)).wait()
 
@@ -133,11 +134,11 @@ class DeviceTransfers(Transfers):
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy in the host's memory, which is there when this returns."""
+    """Return a contiguous copy in host memory; blocks until it is complete."""
     return tensor.to("cpu", copy=True)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as uint8 [bytes]."""
-    # Not reshape(-1): a single element may have any stride and count as contiguous all the same.
+    """Return the memory of a contiguous tensor as uint8 [bytes]."""
+    # Not reshape(-1): a tensor with a single element is contiguous with any stride.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,6 +1,7 @@
-"""The collectives, one file each: a `Collective`, what distinguishes it, and the functions that users call.
+"""The collectives, one file each: a subclass of `Collective`, and the functions that users call.
 
-The functions check their arguments and ask the engine through `submission`. `reducing` is what two of the collectives
-share, `adasum` one way to reduce; `functions` broadcasts parameters, optimizers and objects, `sparse` reduces sparse
-gradients, and `join` lets a worker with no more data take part.
+- `submission`: checks the arguments of a call and submits the request to the engine.
+- `reducing`: the base class of all-reduce and reduce-scatter; `adasum`: the Adasum operation.
+- `functions`: broadcasts parameters, optimizer states and objects. `sparse`: reduces sparse gradients.
+- `join`: lets a worker without data take part in the others' all-reduces.
 """

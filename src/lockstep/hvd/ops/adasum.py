@@ -1,4 +1,4 @@
-"""Adasum: a sum that adds orthogonal gradients and averages parallel ones.
+"""Adasum: adds orthogonal gradients and averages parallel ones.
 
 Algorithm: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", arXiv 2006.02924, sections 3 and 4.
 Pairs of workers combine a and b to (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b, then pairs of pairs, and so on.
@@ -12,7 +12,7 @@ from lockstep.hvd.engine.transfers import Transfers
 
 
 def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The adaptive sum of two gradients of one shape, in their dtype; scalar products in float64."""
+    """Return the adaptive sum of two gradients of one shape, in their dtype; dot products are in float64."""
     one, other = a.to(torch.float64).reshape(-1), b.to(torch.float64).reshape(-1)
     product, one_square, other_square = one.dot(other), one.dot(one), other.dot(other)
     one_share = torch.where(one_square > 0, 1 - product / (2 * one_square), 1.0)
@@ -21,7 +21,7 @@ def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def adasum_(tensor: torch.Tensor, transfers: Transfers) -> None:
-    """Combine a tensor over all workers, whose number is a power of two, in place; all get the same bits."""
+    """Combine a tensor over all workers in place; all get the same bits. Their number must be a power of two."""
     distance = 1
     while distance < transfers.size:
         partner = transfers.rank ^ distance

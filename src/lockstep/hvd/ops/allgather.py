@@ -1,4 +1,4 @@
-"""All-gather: every worker gets all workers' tensors, one after the other along the first dimension."""
+"""All-gather: every worker gets all workers' tensors, concatenated along the first dimension."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 class Allgather(Collective, kind="allgather"):
-    """The workers' rows, in order of rank."""
+    """Concatenates the workers' rows, in order of rank."""
 
     __slots__ = ()
     free_rows = True
@@ -43,12 +43,12 @@ def _submit(
     if not tensors:
         raise ValueError("a grouped allgather needs at least one tensor")
     if any(isinstance(tensor, Tensor) and tensor.dim() == 0 for tensor in tensors):
-        raise IndexError("allgather joins tensors along their first dimension, and a scalar has none")
+        raise IndexError("allgather needs tensors with at least one dimension, got a scalar")
     return submit(Allgather, tensors, name, process_set, grouped=grouped, urgent=urgent)
 
 
 class _DifferentiableAllgather(torch.autograd.Function):
-    """The gradient of a worker's rows is the average over the workers' gradients of these rows."""
+    """The gradient of a worker's rows is the average of all workers' gradients for these rows."""
 
     @staticmethod
     def forward(ctx: Any, grouped: bool, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
@@ -74,10 +74,10 @@ def _gather(tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """Join the workers' tensors along the first dimension, in order of rank, with gradient.
+    """Concatenate the workers' tensors along the first dimension, in order of rank. Differentiable.
 
     Args:
-        tensor: Of one dtype and shape on all workers, but for the first dimension, which may be 0.
+        tensor: The same dtype and shape on all workers, except for the first dimension, which may be 0.
 
     Returns:
         A tensor with the rows of all workers.
@@ -91,14 +91,14 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Begin an `allgather` without gradient; returns a handle."""
+    """Start an `allgather`, not differentiable; return a handle."""
     return handle_of(_submit([tensor], name, process_set, False))
 
 
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Tensor, ...]:
-    """`allgather` of a list of tensors as one operation, with gradient."""
+    """Run `allgather` on a list of tensors as one operation. Differentiable."""
     result: tuple[Tensor, ...] = _gather(tensors, name, process_set, True)
     return result
 
@@ -106,5 +106,5 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin a `grouped_allgather` without gradient; the handle's result is a tuple."""
+    """Start a `grouped_allgather`, not differentiable; return a handle, whose result is a tuple."""
     return handle_of(_submit(tensors, name, process_set, True))

@@ -1,4 +1,4 @@
-"""All-reduce: every worker gets the sum, average, ... of all workers' tensors."""
+"""All-reduce: every worker gets the average, sum or another reduction of all workers' tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 class Allreduce(ReducingCollective, kind="allreduce"):
-    """The only kind of which several are carried out as one; a worker that has joined takes part with zeros."""
+    """Reduces tensors. The only kind that is fused; a worker that has joined takes part with zeros."""
 
     __slots__ = ()
     joinable = True
@@ -37,8 +37,8 @@ class Allreduce(ReducingCollective, kind="allreduce"):
     def execute_all(cls, batch: Sequence[Allreduce], exchange: Exchange) -> list[Any]:
         alone = len(batch) == 1 and exchange.size > 1
         if place := piggyback.place_of(batch, HEADER_BYTES + ENTRY_BYTES) if alone else None:
-            # Were nothing else pending, it would have travelled in the round's message: sum in that order here too,
-            # so that timing changes no bit.
+            # With nothing else pending, this request would have been sent in the round's message. Sum in the same
+            # order here, so that the result does not depend on timing.
             piggyback.pack(batch, exchange.control.outgoing_tensor[place])
             exchange.control.exchange(place.stop)
             return piggyback.unpack(batch, exchange.control.rows()[:, place])
@@ -68,12 +68,12 @@ class Allreduce(ReducingCollective, kind="allreduce"):
 
 
 def resolve_operation(op: int | None, average: bool | None) -> int:
-    """The reduction that `op`, or the older flag `average`, asks for; Average where neither says.
+    """Return the operation for `op` or the deprecated `average`; Average if both are None.
 
     Raises:
         ValueError: Both are given.
-        TypeError: `op` is no whole number.
-        HorovodInternalError: There is no such operation.
+        TypeError: `op` is not an integer.
+        HorovodInternalError: `op` is out of range.
     """
     if average is not None:
         warnings.warn("Parameter `average` is deprecated; use op=hvd.Average or op=hvd.Sum", DeprecationWarning, 3)
@@ -83,17 +83,17 @@ def resolve_operation(op: int | None, average: bool | None) -> int:
     if op is None:
         return AVERAGE
     if not isinstance(op, int):
-        raise TypeError(f"op is one of hvd.Average, Sum, Adasum, Min, Max and Product, not {op!r}")
+        raise TypeError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, got {op!r}")
     if not 0 <= op < len(OPERATION_NAMES):
-        raise HorovodInternalError(f"there is no reduction operation {op}")
+        raise HorovodInternalError(f"unknown reduction operation {op}")
     return op
 
 
 def check_adasum(op: int, process_set: ProcessSet) -> None:
-    """Adasum combines pairs of pairs of all workers.
+    """Check the process set for Adasum, which combines workers pairwise.
 
     Raises:
-        NotImplementedError: `op` is Adasum and the set is not the global one, or not of 2, 4, 8, ... workers.
+        NotImplementedError: `op` is Adasum and the set is not global, or its size is not a power of 2.
     """
     if op != ADASUM:
         return
@@ -101,7 +101,7 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets.")
     if size & (size - 1):
-        raise NotImplementedError(f"Running Adasum needs a number of workers that is a power of 2, not {size}.")
+        raise NotImplementedError(f"Adasum needs a power of 2 as the number of workers, got {size}.")
 
 
 def _submit(
@@ -128,7 +128,7 @@ def _submit(
 
 
 class _DifferentiableAllreduce(torch.autograd.Function):
-    """All-reduce of a list of tensors; the gradients are all-reduced in the same way."""
+    """All-reduces a list of tensors; their gradients are all-reduced in the same way."""
 
     @staticmethod
     def forward(
@@ -167,25 +167,25 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce a tensor over all workers, with gradient.
+    """Reduce a tensor over all workers. Differentiable.
 
     Args:
-        tensor: Of the same shape and dtype on all workers: float16, bfloat16, float32, float64, int32, int64 or bool.
-        average: Deprecated; True stands for op=Average, False for op=Sum.
-        name: Under which the workers match the operation; numbered where there is none.
-        compression: How it travels, such as `Compression.fp16`.
-        op: Average (the default), Sum, Adasum, Min, Max or Product. Averages of whole numbers are cut toward zero.
-        prescale_factor: Multiplied into the tensor before the reduction.
-        postscale_factor: Multiplied into the result.
+        tensor: The same shape and dtype on all workers: float16, bfloat16, float32, float64, int32, int64 or bool.
+        average: Deprecated; True is op=Average, False is op=Sum.
+        name: Matches the operation between workers; None numbers it.
+        compression: For communication, such as `Compression.fp16`.
+        op: Average (the default), Sum, Adasum, Min, Max or Product. Averages of integers are truncated toward zero.
+        prescale_factor: Multiplies the tensor before the reduction.
+        postscale_factor: Multiplies the result.
         process_set: The workers that take part.
 
     Returns:
         A tensor of the same shape, dtype and device.
 
     Raises:
-        HorovodInternalError: The workers do not agree, a worker is lost, or Horovod is not running.
-        ValueError: The dtype is not supported, the same name is pending, or this worker is not in the set.
-        TypeError, AttributeError, NotImplementedError: As docs/reference/horovod.md lists for wrong arguments.
+        HorovodInternalError: The requests do not match, a worker disconnected, or Horovod is not initialized.
+        ValueError: The dtype is not supported, the name is already pending, or this worker is not in the set.
+        TypeError, AttributeError, NotImplementedError: Invalid arguments, see docs/reference/horovod.md.
     """
     op = resolve_operation(op, average)
     compressed, ctx = compression.compress(tensor)
@@ -202,7 +202,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin an `allreduce` without gradient; returns a handle for `poll` and `synchronize`."""
+    """Start an `allreduce`, not differentiable; return a handle for `poll` and `synchronize`."""
     op = resolve_operation(op, average)
     return handle_of(_submit([tensor], name, op, (prescale_factor, postscale_factor), process_set))
 
@@ -216,7 +216,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """`allreduce` in place, without gradient; returns the tensor itself."""
+    """Run `allreduce` in place, not differentiable; return the tensor itself."""
     op = resolve_operation(op, average)
     request = _submit([tensor], name, op, (prescale_factor, postscale_factor), process_set, in_place=True, urgent=True)
     result: Tensor = request.wait()
@@ -232,7 +232,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin an `allreduce_`; returns a handle. The tensor must not be touched until it is synchronised."""
+    """Start an `allreduce_`; return a handle. Do not use the tensor before `synchronize` returns."""
     op = resolve_operation(op, average)
     return handle_of(_submit([tensor], name, op, (prescale_factor, postscale_factor), process_set, in_place=True))
 
@@ -247,7 +247,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """`allreduce` of a list of tensors, of any dtypes, as one operation, with gradient."""
+    """Run `allreduce` on a list of tensors as one operation; dtypes may differ. Differentiable."""
     op = resolve_operation(op, average)
     pairs = [compression.compress(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
@@ -264,7 +264,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin a `grouped_allreduce` without gradient; the handle's result is a tuple."""
+    """Start a `grouped_allreduce`, not differentiable; return a handle, whose result is a tuple."""
     op = resolve_operation(op, average)
     return handle_of(_submit(tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True))
 
@@ -278,7 +278,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """`grouped_allreduce` in place, without gradient."""
+    """Run `grouped_allreduce` in place, not differentiable."""
     op = resolve_operation(op, average)
     request = _submit(
         tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True, in_place=True, urgent=True
@@ -296,7 +296,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin a `grouped_allreduce_`; the handle's result is a tuple."""
+    """Start a `grouped_allreduce_`; return a handle, whose result is a tuple."""
     op = resolve_operation(op, average)
     request = _submit(tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True, in_place=True)
     return handle_of(request)

@@ -1,4 +1,4 @@
-"""All-to-all: each worker sends a part of its tensor to each, and gets a part from each."""
+"""All-to-all: each worker sends a part of its tensor to every worker, and receives a part from every worker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Tensor = torch.Tensor
 
 
 class Alltoall(Collective, kind="alltoall"):
-    """Rows to and from each worker, point to point.
+    """Sends rows to each worker, point to point.
 
     Args:
-        splits: Rows that go to each worker, which may differ between workers.
+        splits: The number of rows for each worker; may differ between workers.
     """
 
     __slots__ = ("splits",)
@@ -45,34 +45,34 @@ def _submit(
 
 
 def _checked_splits(tensor: Any, splits: Any, process_set: ProcessSet) -> list[int]:
-    """Rows for each worker.
+    """Return the number of rows for each worker.
 
     Raises:
-        ValueError: They do not fit the tensor or the process set.
+        ValueError: The splits do not fit the tensor or the process set.
     """
     if not isinstance(tensor, Tensor) or process_set.process_set_id is None:
-        return []  # `submit` says what is wrong
+        return []  # `submit` raises
     if tensor.dim() == 0:
-        raise ValueError("alltoall sends rows of the first dimension, and a scalar has none")
+        raise ValueError("alltoall needs a tensor with at least one dimension, got a scalar")
     size, rows = process_set.size() or 1, tensor.shape[0]
     if splits is None or (isinstance(splits, Tensor) and splits.numel() == 0):
         if rows % size:
-            raise ValueError(f"alltoall without splits needs rows that {size} workers can share evenly, not {rows}")
+            raise ValueError(f"alltoall cannot split {rows} rows evenly over {size} workers; pass splits")
         return [rows // size] * size
     if not isinstance(splits, Tensor):
         splits = torch.tensor(splits, dtype=torch.int32)
     if splits.dtype != torch.int32 or splits.dim() != 1:
-        raise ValueError(f"alltoall expects splits to be a 1-D tensor of int32, not {splits.dim()}-D {splits.dtype}")
+        raise ValueError(f"alltoall expects splits to be a 1-D int32 tensor, got {splits.dim()}-D {splits.dtype}")
     counts: list[int] = splits.tolist()
     if len(counts) != size:
-        raise ValueError(f"alltoall expects one split a worker, {size} in all, not {len(counts)}")
+        raise ValueError(f"alltoall expects one split per worker, {size} in total, got {len(counts)}")
     if min(counts) < 0 or sum(counts) > rows:
-        raise ValueError(f"alltoall splits {counts} do not fit a tensor of {rows} rows")
+        raise ValueError(f"alltoall splits {counts} must be >= 0 and sum to at most the tensor's {rows} rows")
     return counts
 
 
 class _DifferentiableAlltoall(torch.autograd.Function):
-    """The gradients travel back the way the rows came; rows that were not sent have none."""
+    """Gradients are sent back to the worker that the rows came from; rows that were not sent get zeros."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Tensor | None, name: str | None, process_set: ProcessSet) -> Any:
@@ -95,18 +95,17 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Send consecutive rows of a tensor to the workers in order of rank, with gradient.
+    """Send consecutive rows of a tensor to the workers, in order of rank. Differentiable.
 
     Args:
-        tensor: Of one dtype and shape on all workers, but for the first dimension.
-        splits: int32 [size], the rows for each worker; where the sum is less than there are, the rest is not sent.
-            None shares them evenly.
+        tensor: The same dtype and shape on all workers, except for the first dimension.
+        splits: int32 [size], the number of rows for each worker; remaining rows are not sent. None splits evenly.
 
     Returns:
-        The received rows in order of rank; with `splits` also int32 [size], how many came from each worker.
+        The received rows in order of rank; with `splits`, also int32 [size], the number of rows from each worker.
 
     Raises:
-        ValueError: The splits do not fit, or the tensor is a scalar; also as `allreduce`.
+        ValueError: The splits do not fit the tensor, or it is a scalar; also as `allreduce`.
         HorovodInternalError, TypeError, AttributeError: As `allreduce`.
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -123,5 +122,5 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin an `alltoall` without gradient; the handle's result is always the pair."""
+    """Start an `alltoall`, not differentiable; return a handle, whose result is always the pair."""
     return handle_of(_submit(tensor, splits, name, process_set))

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class Broadcast(Collective, kind="broadcast"):
-    """One worker's tensor goes to all.
+    """Sends one worker's tensor to all.
 
     Args:
         root: The sender's global rank.
@@ -28,7 +28,7 @@ class Broadcast(Collective, kind="broadcast"):
     __slots__ = ("root",)
 
     def __init__(self, name: str, tensors: Sequence[Tensor], root: int, **options: bool) -> None:
-        self.root = int(root)  # 2, 2.0 and numpy's 2 must look alike to the other workers
+        self.root = int(root)  # 2, 2.0 and NumPy's 2 must have the same signature
         super().__init__(name, tensors, (self.root,), **options)
 
     def execute(self, exchange: Exchange) -> Tensor:
@@ -59,7 +59,7 @@ def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: Proce
 
 
 class _DifferentiableBroadcast(torch.autograd.Function):
-    """The gradient of the root's tensor is the average of the workers' gradients; the others' is zero."""
+    """The gradient of the root's tensor is the average of all workers' gradients; other workers get zeros."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
@@ -78,11 +78,11 @@ class _DifferentiableBroadcast(torch.autograd.Function):
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Send one worker's tensor to all, with gradient.
+    """Send one worker's tensor to all. Differentiable.
 
     Args:
-        tensor: Of the same shape and dtype on all workers.
-        root_rank: The sender's global rank, also within a process set.
+        tensor: The same shape and dtype on all workers.
+        root_rank: The sender's global rank, also in a process set.
 
     Returns:
         A new tensor with the root's values.
@@ -100,14 +100,14 @@ def broadcast(
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin a `broadcast` without gradient; returns a handle."""
+    """Start a `broadcast`, not differentiable; return a handle."""
     return handle_of(_submit(tensor, root_rank, name, process_set))
 
 
 def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """`broadcast` in place, without gradient; returns the tensor itself."""
+    """Run `broadcast` in place, not differentiable; return the tensor itself."""
     result: Tensor = _submit(tensor, root_rank, name, process_set, in_place=True, urgent=True).wait()
     return result
 
@@ -115,5 +115,5 @@ def broadcast_(
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin a `broadcast_`; returns a handle."""
+    """Start a `broadcast_`; return a handle."""
     return handle_of(_submit(tensor, root_rank, name, process_set, in_place=True))

@@ -1,4 +1,4 @@
-"""Sending a model, an optimizer's state or any object from one worker to the others, or from all to all."""
+"""Broadcast of models, optimizer states and objects; all-gather of objects."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Tensor = torch.Tensor
 
 
 def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) -> None:
-    """Overwrite tensors by those of one worker, in place.
+    """Overwrite tensors with those of one worker, in place.
 
     Args:
-        params: `model.state_dict()`, or a list of tensors or of (name, tensor); the same on all workers.
-        root_rank: The worker whose values are sent.
+        params: `model.state_dict()`, or a list of tensors or of (name, tensor) pairs; the same on all workers.
+        root_rank: The global rank of the worker whose values are sent.
 
     Raises:
-        ValueError: `params` is none of these.
-        AttributeError: A value is no tensor.
+        ValueError: `params` has another type.
+        AttributeError: A value is not a tensor.
         HorovodInternalError: As `broadcast`.
     """
     if isinstance(params, Mapping):
@@ -45,7 +45,7 @@ def broadcast_parameters(params: Mapping[str, Any] | list[Any], root_rank: int) 
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Stands for a tensor in an optimizer's state that travels by itself."""
+    """Replaces a tensor in the pickled optimizer state; the tensor is broadcast separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -55,19 +55,19 @@ class _Placeholder:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Give all workers the state and the hyper-parameters of one worker's optimizer.
+    """Copy the state and the hyper-parameters of one worker's optimizer to all workers.
 
-    The root's state is left as it is, and no step is taken; where the root has no state, the others have none
-    afterwards. A worker whose optimizer has no state gets a gradient of zeros for each parameter that needs one and has
-    none, as Horovod leaves it there.
+    The root's state does not change, and no step is taken. If the root has no state, the others have none afterwards.
+    A worker whose optimizer has no state gets zeros as the gradient of each parameter that requires one and has none,
+    as in Horovod.
 
     Args:
         optimizer: Any of torch.optim, with the same parameters on all workers.
-        root_rank: The worker whose state is sent.
-        model: Whose embeddings have sparse gradients, for the zeros.
+        root_rank: The global rank of the worker whose state is sent.
+        model: If given, its embeddings with sparse=True get sparse zeros.
 
     Raises:
-        ValueError: The optimizer is LBFGS, whose state is of another form on each worker.
+        ValueError: The optimizer is LBFGS, whose state differs in form between workers.
         HorovodInternalError: As `broadcast`.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -90,7 +90,7 @@ def broadcast_optimizer_state(
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """Zeros for the parameters that have no gradient; sparse ones where the optimizer or an embedding takes them."""
+    """Set missing gradients to zeros; sparse zeros for sparse embeddings and SparseAdam."""
     embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)] if model else []
     sparse = {module.weight for module in embeddings if module.sparse}
     for parameter in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
@@ -101,7 +101,7 @@ def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | No
 
 
 def _map(value: Any, change: Any) -> Any:
-    """A copy of nested dicts, lists and tuples with `change` applied to everything else."""
+    """Return a copy of nested dicts, lists and tuples with `change` applied to the leaves."""
     if isinstance(value, dict):
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -131,23 +131,23 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """One worker's object, on all workers: anything that cloudpickle takes, lambdas included.
+    """Return one worker's object on all workers.
 
     Args:
-        obj: The root's counts; the others may give anything.
-        root_rank: The sender's global rank, also within a process set.
-        name: Under which the workers match the operation.
+        obj: Anything that cloudpickle can pickle, including lambdas. Ignored on workers other than the root.
+        root_rank: The sender's global rank, also in a process set.
+        name: Matches the operation between workers.
         process_set: The workers that take part.
 
     Raises:
         ValueError: The root is not in the set.
-        HorovodInternalError: The object cannot be pickled (its owner gets the error itself); also as `broadcast`.
+        HorovodInternalError: The object cannot be pickled (the root raises the original error); also as `broadcast`.
     """
     is_root = current.get_for_operation().place.rank == root_rank
     payload, error = _to_tensor(obj) if is_root else (_bytes(0), None)
     length = broadcast_(_lengths(payload, error), root_rank, name and f"{name}.length", process_set)
     if length < 0:
-        raise error or HorovodInternalError(f"the object of rank {root_rank} cannot be pickled; see its own error")
+        raise error or HorovodInternalError(f"rank {root_rank} cannot pickle its object; see the error of that rank")
     content = broadcast_(
         payload if is_root else _bytes(int(length)), root_rank, name and f"{name}.content", process_set
     )
@@ -155,21 +155,25 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """All workers' objects, by rank, on all workers: anything that cloudpickle takes.
+    """Return all workers' objects, by rank, on all workers.
+
+    Args:
+        obj: Anything that cloudpickle can pickle.
+        name: Matches the operation between workers.
 
     Raises:
-        HorovodInternalError: As `allgather`.
+        HorovodInternalError: An object cannot be pickled (its rank raises the original error); also as `allgather`.
     """
     payload, error = _to_tensor(obj)
     lengths = allgather(_lengths(payload, error), name and f"{name}.length").tolist()
     if min(lengths) < 0:
         rank = lengths.index(-1)
-        raise error or HorovodInternalError(f"the object of rank {rank} cannot be pickled; see its own error")
+        raise error or HorovodInternalError(f"rank {rank} cannot pickle its object; see the error of that rank")
     return [_from_tensor(part) for part in allgather(payload, name and f"{name}.content").split(lengths)]
 
 
 def _to_tensor(obj: Any) -> tuple[Tensor, Exception | None]:
-    """An object as uint8 [bytes], or why it cannot be pickled, which the others must hear of before it is raised."""
+    """Pickle an object to uint8 [bytes]; return an error instead of raising it, so that the peers get it first."""
     try:
         pickled = cloudpickle.dumps(obj)
     except Exception as error:
@@ -182,7 +186,7 @@ def _bytes(count: int) -> Tensor:
 
 
 def _lengths(payload: Tensor, error: Exception | None) -> Tensor:
-    """int64 [1]: the bytes of a payload; -1 where there was an error."""
+    """Return int64 [1]: the size of a payload in bytes; -1 for an error."""
     return torch.tensor([-1 if error else len(payload)], device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""Join and barrier: waiting for the other workers."""
+"""Join and barrier: wait for the other workers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from lockstep.world import accelerator
 
 
 class Join(Collective, kind="join"):
-    """What a worker that has joined waits for; the others have no such request."""
+    """The request that a joined worker waits for; the channel handles it, and it is never submitted."""
 
     __slots__ = ()
 
 
 class Barrier(Collective, kind="barrier"):
-    """Done once all workers have asked for it, or have joined."""
+    """Finishes when all workers have submitted it or have joined."""
 
     __slots__ = ()
     joinable = True
 
 
 def join(device: int = -1) -> int:
-    """Wait until all workers have joined; until then, go along with their all-reduces by tensors of zeros.
+    """Wait until all workers have joined; until then, take part in their all-reduces with zeros.
 
-    For workers that have run out of data. Average still divides by the number of all workers.
+    For workers that run out of data. Average still divides by the number of all workers.
 
     Args:
-        device: The number of the GPU for the zeros where the others reduce tensors on GPUs and this worker has had none
-            yet; -1 for the current one. A worker that has had some uses their device.
+        device: The index of the GPU for the zeros, if this worker has not reduced a GPU tensor yet; -1 for the
+            current GPU. Otherwise the zeros are on the device of its earlier tensors.
 
     Returns:
         The rank that joined last, the same on all workers.
 
     Raises:
-        HorovodInternalError: A worker is lost, or Horovod is not running.
+        HorovodInternalError: A worker disconnected, or Horovod is not initialized.
     """
     request = Join("all")
     context = current.get_for_operation()
@@ -53,7 +53,7 @@ def _own_device(number: int) -> torch.device:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all workers of the set are here.
+    """Wait until all workers of the set have called this.
 
     Raises:
         HorovodInternalError, ValueError, TypeError: As `allreduce`.

@@ -1,4 +1,4 @@
-"""Reduce-scatter: the workers' tensors are reduced, and each worker gets a share of the rows."""
+"""Reduce-scatter: the workers' tensors are reduced, and each worker gets a part of the rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Scales = tuple[float, float]
 
 
 class Reducescatter(ReducingCollective, kind="reducescatter"):
-    """Each worker gets its rows of all tensors, and reduces them itself, in the order of the ranks."""
+    """Each worker receives its rows of all workers' tensors and reduces them itself, in order of rank."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class Reducescatter(ReducingCollective, kind="reducescatter"):
 
 
 def rows_of_each(rows: int, size: int) -> list[int]:
-    """How many of `rows` each of `size` workers gets: the first ones get one more where they do not divide."""
+    """Return how many of `rows` each of `size` workers gets; the first workers get one more if needed."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
@@ -63,7 +63,7 @@ def _submit(
     if not tensors:
         raise ValueError("a grouped reducescatter needs at least one tensor")
     if any(isinstance(tensor, Tensor) and tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("reducescatter shares out rows of the first dimension, and a scalar has none")
+        raise ValueError("reducescatter needs tensors with at least one dimension, got a scalar")
     prescale, postscale = scales
     return submit(
         Reducescatter, tensors, name, process_set, operation=op, prescale=prescale, postscale=postscale, **options
@@ -71,7 +71,7 @@ def _submit(
 
 
 class _DifferentiableReducescatter(torch.autograd.Function):
-    """The gradient is gathered from the workers, each of which has that of its rows."""
+    """The gradient is the concatenation of the workers' gradients of their rows."""
 
     @staticmethod
     def forward(
@@ -105,18 +105,18 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduce a tensor over the workers and give each its rows, with gradient.
+    """Reduce a tensor over the workers and return this worker's part of the rows. Differentiable.
 
     Args:
-        tensor: [rows, ...] of the same shape and dtype on all workers. Where the rows do not divide, the first workers
-            get one more.
+        tensor: [rows, ...], the same shape and dtype on all workers. If the number of workers does not divide the
+            rows, the first workers get one row more.
         op: Average or Sum.
 
     Returns:
         This worker's rows of the result.
 
     Raises:
-        HorovodInternalError: Another `op`; also as `allreduce`.
+        HorovodInternalError: `op` is not supported; also as `allreduce`.
         ValueError: The tensor is a scalar; also as `allreduce`.
     """
     compressed, ctx = compression.compress(tensor)
@@ -132,7 +132,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin a `reducescatter` without gradient; returns a handle."""
+    """Start a `reducescatter`, not differentiable; return a handle."""
     return handle_of(_submit([tensor], name, op, (prescale_factor, postscale_factor), process_set))
 
 
@@ -145,7 +145,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """`reducescatter` of a list of tensors as one operation, with gradient."""
+    """Run `reducescatter` on a list of tensors as one operation. Differentiable."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
     scattered = _scatter([tensor for tensor, _ in pairs], True, name, op, scales, process_set)
@@ -160,5 +160,5 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin a `grouped_reducescatter` without gradient; the handle's result is a tuple."""
+    """Start a `grouped_reducescatter`, not differentiable; return a handle, whose result is a tuple."""
     return handle_of(_submit(tensors, name, op, (prescale_factor, postscale_factor), process_set, grouped=True))

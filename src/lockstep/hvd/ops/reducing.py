@@ -1,4 +1,4 @@
-"""What all-reduce and reduce-scatter have in common: an operation with factors, and the dtypes that can be reduced."""
+"""The base class of all-reduce and reduce-scatter: operation, scale factors, and supported dtypes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ReducingCollective(Collective):
 
     Args:
         operation: AVERAGE to PRODUCT.
-        prescale: Multiplied into the tensors before the reduction.
-        postscale: Multiplied into the results.
+        prescale: Multiplies the tensors before the reduction.
+        postscale: Multiplies the results.
     """
 
     __slots__ = ("reduction",)
@@ -32,7 +32,7 @@ class ReducingCollective(Collective):
         postscale: float = 1.0,
         **options: bool,
     ) -> None:
-        # Plain numbers: 2, 2.0 and numpy's 2.0 must look alike to the other workers.
+        # Python numbers: 2, 2.0 and NumPy's 2.0 must have the same signature.
         self.reduction = Reduction(int(operation), float(prescale), float(postscale))
         super().__init__(name, tensors, self.reduction, **options)
 
@@ -41,7 +41,7 @@ class ReducingCollective(Collective):
         mine, theirs = Reduction(*terms), Reduction(*others)
         if mine.operation != theirs.operation:
             names = OPERATION_NAMES[mine.operation], OPERATION_NAMES[theirs.operation]
-            return f"reduction operation: One rank said {names[0]}, but another rank said {names[1]}."
+            return f"reduction operation: One rank specified {names[0]}, but another rank specified {names[1]}."
         if mine != theirs:
             return (
                 f"prescale and/or postscale factors: One rank sent factors {mine[1:]}, but another rank sent factors "

@@ -1,4 +1,4 @@
-"""All-reduce of sparse tensors: their entries are gathered, not added up, so that they stay sparse."""
+"""All-reduce of sparse tensors: gathers the entries of all workers, so that the result stays sparse."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from lockstep.hvd.process_sets import ProcessSet, global_process_set
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begin the sum (op Sum) or average (op Average) of a sparse COO tensor over the workers.
+    """Start the average or sum of a sparse COO tensor over the workers.
 
     Args:
-        tensor: A sparse tensor of the same shape and dtype on all workers, with any number of entries.
-        name: Its two all-gathers are named NAME.indices and NAME.values.
+        tensor: A sparse tensor, the same shape and dtype on all workers, with any number of entries.
+        name: The two all-gathers are named NAME.indices and NAME.values.
+        op: Average or Sum.
 
     Returns:
         A function that waits and returns the sparse result.
 
     Raises:
-        ValueError: Another `op`; also as `allgather`.
+        ValueError: `op` is not supported; also as `allgather`.
         HorovodInternalError: As `allgather`.
     """
     if op not in (AVERAGE, SUM):
-        raise ValueError(f"a sparse tensor can be reduced by Average and Sum, not by {OPERATION_NAMES[op]}")
+        raise ValueError(f"sparse tensors support op=Average and op=Sum, got {OPERATION_NAMES[op]}")
     entries = tensor if tensor.is_coalesced() else tensor.coalesce()
     indices = allgather_async(entries._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(entries._values(), f"{name}.values", process_set)

@@ -1,4 +1,4 @@
-"""From a call of the API to a request: what is wrong with the arguments is raised here, at once, on this worker."""
+"""Submits requests: checks the arguments of a call, so that errors are raised at once, on this worker only."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def submit(
     process_set: ProcessSet,
     **details: Any,
 ) -> AnyCollective:
-    """Check the tensors and the caller's membership, and hand the request to the process set's channel.
+    """Check the arguments and submit a request to the process set's channel.
 
     Args:
-        details: Further arguments of the collective.
+        details: Further arguments for the collective's constructor.
 
     Raises:
-        AttributeError: `tensors` holds something else, or the name is no string.
-        ValueError: A dtype or device is not supported, a tensor cannot be written to, the same name is pending, a
+        AttributeError: An element of `tensors` is not a tensor, or the name is not a string.
+        ValueError: A dtype or device is not supported, a tensor cannot be written to, the name is already pending, a
             graph is being captured, or this worker is not in the set.
         TypeError: The set is not registered.
-        HorovodInternalError: Horovod is not running.
+        HorovodInternalError: Horovod is not initialized.
     """
     context = current.get_for_operation()
     kind = collective.kind
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
-            raise AttributeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__!r}")
+            raise AttributeError(f"{kind} expects a torch.Tensor, got {type(tensor).__name__!r}")
         if tensor.dtype not in collective.dtypes or tensor.layout is not torch.strided or not _is_carried(tensor):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
@@ -53,14 +53,14 @@ def submit(
         tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
     number = process_set.process_set_id
     if number is None:
-        raise TypeError(f"{process_set} is not registered; pass it to hvd.init or hvd.add_process_set")
+        raise TypeError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
     channel = context.channels.get(number)
     if channel is None:
         raise ValueError(f"{kind.capitalize()}: Rank {context.place.rank} is not a member of the provided process set.")
     if name is None:
         name = f"noname.{context.count(kind, number)}"
     elif not isinstance(name, str):
-        raise AttributeError(f"the name of a tensor is a string, not {name!r}")
+        raise AttributeError(f"name must be a string, got {name!r}")
     request = collective(name, tensors, **details)
     if tensors and not tensors[0].is_cpu:
         request.follow_stream()
@@ -69,39 +69,38 @@ def submit(
 
 
 def _is_carried(tensor: torch.Tensor) -> bool:
-    """Whether there are collectives for its device: the CPU, or an accelerator with streams."""
+    """Return whether collectives support the tensor's device: the CPU, or an accelerator with streams."""
     return tensor.is_cpu or accelerator.overlaps(tensor.device)
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the same memory, into which the communication thread may write.
+    """Return a tensor with the same memory that the communication thread may write to.
 
     Raises:
-        ValueError: The elements do not all have a place of their own, or are stored negated or
-            conjugated.
+        ValueError: Elements share memory, or are stored negated or conjugated.
     """
     overlaps = not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1
     if overlaps or tensor.is_neg() or tensor.is_conj():
         raise ValueError("Tensor is required to be contiguous. An expanded tensor cannot be worked on in place.")
     if not tensor.is_inference():
         return tensor
-    with torch.inference_mode(False):  # an inference tensor can be written to in inference mode alone
+    with torch.inference_mode(False):  # an inference tensor is only writable in inference mode
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def handle_of(request: Collective) -> int:
-    """A number that stands for the request until it is synchronised."""
+    """Return a handle for the request, valid until `synchronize`."""
     handle = next(_handle_numbers)
     _handles[handle] = request
     return handle
 
 
 def poll(handle: int) -> bool:
-    """Whether an asynchronous operation has come to its end, so that `synchronize` would not wait.
+    """Return whether an asynchronous operation has finished, so that `synchronize` would not block.
 
     Raises:
-        ValueError: The handle is unknown or has been synchronised.
+        ValueError: The handle is unknown or has been synchronized.
     """
     request = _handles.get(handle)
     if request is None:
@@ -110,10 +109,10 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for an asynchronous operation and return its result; None for a handle that has been synchronised.
+    """Wait for an asynchronous operation and return its result; None if the handle has been synchronized before.
 
     Raises:
-        HorovodInternalError: The operation has failed.
+        HorovodInternalError: The operation failed.
     """
     request = _handles.pop(handle, None)
     if request is None:
@@ -124,6 +123,6 @@ def synchronize(handle: int) -> Any:
 
 
 def forget_finished() -> None:
-    """Drop what has come to a good end and was never synchronised, with its tensors."""
+    """Drop successful requests that were never synchronized, and their tensors."""
     for handle in [handle for handle, request in _handles.items() if request.done and request.error is None]:
         _handles.pop(handle, None)

@@ -1,6 +1,6 @@
-"""DistributedOptimizer, an instance of the user's own optimizer class.
+"""DistributedOptimizer, an instance of a subclass of the user's optimizer class.
 
-Start with `distributed`, which chooses: `gradient_optimizer` averages gradients, in the buckets that
-`gradient_reducer` plans and reduces while backward still runs; `adasum_optimizer` combines steps. `wrapper` is what
-both share.
+- `distributed`: the function; start reading here. It creates one of two classes, whose base is `wrapper`.
+- `gradient_optimizer`: averages gradients; `gradient_reducer` plans the buckets and reduces them during backward.
+- `adasum_optimizer`: combines the workers' steps with Adasum.
 """

@@ -1,4 +1,4 @@
-"""DistributedOptimizer with op=Adasum: each worker takes its own step, and the steps are combined by Adasum."""
+"""DistributedOptimizer with op=Adasum: each worker takes a local step, and Adasum combines the steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lockstep.hvd.process_sets import global_process_set
 
 
 class AdasumOptimizer(Wrapper):
-    """Stands in front of the user's optimizer class. Its attributes are set by `DistributedOptimizer`."""
+    """First base class of the wrapped optimizer's subclass. `DistributedOptimizer` sets its attributes."""
 
     backward_passes_per_step: int
     _handles: Mapping[torch.Tensor, Any] = MappingProxyType({})  # nothing is in flight outside `step`
 
     def synchronize(self) -> None:
-        """Does nothing: there is nothing to combine before the step."""
+        """Do nothing: steps are combined in `step`."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Not available.
+        """Raise, since Adasum does not support it.
 
         Raises:
             AssertionError: Always.
@@ -34,17 +34,17 @@ class AdasumOptimizer(Wrapper):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Note the number; gradients add up until the step in any case."""
+        """Store the number. It has no effect: gradients always accumulate until `step`."""
         self.backward_passes_per_step = passes
 
     def _allreduce_grad_async(self, parameter: torch.Tensor) -> tuple[int, Any]:
-        """Take this worker's step on one parameter alone, and begin to combine it with the others' steps.
+        """Compute this worker's step for one parameter, and start combining it with the other workers' steps.
 
-        For code that does this when it likes, instead of `step`.
+        For code that schedules this itself instead of calling `step`. The parameter does not change.
 
         Returns:
-            A handle for `synchronize`, and what the compression needs to give the combined step, which is to be added
-            to the parameter: it holds what it held before.
+            A handle for `synchronize`, and the context for the compression's `decompress`. The decompressed result is
+            the combined step, to be added to the parameter.
         """
         groups = [group["params"] for group in self.param_groups]
         for group in self.param_groups:
@@ -60,11 +60,11 @@ class AdasumOptimizer(Wrapper):
         return allreduce_async_(tensor, name=self._parameter_names.get(parameter), op=ADASUM), context
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the step by this worker's gradients, then replace it by the adaptive sum of all workers' steps.
+        """Take a step with this worker's gradients, then replace it with the adaptive sum of all workers' steps.
 
         Raises:
             NotImplementedError: The number of workers is not a power of 2.
-            HorovodInternalError: The workers do not agree, or one is lost.
+            HorovodInternalError: The requests do not match, or a worker disconnected.
         """
         check_adasum(ADASUM, global_process_set)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -91,4 +91,4 @@ class AdasumOptimizer(Wrapper):
                 parameter.copy_(start + self._compression.decompress(change, context))
         return result
 
-    step.hooked = True  # type: ignore[attr-defined] # the step below runs the optimizer's hooks
+    step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks

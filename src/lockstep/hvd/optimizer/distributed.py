@@ -1,4 +1,4 @@
-"""DistributedOptimizer: the user's own optimizer, whose step follows the gradients of all workers."""
+"""DistributedOptimizer: wraps the user's optimizer so that its steps use the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -38,28 +38,29 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> AnyOptimizer:
-    """Make an optimizer take the same step on all workers, by the average of their gradients.
+    """Wrap an optimizer so that all workers take the same step, with the average of their gradients.
 
-    Gradients are reduced while backward goes on; `step` waits for them.
+    Gradients are reduced during the backward pass; `step` waits for them.
 
     Args:
-        optimizer: Any of torch.optim or of your own. It shares its parameter groups and its state with the result.
-        named_parameters: `model.named_parameters()`; gives the operations their names.
-        compression: How gradients travel, such as `Compression.fp16`.
-        backward_passes_per_step: Backward passes whose gradients add up before they are reduced, without division.
-        op: Average, Sum, Min, Max, Product, or Adasum (of the steps instead of the gradients).
-        gradient_predivide_factor: f, for 1/f before the sum and f / size after it.
+        optimizer: Any optimizer of torch.optim, or a custom one. The result shares its parameter groups and state.
+        named_parameters: `model.named_parameters()`; names the operations.
+        compression: For communication, such as `Compression.fp16`.
+        backward_passes_per_step: The number of backward passes whose gradients are summed before the reduction.
+        op: Average, Sum, Min, Max, Product, or Adasum (which combines steps instead of gradients).
+        gradient_predivide_factor: f: gradients are multiplied by 1/f before the sum and f/size after it.
         num_groups: Deprecated; use groups.
-        groups: A number of consecutive groups, or lists of parameters, that are reduced together.
-        sparse_as_dense: Reduce sparse gradients as dense ones.
-        process_set: The workers that share this model.
+        groups: A number of groups of consecutive parameters, or lists of parameters, to reduce together.
+        sparse_as_dense: Whether to reduce sparse gradients as dense ones.
+        process_set: The workers that train this model.
 
     Returns:
         An instance of a subclass of the optimizer's class.
 
     Raises:
-        ValueError: An argument is wrong, or Horovod is not initialised; the message says which.
+        ValueError: An argument is invalid, or Horovod is not initialized.
         TypeError: The process set is not registered.
+        NotImplementedError: op=Adasum with a process set other than the global one.
     """
     if gradient_predivide_factor != 1.0 and op != AVERAGE:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -70,16 +71,16 @@ def DistributedOptimizer(
     devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
     if len(devices) > 1:
         raise ValueError(
-            f"the parameters of a DistributedOptimizer must be on one device, not {sorted(map(str, devices))}"
+            f"parameters are on {sorted(map(str, devices))}; a DistributedOptimizer needs all of them on one device"
         )
     if isinstance(optimizer, Wrapper):
-        raise ValueError("this optimizer is a DistributedOptimizer already")
+        raise ValueError("this optimizer is already a DistributedOptimizer")
     context = current.get()
     given = _given_names(optimizer, named_parameters)
     op = resolve_operation(op, None)
     adasum = op == ADASUM and (context.place.size > 1 or context.settings.elastic)
     if process_set.process_set_id is None:
-        raise TypeError(f"{process_set} is not registered; pass it to hvd.init or hvd.add_process_set")
+        raise TypeError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
     if adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets.")
     named = name_parameters(optimizer.param_groups, given)
@@ -88,7 +89,7 @@ def DistributedOptimizer(
     kind = type(optimizer.__class__.__name__, (base, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
     wrapper: Any = object.__new__(kind)
     wrapper.__dict__.update(optimizer.__dict__)
-    wrapper.__dict__.pop("step", None)  # a scheduler made earlier has put the wrapped one's here
+    wrapper.__dict__.pop("step", None)  # set by an earlier scheduler on the wrapped optimizer
     wrapper._parameter_names = {parameter: name for name, parameter in sorted(named, key=itemgetter(0))}
     wrapper._compression = compression
     wrapper._wrapped = optimizer
@@ -120,10 +121,10 @@ def DistributedOptimizer(
 def _given_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> dict[Tensor, str]:
-    """The name of each parameter that has been given one.
+    """Return the names in `named_parameters`, by parameter.
 
     Raises:
-        ValueError: The pairs are malformed, a name occurs twice, or a parameter has none.
+        ValueError: The pairs are malformed, a name is not unique, or a parameter has none.
     """
     if named_parameters is None:
         return {}
@@ -151,19 +152,19 @@ def _given_names(
 
 
 def _check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:
-    """The groups as indices of those parameters that need gradients.
+    """Return the groups as indices into the parameters that require gradients.
 
     Raises:
-        ValueError: `groups` is neither a positive number nor lists of tensors, or has a tensor twice.
+        ValueError: `groups` is neither a positive integer nor a list of lists of tensors, or repeats a tensor.
     """
-    places = {parameter: index for index, parameter in enumerate(p for p in parameters if p.requires_grad)}
+    indices_of = {parameter: index for index, parameter in enumerate(p for p in parameters if p.requires_grad)}
     if groups is None:
         return []
     if isinstance(groups, int) and not isinstance(groups, bool):
         if groups <= 0:
             raise ValueError("groups should be a positive integer or a list of list of tensors.")
-        count = min(groups, len(places)) or 1
-        bounds = [len(places) * number // count for number in range(count + 1)]
+        count = min(groups, len(indices_of)) or 1
+        bounds = [len(indices_of) * number // count for number in range(count + 1)]
         return [list(range(start, end)) for start, end in pairwise(bounds)]
     if not isinstance(groups, list) or not all(
         isinstance(group, list) and all(isinstance(tensor, Tensor) for tensor in group) for group in groups
@@ -172,4 +173,5 @@ def _check_groups(groups: Any, parameters: Sequence[Tensor]) -> list[list[int]]:
     members = [tensor for group in groups for tensor in group]
     if len(set(members)) != len(members):
         raise ValueError("A parameter can only appear once in groups.")
-    return [indices for group in groups if (indices := [places[tensor] for tensor in group if tensor in places])]
+    found = [[indices_of[tensor] for tensor in group if tensor in indices_of] for group in groups]
+    return [indices for indices in found if indices]

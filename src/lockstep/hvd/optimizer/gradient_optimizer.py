@@ -1,4 +1,4 @@
-"""DistributedOptimizer for every operation but Adasum: the step follows the reduced gradients of all workers."""
+"""DistributedOptimizer for all operations except Adasum: steps use the reduced gradients of all workers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ZERO_GRAD_TOO_EARLY = (
 
 
 class GradientOptimizer(Wrapper):
-    """Stands in front of the user's optimizer class. Its attributes are set by `DistributedOptimizer`.
+    """First base class of the wrapped optimizer's subclass. `DistributedOptimizer` sets its attributes.
 
-    Of the public ones, `backward_passes_per_step` may be changed; the others say how the gradients are reduced.
+    Only `backward_passes_per_step` may be changed afterwards.
     """
 
     op: int
@@ -40,7 +40,7 @@ class GradientOptimizer(Wrapper):
     sparse_as_dense: bool
     process_set: ProcessSet
     _passes: int
-    _gradients: Gradients | None  # None where nothing is to be reduced
+    _gradients: Gradients | None  # None if nothing is reduced
     _synchronizes = True
     _synchronized = False
 
@@ -48,22 +48,22 @@ class GradientOptimizer(Wrapper):
         """Wait until the gradients of all parameters are reduced.
 
         Raises:
-            HorovodInternalError: The workers do not agree, or one is lost.
+            HorovodInternalError: The requests do not match, or a worker disconnected.
         """
         if self._gradients is not None:
             if self._may_have_new_parameters():
-                self._gradients.take_in(name_parameters(self.param_groups, self._parameter_names))
+                self._gradients.add_missing(name_parameters(self.param_groups, self._parameter_names))
             self._gradients.finish()
         self._synchronized = True
 
     def _may_have_new_parameters(self) -> bool:
-        """Whether a parameter has been added, or was frozen at first: a cheap look, since every step takes it."""
+        """Return whether a parameter may have been added or unfrozen: a cheap check, since every step runs it."""
         assert self._gradients is not None
         return self._gradients.parameters < sum(len(group["params"]) for group in self.param_groups)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, `step` takes the gradients as they are, after an explicit `synchronize`."""
+        """Return a context manager in which `step` does not reduce, for use after an explicit `synchronize`."""
         self._synchronizes = False
         try:
             yield
@@ -72,7 +72,7 @@ class GradientOptimizer(Wrapper):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """The backward passes over which gradients add up before they are reduced; may be set between two steps."""
+        """The number of backward passes whose gradients are summed before the reduction; set it between steps."""
         return self._passes
 
     @backward_passes_per_step.setter
@@ -80,7 +80,7 @@ class GradientOptimizer(Wrapper):
         self.set_backward_passes_per_step(passes)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Let gradients add up over another number of backward passes before they are reduced.
+        """Set the number of backward passes whose gradients are summed before the reduction.
 
         Raises:
             ValueError: The number is not positive.
@@ -92,13 +92,17 @@ class GradientOptimizer(Wrapper):
 
     @property
     def _handles(self) -> dict[Tensor, tuple[Callable[[], Any] | None, Any]]:
-        """By parameter whose gradient has come: what waits for its reduction, or None where that has not begun."""
+        """For each parameter with a new gradient, a function that waits for its reduction; None before its start."""
         return {} if self._gradients is None else self._gradients.in_flight_by_parameter()
 
     def _allreduce_grad_async(self, parameter: Tensor) -> tuple[Any, Any]:
-        """Reduce one parameter's gradient by itself: the handle, or the function that waits, and what decompress needs.
+        """Start reducing one parameter's gradient separately.
 
-        For code that reduces gradients when it likes, instead of this optimizer's own reduction.
+        For code that schedules the reduction itself.
+
+        Returns:
+            A handle for `synchronize` (for sparse gradients, a function that waits), and the context for the
+            compression's `decompress`.
         """
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -110,10 +114,10 @@ class GradientOptimizer(Wrapper):
         return allreduce_async_(tensor, None, name, self.op, *scales, self.process_set), context
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients, unless that is skipped, and take the step.
+        """Reduce the gradients, unless `skip_synchronize` is active, and take the step.
 
-        With a closure, the gradients that it computes are reduced each time it is called, and the loss it returns is
-        reduced as they are, since some optimizers decide by it.
+        With a closure, gradients are reduced after each call, and so is the loss it returns, since some optimizers
+        use it for decisions.
         """
         in_flight = self._gradients is not None and self._gradients.in_flight
         if self._synchronizes and self._synchronized:
@@ -125,7 +129,7 @@ class GradientOptimizer(Wrapper):
             closure = self._synchronized_closure(closure)
         return self.take_step(closure)
 
-    step.hooked = True  # type: ignore[attr-defined] # the step below runs the optimizer's hooks
+    step.hooked = True  # type: ignore[attr-defined] # the wrapped class's step runs the optimizer's hooks
 
     def _synchronized_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         operation = SUM if self.op == SUM else AVERAGE
@@ -147,7 +151,7 @@ class GradientOptimizer(Wrapper):
         """Clear the gradients.
 
         Raises:
-            AssertionError: They are being reduced.
+            AssertionError: A reduction is in progress.
         """
         if self._gradients is not None and self._gradients.in_flight:
             raise AssertionError(ZERO_GRAD_TOO_EARLY)
@@ -155,7 +159,7 @@ class GradientOptimizer(Wrapper):
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state; reductions in flight are forgotten."""
+        """Load a state; discards the results of reductions in progress."""
         if self._gradients is not None:
             self._gradients.reset()
         self._synchronized = False
@@ -163,6 +167,6 @@ class GradientOptimizer(Wrapper):
 
 
 def check_passes(passes: int) -> None:
-    """Raises ValueError unless the number of backward passes is positive."""
+    """Raise ValueError unless the number of backward passes is positive."""
     if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
+        raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")

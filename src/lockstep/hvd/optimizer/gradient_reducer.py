@@ -1,7 +1,7 @@
-"""The reduction of a model's gradients while backward still computes others.
+"""Reduces gradients while the backward pass still computes others.
 
-Parameters are put into buckets by their order alone, so that the same tensors are always reduced together, in whatever
-order their gradients come about. A bucket is one grouped all-reduce, in place, begun when its last gradient is there.
+Buckets depend only on the order of the parameters, so that the same tensors are always reduced together, in whatever
+order their gradients are computed. A bucket is one grouped in-place all-reduce; its last gradient starts it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TOO_MANY_BACKWARDS = (
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter, and how many backward passes it still waits for."""
+    """One parameter, and the number of backward passes until it is ready."""
 
     name: str
     parameter: Tensor
     bucket: Bucket
     passes_left: int
-    sparse: bool = False  # whether its gradients have turned out to be
+    sparse: bool = False  # whether its last gradient was sparse
 
 
 @dataclass(eq=False)
@@ -58,9 +58,9 @@ class Bucket:
 
 
 def plan_buckets(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
-    """Put parameters, by index, into buckets of at most `limit_bytes`, from the last to the first, as backward goes.
+    """Put parameters, by index, into buckets of at most `limit_bytes`, from last to first, as backward computes them.
 
-    A larger parameter has a bucket of its own.
+    A parameter larger than the limit gets a separate bucket.
     """
     buckets: list[list[int]] = []
     total = 0
@@ -80,10 +80,10 @@ class Gradients:
     """Reduces the gradients of named parameters over a process set.
 
     Args:
-        named_parameters: All that the optimizer has, in an order that is the same on all workers.
-        groups: Parameters to reduce together, by index; those in no group are put into buckets.
-        passes: Backward passes over which gradients add up before they are reduced.
-        predivide: The factor f of which 1/f is multiplied in before the sum and f / size after it.
+        named_parameters: All parameters of the optimizer, in the same order on all workers.
+        groups: Parameters to reduce together, by index; the others are put into buckets.
+        passes: The number of backward passes whose gradients are summed before the reduction.
+        predivide: f: gradients are multiplied by 1/f before the sum and f/size after it.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Gradients:
         self._process_set = process_set
         self._slots: dict[Tensor, Slot] = {}
         self._buckets: list[Bucket] = []
-        self._begun: dict[Bucket, list[Callable[[], Any]]] = {}  # what is in flight, with what waits for it
+        self._started: dict[Bucket, list[Callable[[], Any]]] = {}  # functions that wait for the reductions in progress
         self._has_arrivals = False
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
-        # Counted from hvd.init() on, so that a worker that is new in an elastic job counts as the others do, and by
-        # process set, since the workers outside it do not count.
+        # Numbered per process set, since workers outside it have no such optimizer; and from hvd.init() on, so that a
+        # new worker of an elastic job gets the same numbers.
         self._ordinal = context.count_optimizer(process_set.process_set_id or 0)
         _reducers.add(self)
         grouped = {index for group in groups for index in group}
@@ -124,7 +124,7 @@ class Gradients:
             self._add_bucket([named_parameters[index] for index in indices])
 
     def _replace_former(self, parameters: Sequence[Tensor]) -> None:
-        """A parameter that is wrapped anew is no longer reduced by whoever did before."""
+        """Stop the reducers of earlier optimizers that have some of these parameters."""
         own = set(parameters)
         for reducer in list(_reducers):
             if own & reducer._slots.keys():
@@ -139,53 +139,56 @@ class Gradients:
             bucket.slots.append(slot)
             self._slots[parameter] = slot
             if parameter.requires_grad:
-                # The hook must not keep this object alive: what hooks refer to is hidden from the garbage collector.
+                # Weak references, since the garbage collector cannot see what hooks reference.
                 hook = partial(_arrived, weakref.ref(self), weakref.ref(slot))
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         self._buckets.append(bucket)
 
-    def take_in(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Add those parameters that need gradients and are not known yet."""
+    def add_missing(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Add the parameters that require gradients and have not been added yet."""
         for name, parameter in named_parameters:
             if parameter.requires_grad and parameter not in self._slots:
                 self._add_bucket([(name, parameter)])
 
     @property
     def parameters(self) -> int:
-        """How many parameters there are."""
+        """The number of parameters."""
         return len(self._slots)
 
     @property
     def in_flight(self) -> bool:
-        """Whether there have been gradients whose reduction nobody has waited for."""
-        self._renew()
+        """Whether any gradient has been computed since the last `finish` or `reset`."""
+        self._follow_context()
         return self._has_arrivals
 
     def in_flight_by_parameter(self) -> dict[Tensor, tuple[Callable[[], Any] | None, None]]:
-        """What waits for the reduction of each parameter whose gradient has come; None where it has not begun."""
-        self._renew()
+        """Return, for parameters with a new gradient, a function that waits for its reduction (None before its start).
+
+        The second element of each pair is always None, in place of Horovod's compression context.
+        """
+        self._follow_context()
         return {
-            slot.parameter: (partial(self._reduced, slot) if slot.bucket in self._begun else None, None)
+            slot.parameter: (partial(self._reduced, slot) if slot.bucket in self._started else None, None)
             for slot in self._slots.values()
             if slot.passes_left < self._passes
         }
 
     def _reduced(self, slot: Slot) -> Tensor | None:
         with torch.no_grad():
-            waits = self._begun.get(slot.bucket, [])
+            waits = self._started.get(slot.bucket, [])
             while waits:
                 waits.pop()()
         return slot.parameter.grad
 
     def set_passes(self, passes: int) -> None:
-        """Let gradients add up over another number of backward passes."""
+        """Set the number of backward passes whose gradients are summed before the reduction."""
         self._passes = passes
         for slot in self._slots.values():
             slot.passes_left = passes
 
     def reset(self) -> None:
-        """Forget what is in flight and begin a new step."""
-        self._begun.clear()
+        """Discard the reductions in progress and start a new step."""
+        self._started.clear()
         self._has_arrivals = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
@@ -193,16 +196,16 @@ class Gradients:
                 slot.passes_left = self._passes
 
     def finish(self) -> None:
-        """Wait until all gradients are reduced; what no backward pass has begun is begun now, by zeros if need be.
+        """Wait until all gradients are reduced; first start the remaining buckets, with zeros for missing gradients.
 
         Raises:
-            HorovodInternalError: The workers do not agree, or one is lost.
+            HorovodInternalError: The requests do not match, or a worker disconnected.
         """
-        self._renew()
+        self._follow_context()
         try:
             for bucket in self._buckets:
-                if bucket not in self._begun:
-                    self._begin(bucket)
+                if bucket not in self._started:
+                    self._start(bucket)
         finally:
             try:
                 self._wait()
@@ -210,10 +213,10 @@ class Gradients:
                 self.reset()
 
     def _wait(self) -> None:
-        """Wait for all that has begun, also after an error, lest the rest goes on into the next step's gradients."""
+        """Wait for all started reductions, also after an error, so that none writes to the next step's gradients."""
         first_error = None
         with torch.no_grad():
-            for wait in itertools.chain.from_iterable(self._begun.values()):
+            for wait in itertools.chain.from_iterable(self._started.values()):
                 try:
                     wait()
                 except HorovodInternalError as error:
@@ -221,16 +224,16 @@ class Gradients:
         if first_error is not None:
             raise first_error
 
-    def _renew(self) -> None:
-        """After hvd.shutdown() and hvd.init(), what was in flight before is void."""
+    def _follow_context(self) -> None:
+        """After hvd.shutdown() and hvd.init(), discard the earlier reductions."""
         if self._context is not current.context:
             self._context = current.context
             self.reset()
 
     def arrived(self, slot: Slot) -> None:
-        """A gradient has been added to."""
+        """Count a backward pass for a parameter; the last one of a bucket starts its reduction."""
         if self._context is not current.context:
-            self._renew()
+            self._follow_context()
         self._has_arrivals = True
         slot.passes_left -= 1
         if slot.passes_left > 0:
@@ -239,11 +242,11 @@ class Gradients:
             raise AssertionError(TOO_MANY_BACKWARDS)
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
-            self._begin(slot.bucket)
+            self._start(slot.bucket)
 
-    def _begin(self, bucket: Bucket) -> None:
+    def _start(self, bucket: Bucket) -> None:
         """Submit the reduction of a bucket's gradients."""
-        waits = self._begun[bucket] = []
+        waits = self._started[bucket] = []
         slots: list[Slot] = []
         gradients: list[Tensor] = []
         for slot in bucket.slots:
@@ -252,14 +255,14 @@ class Gradients:
                 gradient = _no_gradient(slot)
             if gradient.is_sparse and not self._sparse_as_dense:
                 slot.sparse = True
-                waits.append(self._begin_sparse(slot, gradient))
+                waits.append(self._start_sparse(slot, gradient))
             else:
                 slots.append(slot)
                 gradients.append(gradient)
         if slots:
-            waits.append(self._begin_dense(bucket.name, slots, gradients))
+            waits.append(self._start_dense(bucket.name, slots, gradients))
 
-    def _begin_sparse(self, slot: Slot, gradient: Tensor) -> Callable[[], Any]:
+    def _start_sparse(self, slot: Slot, gradient: Tensor) -> Callable[[], Any]:
         finish = sparse_allreduce_async(gradient, slot.name, self._operation, self._process_set)
 
         def wait() -> None:
@@ -267,7 +270,7 @@ class Gradients:
 
         return wait
 
-    def _begin_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
+    def _start_dense(self, name: str, slots: Sequence[Slot], gradients: Sequence[Tensor]) -> Callable[[], Any]:
         plain = self._compression is Compression.none and not any(gradient.is_sparse for gradient in gradients)
         pairs = () if plain else [self._compress(gradient) for gradient in gradients]
         average = self._operation == AVERAGE
@@ -299,7 +302,7 @@ class Gradients:
 
 
 def _arrived(gradients: weakref.ref[Gradients], slot: weakref.ref[Slot], _: Tensor) -> None:
-    """A gradient has been added to; called by autograd."""
+    """Autograd's hook: a parameter's gradient has been accumulated."""
     reducer, known = gradients(), slot()
     if reducer is not None and known is not None:
         reducer.arrived(known)
@@ -311,7 +314,7 @@ def _remove(hooks: Sequence[Any]) -> None:
 
 
 def _no_gradient(slot: Slot) -> Tensor:
-    """Stands for the gradient of a parameter that has none: zeros, or a sparse tensor without entries."""
+    """Return zeros for a parameter without a gradient; for sparse gradients, a sparse tensor without entries."""
     parameter = slot.parameter
     if slot.sparse:
         no_indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)

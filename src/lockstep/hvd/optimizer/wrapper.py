@@ -1,4 +1,4 @@
-"""What both kinds of DistributedOptimizer have in common: they stand in front of the user's optimizer class."""
+"""The base class of both kinds of DistributedOptimizer."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from lockstep.hvd.compression import Compressor
 
 
 class Wrapper:
-    """An optimizer that has taken over another one's parameter groups, state and hooks.
+    """Shares the parameter groups, state and hooks of the wrapped optimizer.
 
-    A scheduler or a GradScaler may know either of the two. The attributes are set by `DistributedOptimizer`; those that
-    scripts and libraries read are named as in Horovod.
+    A scheduler or GradScaler may use either of the two. `DistributedOptimizer` sets the attributes; those that scripts
+    and libraries read have Horovod's names.
     """
 
     param_groups: list[dict[str, Any]]
     state: dict[torch.Tensor, Any]
-    _parameter_names: dict[torch.Tensor, str]  # by name, as on all workers
+    _parameter_names: dict[torch.Tensor, str]  # sorted by name
     _compression: type[Compressor]
     _wrapped: torch.optim.Optimizer
 
     @property
     def _requires_update(self) -> set[torch.Tensor]:
-        """The parameters whose gradients, or steps, this optimizer exchanges with the other workers."""
+        """The parameters whose gradients or steps are exchanged with the other workers."""
         return {parameter for group in self.param_groups for parameter in group["params"] if parameter.requires_grad}
 
     def take_step(self, closure: Callable[[], Any] | None) -> Any:
-        """The step of the user's class."""
+        """Run the wrapped class's step."""
         result = super().step(closure)  # type: ignore[misc]
-        self._wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler of the wrapped one looks at this
+        self._wrapped._opt_called = True  # type: ignore[attr-defined] # checked by the wrapped one's scheduler
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, for the wrapped optimizer too."""
+        """Load a state, into the wrapped optimizer too."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self._wrapped.param_groups, self._wrapped.state = self.param_groups, self.state  # type: ignore[assignment]
 
@@ -43,7 +43,7 @@ class Wrapper:
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], names: dict[torch.Tensor, str]
 ) -> list[tuple[str, torch.Tensor]]:
-    """All parameters with their names, or with numbers where they have none."""
+    """Return all parameters with their names; those without a name are numbered."""
     return [
         (names.get(parameter, f"allreduce.noname.{number}.{index}"), parameter)
         for number, group in enumerate(param_groups)

@@ -1,4 +1,4 @@
-"""The actor that is a worker of Horovod."""
+"""The Ray actor of a Horovod worker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from lockstep.world.store import serve_store
 
 
 class BaseHorovodWorker:
-    """One worker's process. Functions are called in it; `horovod.torch.init` connects it to the others.
+    """One worker's process. It runs functions; `horovod.torch.init` connects it to the other workers.
 
     Args:
-        world_rank: Its rank, and `world_size` the number of workers, as far as they are known when it starts.
+        world_rank: The worker's rank, if known already.
+        world_size: The number of workers, if known already.
     """
 
     executable: Any = None
@@ -28,19 +29,19 @@ class BaseHorovodWorker:
         self.update_env_vars({"HOROVOD_RANK": world_rank, "HOROVOD_SIZE": world_size})
 
     def node_id(self) -> str:
-        """The Ray node that it runs on."""
+        """Return the id of the actor's Ray node."""
         return str(ray.get_runtime_context().get_node_id())
 
     def node_address(self) -> str:
-        """That node's address, at which the other nodes reach it."""
+        """Return the node's address, as reachable from other nodes."""
         return str(ray.util.get_node_ip_address())
 
     def hostname(self) -> str:
-        """The machine's name."""
+        """Return the host name."""
         return socket.gethostname()
 
     def get_gpu_ids(self) -> list[Any]:
-        """The GPUs that Ray has given this actor."""
+        """Return the GPUs that Ray assigned to this actor."""
         return list(ray.get_gpu_ids())
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
@@ -48,20 +49,20 @@ class BaseHorovodWorker:
         os.environ.update({name: str(value) for name, value in env_vars.items()})
 
     def see_gpus(self, local_rank: int, workers: int) -> None:
-        """Show this process its node's GPUs, with the first of those that Ray has given it in its local rank's place.
+        """Make all GPUs of the node visible, with the first one that Ray assigned to this actor at index `local_rank`.
 
         Args:
-            workers: How many the node takes.
+            workers: The number of workers on the node.
         """
         own = [str(device) for device in ray.get_gpu_ids()]
         self.update_env_vars(gpu_variables(own, local_rank, workers))
 
     def env_vars(self) -> dict[str, str]:
-        """The environment of this process."""
+        """Return the environment variables of this process."""
         return dict(os.environ)
 
     def serve_store(self, address: str) -> int:
-        """Serve the store in which the workers meet, as long as this process lives; the port."""
+        """Serve the job's store until this process exits; return the port."""
         self._store, port = serve_store(address)
         return port
 
@@ -71,14 +72,14 @@ class BaseHorovodWorker:
         executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the object that `execute` hands to functions."""
+        """Create the object that `execute` passes to functions."""
         if executable_cls:
             self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
-        """Call a function with this worker's executable, which is None where there is none."""
+        """Call a function with this worker's executable, or None."""
         return func(self.executable)
 
     def set_queue(self, queue: Any) -> None:
-        """Where `horovod.ray.ray_logger.log` sends what it is given."""
+        """Set the queue to which `horovod.ray.ray_logger.log` sends reports."""
         configure(queue)

@@ -1,4 +1,4 @@
-"""Places of workers that another program has started in Ray, and where they meet: for Ray's own HorovodTrainer."""
+"""Rank info and rendezvous for workers that another program starts on Ray, such as Ray's HorovodTrainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.world.store import serve_store
 
 
 class Coordinator:
-    """Tells workers their places. Those of a node are registered one after the other, and rank 0 first.
+    """Computes the workers' rank info. Register rank 0 first, and the workers of a node consecutively.
 
     Args:
         settings: Not used.
@@ -20,12 +20,12 @@ class Coordinator:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.hostnames: set[str] = set()
-        self.node_id_by_rank: dict[str, list[int]] = {}  # the other way round; the name is Horovod's
+        self.node_id_by_rank: dict[str, list[int]] = {}  # maps a node id to ranks; the name is Horovod's
         self._store: Any = None
 
     @property
     def world_size(self) -> int:
-        """How many workers there are."""
+        """The number of registered workers."""
         return sum(map(len, self.node_id_by_rank.values()))
 
     def register(self, hostname: str, node_id: str, world_rank: int) -> None:
@@ -34,7 +34,7 @@ class Coordinator:
         self.node_id_by_rank.setdefault(node_id, []).append(world_rank)
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
-        """By rank, the environment variables of the worker's place."""
+        """Return the environment variables with each worker's rank info, by rank."""
         nodes = list(self.node_id_by_rank.values())
         return {
             rank: {
@@ -48,7 +48,7 @@ class Coordinator:
         }
 
     def establish_rendezvous(self) -> dict[str, str]:
-        """Serve the store in which the workers meet, as long as this object lives; the variables that lead there."""
+        """Serve the job's store while this object exists; return the environment variables for connecting to it."""
         address = str(ray.util.get_node_ip_address())
         self._store, port = serve_store(address)
         where = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

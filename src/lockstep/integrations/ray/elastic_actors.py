@@ -1,4 +1,4 @@
-"""Actors that come and go with the cluster's nodes, in an elastic job of Horovod."""
+"""The actors of an elastic Horovod job, which follow the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from lockstep.launch.plan.hosts import Host, slots_of
 
 
 class HostDiscovery(Protocol):
-    """Says which hosts there are, as Horovod's class of this name."""
+    """The interface of Horovod's class of this name."""
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """Hosts and how many workers each takes."""
+        """Return the number of slots of each host."""
 
 
 class RayHostDiscovery:
-    """The living nodes of the Ray cluster, all of whose CPUs (and GPUs) are taken to be the job's.
+    """Discovers the live nodes of the Ray cluster. Assumes that the job may use all their CPUs (and GPUs).
 
     Args:
-        cpus_per_slot: CPUs of a worker.
-        gpus_per_slot: Its GPUs, if `use_gpu`.
+        use_gpu: Whether workers use GPUs.
+        cpus_per_slot: CPUs per worker.
+        gpus_per_slot: GPUs per worker, with `use_gpu`.
     """
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: float = 1, gpus_per_slot: float = 1) -> None:
@@ -43,7 +44,7 @@ class RayHostDiscovery:
         self.gpus_per_slot = gpus_per_slot
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """The nodes' addresses, and how many workers each takes."""
+        """Return the number of slots of each node, by address."""
         hosts: dict[str, int] = {}
         for node in ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
@@ -56,11 +57,11 @@ class RayHostDiscovery:
 
 
 class ActorWorker:
-    """An actor in which a worker's function runs.
+    """An actor that runs a worker's function.
 
     Args:
-        calls: References to the calls that prepare the actor, and last to that of the function.
-        errors: The error of the first call that fails is added to them.
+        calls: References to the calls that prepare the actor; the last one is the function's.
+        errors: The error of the first failed call is appended to it.
     """
 
     result: Any = None
@@ -76,7 +77,7 @@ class ActorWorker:
             try:
                 self.result = ray.get(self._pending.pop(0))
                 self._how = None if self._pending else ""
-            except Exception as error:  # the function's own, or that the actor has died
+            except Exception as error:  # raised by the function, or because the actor died
                 self._errors.append(error)
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 self._how = f"failed with {type(cause).__name__}: {first_line(cause)}"
@@ -86,17 +87,20 @@ class ActorWorker:
         ray.kill(self._actor)
 
     def take_rank(self, rank: int) -> None:
-        """Nothing is shown by rank: Ray shows what its actors print."""
+        """Do nothing: Ray prints the output of its actors."""
 
 
 @dataclass
 class ElasticActors:
-    """Starts a function in as many actors as the cluster has room for, and goes on when that changes.
+    """Runs a function in as many actors as the cluster has resources for, and adapts when that changes.
 
     Args:
-        rules: How many there may be.
-        discovery: Says where.
-        gpus: Of each worker.
+        rules: The limits on the number of workers and restarts.
+        discovery: Returns the hosts and their slots.
+        cpus: CPUs per worker.
+        gpus: GPUs per worker.
+        environment: Environment variables for the workers.
+        executable: The arguments of `BaseHorovodWorker.start_executable`.
     """
 
     rules: ElasticRules
@@ -108,30 +112,30 @@ class ElasticActors:
     _started: bool = False
 
     def start(self) -> None:
-        """Wait until there are slots enough to begin with.
+        """Wait until there are enough slots to start the job.
 
         Raises:
-            TimeoutError: There were not, in time.
+            TimeoutError: There were not enough slots within `elastic_timeout`.
         """
         with self._discovery() as discovered:
             deadline = time.monotonic() + self.rules.timeout_seconds
             while (slots := slots_of(discovered.hosts)) < self.rules.initial:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"{slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job needs "
-                        f"{self.rules.initial} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs to begin with"
+                        f"found {slots} slots within {self.rules.timeout_seconds:g} s (elastic_timeout), but the job "
+                        f"needs {self.rules.initial} workers, each with {self.cpus:g} CPUs and {self.gpus:g} GPUs"
                     )
                 time.sleep(POLL_SECONDS)
         self._started = True
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
-        """Call a function, which `hvd.elastic.run` makes elastic, with each worker's executable.
+        """Call a function decorated with `hvd.elastic.run` in each worker, with its executable.
 
         Returns:
-            The results of the workers that have finished, by rank.
+            The results of the workers that finished, by rank.
 
         Raises:
-            RuntimeError: The job cannot go on; it begins with Horovod's sentence and says which worker has failed, how.
+            RuntimeError: The job cannot continue. The message starts with Horovod's text and names the failed worker.
         """
         if not self._started:
             raise RuntimeError("this executor has not been started; call start() first")
@@ -164,12 +168,12 @@ class ElasticActors:
             return [worker.running.result for worker in finished if isinstance(worker.running, ActorWorker)]
 
     def shutdown(self) -> None:
-        """Require another `start`; the actors have ended with the call."""
+        """Require another `start`. The actors have already exited."""
         self._started = False
 
     @contextmanager
     def _discovery(self) -> Iterator[Discovery]:
-        """Ask for hosts while a `with` block runs."""
+        """Discover hosts during a `with` block."""
         discovered = Discovery(
             lambda: [Host(*each) for each in self.discovery.find_available_hosts_and_slots().items()]
         )

@@ -1,4 +1,4 @@
-"""Functions of Horovod on a Ray cluster: `RayExecutor`, and the older `ElasticRayExecutor`."""
+"""Run Horovod functions on a Ray cluster: `RayExecutor`, and the older `ElasticRayExecutor`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lockstep.launch.plan.elastic_rules import ElasticRules
 
 @dataclass
 class RaySettings:
-    """How workers are started.
+    """Settings for starting workers.
 
     Args:
-        timeout_s: Seconds in which all workers must have called `hvd.init()`.
-        placement_group_timeout_s: Seconds in which the cluster must have room for them.
-        nics: The network interfaces to use between nodes; any where there are none.
+        timeout_s: Seconds within which all workers must call `hvd.init()`.
+        placement_group_timeout_s: Seconds within which the cluster must provide the workers' resources.
+        nics: The network interfaces to use between nodes; None for any.
         ssh_identity_file: Not used: Ray starts the workers.
-        discovery: Which hosts an elastic job may have, where the executor is not to find out itself.
+        discovery: Returns the hosts of an elastic job; used with override_discovery=False.
         verbose: Not used.
     """
 
@@ -37,7 +37,7 @@ class RaySettings:
 
 @dataclass
 class ElasticRaySettings(RaySettings):
-    """How an `ElasticRayExecutor` starts workers; the fields are those of `ElasticRayExecutor.create_settings`."""
+    """Settings of `ElasticRayExecutor`; see its `create_settings`."""
 
     min_num_proc: int = 1
     max_num_proc: int | None = None
@@ -47,25 +47,25 @@ class ElasticRaySettings(RaySettings):
 
 
 class RayExecutor:
-    """Workers of Horovod in a Ray cluster.
+    """Horovod workers on a Ray cluster.
 
-    The number of workers is given by `num_workers`, wherever there is room; by `num_hosts` of `num_workers_per_host`,
-    on as many different nodes; or by `min_workers` and `max_workers`, as many as the cluster takes at each moment, for
-    functions that `hvd.elastic.run` makes elastic.
+    Give the number of workers in one of three ways: `num_workers`, on any nodes; `num_hosts` and
+    `num_workers_per_host`, on that number of different nodes; or `min_workers` and `max_workers`, for functions
+    decorated with `hvd.elastic.run`, on as many nodes as are available at each moment.
 
     Args:
-        settings: By `create_settings`.
-        cpus_per_worker: CPUs that Ray sets aside for each worker.
-        use_gpu: Give each worker `gpus_per_worker` GPUs (1). All workers of a node see all of the node's; the number
-            of a worker's own is `hvd.local_rank()`.
-        use_current_placement_group: Start the workers in the placement group that this program runs in, if it does.
-        reset_limit: How many times an elastic job may meet anew; None: any number.
-        cooldown_range: The least and the greatest seconds before a failed worker is replaced.
-        elastic_timeout: Seconds in which there must be enough workers.
-        override_discovery: Take the cluster's living nodes for the hosts; otherwise `settings.discovery` says.
+        settings: From `create_settings`.
+        cpus_per_worker: CPUs that Ray reserves for each worker.
+        use_gpu: Whether to reserve `gpus_per_worker` GPUs (default 1) for each worker. All workers of a node see all
+            its GPUs; the index of a worker's own is `hvd.local_rank()`.
+        use_current_placement_group: Start the workers in this program's placement group, if it has one.
+        reset_limit: How many times an elastic job may restart with other workers; None for no limit.
+        cooldown_range: The minimum and maximum number of seconds before a failed worker is replaced.
+        elastic_timeout: Seconds to wait for enough workers.
+        override_discovery: Use the live nodes of the cluster as hosts, instead of `settings.discovery`.
 
     Raises:
-        ValueError: The numbers contradict each other.
+        ValueError: The arguments are inconsistent.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class RayExecutor:
     ) -> None:
         if sum(number is not None for number in (num_workers, num_hosts, min_workers)) != 1:
             raise ValueError(
-                "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
+                "RayExecutor needs exactly one of num_workers, num_hosts (with num_workers_per_host) and min_workers"
             )
         counts = (num_workers, num_hosts, num_workers_per_host, min_workers)
         if min(number for number in counts if number is not None) < 1:
-            raise ValueError("RayExecutor needs one worker at least")
+            raise ValueError("RayExecutor needs at least one worker")
         if gpus_per_worker and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True")
         if max_workers is not None and max_workers < (min_workers or max_workers + 1):
-            raise ValueError("max_workers needs min_workers, and is that number or more")
+            raise ValueError("max_workers needs min_workers, and must be at least min_workers")
         self.settings = settings
         gpus = (gpus_per_worker or 1) if use_gpu else 0
         self._actors: FixedActors | ElasticActors
@@ -125,10 +125,10 @@ class RayExecutor:
         placement_group_timeout_s: int = 100,
         nics: Sequence[str] | None = None,
     ) -> RaySettings:
-        """Settings for the constructor.
+        """Return settings for the constructor; see `RaySettings`.
 
         Args:
-            ssh_str: A private key, which is written to `ssh_identity_file` where that does not exist.
+            ssh_str: A private key to write to `ssh_identity_file`, if that file does not exist.
         """
         if ssh_str and ssh_identity_file and not Path(ssh_identity_file).exists():
             with open(os.open(ssh_identity_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -142,14 +142,14 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the workers, and wait until they have started; an elastic job's start with each call.
+        """Start the workers and wait for them. In an elastic job, each `run` starts new workers.
 
         Args:
-            executable_cls: The class of the object that `execute` hands to functions; each worker makes one.
-            extra_env_vars: Environment variables of the workers.
+            executable_cls: The class of the object that `execute` passes to functions; each worker creates one.
+            extra_env_vars: Environment variables for the workers.
 
         Raises:
-            TimeoutError: The cluster has no room for them.
+            TimeoutError: The cluster did not provide the resources in time.
         """
         self._actors.executable = executable_cls, executable_args, executable_kwargs
         self._actors.environment = {**self._actors.environment, **(extra_env_vars or {})}
@@ -159,15 +159,15 @@ class RayExecutor:
         """Call a function with each worker's executable.
 
         Args:
-            callbacks: Called, here, with each thing that a worker gives to `horovod.ray.ray_logger.log`.
+            callbacks: Called in this program with each object that a worker passes to `horovod.ray.ray_logger.log`.
 
         Returns:
             The results by rank.
 
         Raises:
-            Exception: That of the worker that failed first, as Ray raises it. Workers that do not end within 10 s
-                after it, since they wait for the failed one, are killed, and the executor must be started again. In an
-                elastic job a RuntimeError, when it cannot go on.
+            Exception: The exception of the worker that failed first, as Ray raises it. If the other workers do not
+                finish within 10 s, for example because they wait for it, all workers are killed; call `start` again.
+            RuntimeError: An elastic job cannot continue.
         """
         return self._actors.execute(fn, callbacks or ())
 
@@ -184,7 +184,7 @@ class RayExecutor:
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Begin such a call, and return Ray's references to its results, by rank."""
+        """Start a call like `run`; return Ray's references to the results, by rank."""
         return self._fixed("run_remote").execute_remote(_ignoring_executable(fn, args, kwargs))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
@@ -192,26 +192,29 @@ class RayExecutor:
         return self._fixed("execute_single").execute_single(fn)
 
     def shutdown(self) -> None:
-        """End the workers, and give back what Ray had set aside for them."""
+        """Stop the workers and release their resources."""
         self._actors.shutdown()
 
     def _fixed(self, call: str) -> FixedActors:
         if isinstance(self._actors, ElasticActors):
-            raise NotImplementedError(f"{call}: the workers of an elastic job (min_workers) live for one `run` each")
+            raise NotImplementedError(
+                f"{call} is not supported with min_workers: elastic workers exit after each `run`"
+            )
         return self._actors
 
 
 class ElasticRayExecutor:
-    """Workers of Horovod that come and go with a Ray cluster's nodes; `RayExecutor(min_workers=...)` is the newer name.
+    """Horovod workers that follow a Ray cluster's nodes; `RayExecutor(min_workers=...)` is the newer name.
 
     Args:
-        settings: By `create_settings`.
-        cpus_per_slot: CPUs that Ray sets aside for each worker; and with `use_gpu`, `gpus_per_slot` GPUs (1).
-        env_vars: Environment variables of the workers.
-        override_discovery: Take the cluster's living nodes for the hosts; otherwise `settings.discovery` says.
+        settings: From `create_settings`.
+        use_gpu: Whether to reserve `gpus_per_slot` GPUs (default 1) for each worker.
+        cpus_per_slot: CPUs that Ray reserves for each worker.
+        env_vars: Environment variables for the workers.
+        override_discovery: Use the live nodes of the cluster as hosts, instead of `settings.discovery`.
 
     Raises:
-        ValueError: GPUs without `use_gpu`.
+        ValueError: `gpus_per_slot` is given without `use_gpu`.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class ElasticRayExecutor:
         cooldown_range: tuple[float, float] | None = None,
         verbose: int = 1,
     ) -> ElasticRaySettings:
-        """Settings for the constructor; `min_np` and `max_np` are older names."""
+        """Return settings for the constructor; `min_np` and `max_np` are older names."""
         return ElasticRaySettings(
             timeout_s=timeout_s,
             nics=nics,
@@ -262,15 +265,15 @@ class ElasticRayExecutor:
         )
 
     def start(self) -> None:
-        """Wait until there is room for the least number of workers.
+        """Wait until the cluster has resources for `min_num_proc` workers.
 
         Raises:
-            TimeoutError: There was not within `elastic_timeout`.
+            TimeoutError: It did not within `elastic_timeout`.
         """
         self._actors.start()
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
-        """Call a function in each worker; the results by rank. See `RayExecutor.execute`."""
+        """Call a function in each worker; return the results by rank. See `RayExecutor.execute`."""
         return self._actors.execute(_ignoring_executable(worker_fn, None, None), callbacks or ())
 
 
@@ -290,7 +293,7 @@ def _rules(
 
 def _elastic_actors(settings: RaySettings, rules: ElasticRules, cpus: float, gpus: float) -> ElasticActors:
     if settings.discovery is None:
-        raise ValueError("override_discovery=False needs settings.discovery, which says which hosts there are")
+        raise ValueError("override_discovery=False needs settings.discovery to return the hosts")
     variables: dict[str, Any] = {
         "HOROVOD_ELASTIC_TIMEOUT": rules.timeout_seconds,
         "HOROVOD_START_TIMEOUT": settings.timeout_s,

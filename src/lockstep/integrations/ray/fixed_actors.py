@@ -1,4 +1,4 @@
-"""A fixed number of actors, which live until `shutdown`."""
+"""A fixed number of actors that live until `shutdown`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from lockstep.integrations.seats import worker_variables
 from lockstep.world.store import LOOPBACK
 
 POLL_SECONDS = 0.1
-OTHERS_SECONDS = 10.0  # in which the others end after one worker's error, before they are killed: they may wait for it
+OTHERS_SECONDS = 10.0  # after a worker's error, for the others to finish before they are killed: they may wait for it
 
 
 @dataclass
 class FixedActors:
-    """As many actors as there are workers, ranked node by node.
+    """One actor per worker, ranked node by node.
 
     Args:
-        bundles: The placement group's, and `per_bundle` the workers in each; `spread` them over as many nodes.
+        bundles: The number of bundles in the placement group.
+        per_bundle: The number of workers in each bundle.
+        spread: Whether each bundle must be on a different node.
         resources: CPUs and GPUs of each worker.
-        in_current_group: Start them in the placement group that this program runs in, if it does.
-        timeout_seconds: In which all workers must have called `hvd.init()`, and `room_seconds` those in which the
-            cluster must have room for them.
-        interfaces: The network interfaces to use between nodes; any where there are none.
+        in_current_group: Start the workers in this program's placement group, if it has one.
+        timeout_seconds: The time within which all workers must call `hvd.init()`.
+        room_seconds: The time within which the cluster must provide the resources.
+        interfaces: The network interfaces to use between nodes; empty for any.
     """
 
     bundles: int
@@ -46,16 +48,16 @@ class FixedActors:
     own_group: PlacementGroup | None = None
 
     def start(self) -> None:
-        """Start the workers, and wait until they have started.
+        """Start the workers and wait for them.
 
         Raises:
-            TimeoutError: The cluster has no room for them.
+            TimeoutError: The cluster did not provide the resources in time.
         """
         if self.workers:
-            raise RuntimeError("this RayExecutor has been started already; call shutdown() first")
+            raise RuntimeError("this RayExecutor is already started; call shutdown() first")
         try:
             actors = self._create()
-            self._introduce(actors)
+            self._assign_ranks(actors)
             ray.get([worker.start_executable.remote(*self.executable) for worker in self.workers])
         except BaseException:
             self.shutdown()
@@ -66,7 +68,7 @@ class FixedActors:
         return self.bundles * self.per_bundle
 
     def _create(self) -> list[Any]:
-        """The actors, in the placement group that is there, or in one of their own."""
+        """Create the actors, in the current placement group or in a new one."""
         group = get_current_placement_group() if self.in_current_group else None
         if group is None:
             bundle = {name: number * self.per_bundle for name, number in self.resources.items()}
@@ -78,15 +80,15 @@ class FixedActors:
             if not ray.wait([group.ready()], timeout=seconds)[0]:
                 where = " on different nodes" if self.spread else ""
                 raise TimeoutError(
-                    f"Ray has no room for {self._size} workers within {seconds} s: they need {self.bundles} times "
-                    f"{bundle}{where}, and the cluster has {ray.cluster_resources()}"
+                    f"Ray did not provide resources for {self._size} workers within {seconds} s: they need "
+                    f"{self.bundles} times {bundle}{where}, and the cluster has {ray.cluster_resources()}"
                 )
         kind = ray.remote(BaseHorovodWorker)
         self.workers = [
             kind.options(
                 num_cpus=self.resources["CPU"],
                 num_gpus=self.resources.get("GPU", 0),
-                # What a worker starts in Ray itself finds no room in the group, which the workers fill.
+                # Tasks that a worker starts must run outside the group, whose resources the workers use up.
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group,
                     index // self.per_bundle if self.own_group else -1,
@@ -97,14 +99,13 @@ class FixedActors:
         ]
         return self.workers
 
-    def _introduce(self, actors: Sequence[Any]) -> None:
-        """Rank the workers, node by node, and tell them where they stand and where they meet."""
+    def _assign_ranks(self, actors: Sequence[Any]) -> None:
+        """Rank the workers node by node, and set their environment variables."""
         calls = [actor.node_id.remote() for actor in actors]
         if self.own_group is None and ray.wait(calls, num_returns=len(calls), timeout=self.room_seconds)[1]:
             raise TimeoutError(
                 f"{self._size} workers of {dict(self.resources)} did not start within {self.room_seconds} s in the "
-                "placement group that this program runs in; give it more bundles, or use "
-                "use_current_placement_group=False"
+                "placement group of this program; add bundles to it, or set use_current_placement_group=False"
             )
         ids = ray.get(calls)
         nodes = list(dict.fromkeys(ids))
@@ -115,17 +116,18 @@ class FixedActors:
         port = ray.get(self.workers[0].serve_store.remote(address))
         devices = ray.get([actor.get_gpu_ids.remote() for actor in self.workers])
         hosts = [node for node, number in zip(nodes, slots, strict=True) for _ in range(number)]
-        told = worker_variables(hosts, [[str(each) for each in own] for own in devices], address, port, self.interfaces)
+        names = [[str(each) for each in own] for own in devices]
+        environments = worker_variables(hosts, names, address, port, self.interfaces)
         timeout = {"HOROVOD_START_TIMEOUT": str(self.timeout_seconds)}
         ray.get(
             [
                 worker.update_env_vars.remote({**variables, **timeout, **self.environment})
-                for worker, variables in zip(self.workers, told, strict=True)
+                for worker, variables in zip(self.workers, environments, strict=True)
             ]
         )
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
-        """Call a function with each worker's executable; the results, by rank."""
+        """Call a function with each worker's executable; return the results by rank."""
         self._check_started()
         with Reports(callbacks) as reports:
             if reports.queue is not None:
@@ -138,7 +140,7 @@ class FixedActors:
                         worker.set_queue.remote(None)
 
     def execute_remote(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Begin such a call, and return Ray's references to its results, by rank."""
+        """Start a call like `execute`; return Ray's references to the results, by rank."""
         self._check_started()
         return [worker.execute.remote(fn) for worker in self.workers]
 
@@ -148,7 +150,7 @@ class FixedActors:
         return ray.get(self.workers[0].execute.remote(fn))
 
     def shutdown(self) -> None:
-        """End the workers, and give back what Ray had set aside for them."""
+        """Stop the workers and release their resources."""
         for worker in self.workers:
             ray.kill(worker)
         self.workers = []

@@ -1,4 +1,4 @@
-"""Reports of workers to the program that runs them: what `log` is given, its callbacks get."""
+"""Reports from workers to the calling program: callbacks receive what workers pass to `log`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _queue: Any = None
 
 
 def configure(queue: Any) -> None:
-    """Send what is logged in this process to a `ray.util.queue.Queue`; None: nowhere."""
+    """Set the `ray.util.queue.Queue` for this process's reports; None disables them."""
     global _queue
     _queue = queue
 
 
 def log(info_dict: Any) -> None:
-    """Send something that can be pickled, such as a dict of metrics, to the callbacks of `run` or `execute`."""
+    """Send an object that can be pickled, such as a dict of metrics, to the callbacks of `run` or `execute`."""
     if _queue is None:
-        warnings.warn("horovod.ray.ray_logger.log: nobody listens; give `run` callbacks", stacklevel=2)
+        warnings.warn("horovod.ray.ray_logger.log has no effect without callbacks; pass `run` callbacks", stacklevel=2)
     else:
         _queue.put(info_dict)
 
 
 class Reports:
-    """What workers log while this is open, for callbacks.
+    """Passes the workers' reports to callbacks during a `with` block.
 
-    `queue` is what their `configure` takes, None where there are no callbacks.
+    `queue` is the argument for the workers' `configure`; None without callbacks.
     """
 
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
@@ -50,7 +50,7 @@ class Reports:
                 self.queue.shutdown()
 
     def hand_on(self) -> None:
-        """Give the callbacks what has come since."""
+        """Call the callbacks with all new reports."""
         if self.queue is not None:
             with suppress(Empty):
                 while True:
@@ -60,6 +60,6 @@ class Reports:
 
 
 def _queue_here() -> Queue:
-    """A queue on this program's node: on another one it would be lost with that node, and the job with it."""
+    """Create a queue on this program's node, since on another node it would fail with that node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})

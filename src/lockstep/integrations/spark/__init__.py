@@ -1,7 +1,7 @@
 """Horovod's workers in Spark tasks.
 
-run          what a program calls, as horovod.spark has it
-task_server  the driver's side: the tasks that have connected, and the workers that it starts in them
+run          horovod.spark's functions, the public API
+task_server  the driver's side: the connected tasks and their workers
 task         the task's side
-wire         what the two tell each other
+wire         the messages between driver and tasks
 """

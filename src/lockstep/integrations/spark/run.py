@@ -1,4 +1,4 @@
-"""Functions as workers of Horovod in the tasks of a Spark job: arguments and words as horovod.spark's."""
+"""Run functions as Horovod workers in Spark tasks, with horovod.spark's arguments and error messages."""
 
 from __future__ import annotations
 
@@ -63,25 +63,24 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call `fn(*args, **kwargs)` in as many workers, each in a task of one barrier stage.
+    """Call `fn(*args, **kwargs)` in `num_proc` workers, each in a task of one barrier stage.
 
     Args:
-        num_proc: How many; `spark.default.parallelism` by default.
-        start_timeout: Seconds in which the tasks must have started; by default those of HOROVOD_SPARK_START_TIMEOUT,
-            or 600.
-        env: Environment variables of the workers, on top of their tasks'.
-        stdout: Where the workers' lines are shown; this program's own by default. So is `stderr`.
-        nics: The network interfaces to use between hosts; any by default.
-        executable: The workers' Python; that of their tasks by default.
-        use_mpi: Not used, as `use_gloo` and `extra_mpi_args`: the exchange is torch's.
+        num_proc: The number of workers; default `spark.default.parallelism`.
+        start_timeout: Seconds within which the tasks must start; default HOROVOD_SPARK_START_TIMEOUT, or 600.
+        use_mpi, use_gloo, extra_mpi_args: Not used; torch does the communication.
+        env: Environment variables for the workers, added to those of their tasks.
+        stdout, stderr: Streams for the workers' output; default this program's.
+        nics: The network interfaces to use between hosts; default any.
+        executable: The workers' Python; default the tasks'.
 
     Returns:
         The results, by rank.
 
     Raises:
         TimeoutException: The tasks did not start in time.
-        RuntimeError: A worker failed, or its task was lost; the message begins with Horovod's sentence and holds the
-            traceback of the worker that failed first. Or Spark could not run the job.
+        RuntimeError: A worker or its task failed, or Spark could not run the job. The message of a failed worker starts
+            with Horovod's text and contains the traceback of the worker that failed first.
     """
     context = _context()
     workers = _number(context, num_proc, verbose)
@@ -94,16 +93,16 @@ def run(
         tasks.sort(key=lambda each: hosts.index(each.host))
         address = _address(context)
         store, port = serve_store(address)
-        places = worker_variables(
+        environments = worker_variables(
             [each.host for each in tasks], [each.gpus for each in tasks], address, port, sorted(nics or ())
         )
         running = [
-            each.start(rank, StartWorker({**place, **(env or {})}, call, executable))
-            for rank, (each, place) in enumerate(zip(tasks, places, strict=True))
+            each.start(rank, StartWorker({**variables, **(env or {})}, call, executable))
+            for rank, (each, variables) in enumerate(zip(tasks, environments, strict=True))
         ]
-        complaint = _end_of(running)
+        failure = _wait_for_workers(running)
         del store
-        return results(folder, WORKER_FAILED if complaint else 0, complaint)
+        return results(folder, WORKER_FAILED if failure else 0, failure)
 
 
 def run_elastic(
@@ -125,23 +124,25 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `fn(*args, **kwargs)`, made elastic by `hvd.elastic.run`, in workers that come and go as tasks do.
+    """Call `fn(*args, **kwargs)`, decorated with `hvd.elastic.run`, in a changing number of workers.
 
-    A failed worker is replaced in its own task, a lost task by another if Spark starts one (spark.task.maxFailures).
-    Arguments not named here are those of `run`.
+    A failed worker is replaced in the same task; a failed task is replaced if Spark starts another one
+    (spark.task.maxFailures). See `run` for the other arguments.
 
     Args:
-        num_proc: How many workers to begin with; `spark.default.parallelism` by default.
-        min_num_proc: With fewer the job waits for others, `elastic_timeout` seconds (HOROVOD_ELASTIC_TIMEOUT, or 600).
-            `num_proc` by default, as is `max_num_proc`, the number of Spark tasks.
-        reset_limit: How many times the job may meet anew; None: any number.
+        num_proc: The number of workers at the start; default `spark.default.parallelism`.
+        min_num_proc: The minimum number of workers; with fewer, the job waits. Default `num_proc`.
+        max_num_proc: The maximum number of workers, and the number of Spark tasks; default `num_proc`.
+        elastic_timeout: Seconds to wait for enough workers; default HOROVOD_ELASTIC_TIMEOUT, or 600.
+        reset_limit: How many times the job may restart with other workers; None for no limit.
+        min_np, max_np: Deprecated names of `min_num_proc` and `max_num_proc`.
 
     Returns:
-        The results of the workers that have finished, by rank.
+        The results of the workers that finished, by rank.
 
     Raises:
         TimeoutException: The first tasks did not start in time.
-        RuntimeError: The job cannot go on; the message begins with Horovod's sentence. Or Spark could not run it.
+        RuntimeError: The job cannot continue (the message starts with Horovod's text), or Spark could not run it.
     """
     for old, new in ((min_np, "min"), (max_np, "max")):
         if old is not None:
@@ -151,7 +152,7 @@ def run_elastic(
     least, most = min_num_proc or min_np or initial, max_num_proc or max_np or initial
     if not 1 <= least <= initial <= most:
         raise ValueError(
-            f"{least} (min_num_proc), {initial} (num_proc) and {most} (max_num_proc) must be in this order"
+            f"min_num_proc={least}, num_proc={initial}, max_num_proc={most}: must be at least 1 and in ascending order"
         )
     patience = _seconds("HOROVOD_ELASTIC_TIMEOUT", elastic_timeout)
     rules = ElasticRules(
@@ -184,7 +185,7 @@ def run_elastic(
         finally:
             driver.end()
         if len(server.tasks) < most:
-            job.cancel()  # the tasks that Spark had no room for would find nobody
+            job.cancel()  # tasks that Spark has not started yet could not connect anymore
         return results(folder, 0, "")
 
 
@@ -199,30 +200,30 @@ def _number(context: Any, number: int | None, verbose: int) -> int:
     inferred = number is None
     number = int(context.defaultParallelism if number is None else number)
     if number < 1:
-        raise ValueError(f"num_proc is {number}; horovod.spark.run needs one process at least")
+        raise ValueError(f"num_proc={number}: must be at least 1")
     if verbose >= 1:
         _log.info("Running %d processes%s...", number, " (inferred from spark.default.parallelism)" if inferred else "")
     return number
 
 
 def _seconds(variable: str, given: float | None) -> float:
-    """What was given, or what the environment says, or the default."""
+    """Return `given`, or else the environment variable's value, or else the default."""
     text = os.environ.get(variable, DEFAULT_SECONDS)
     try:
         return float(text) if given is None else given
     except ValueError:
-        raise ValueError(f"{variable}={text} is not a number of seconds") from None
+        raise ValueError(f"{variable}={text}: must be a number of seconds") from None
 
 
 def _address(context: Any) -> str:
-    """This program's, where the tasks reach it."""
+    """Return this program's address, as reachable from the tasks."""
     if context.master == "local" or context.master.startswith("local["):
         return LOOPBACK
     return str(context.getConf().get("spark.driver.host"))
 
 
 class _Show:
-    """Shows the workers' lines, each with its worker's rank."""
+    """Prints the workers' lines, prefixed with their ranks."""
 
     def __init__(self, workers: int, timestamps: bool, stdout: TextIO | None, stderr: TextIO | None) -> None:
         self._plan = OutputPlan(workers, timestamps)
@@ -236,12 +237,12 @@ class _Show:
             try:
                 stream.write(b"".join(prefix + line for line in lines).decode(errors="replace"))
                 stream.flush()
-            except Exception as error:  # such as that of a closed file; the worker goes on
-                _log.warning("cannot show the %s of worker %d: %s", name, rank, error)
+            except Exception as error:  # for example, a closed file; the worker continues
+                _log.warning("cannot print the %s of worker %d: %s", name, rank, error)
 
 
 class _SparkJob:
-    """The Spark job whose tasks take the workers, in a thread of its own."""
+    """The Spark job whose tasks host the workers; runs in a separate thread."""
 
     def __init__(self, context: Any, tasks: int, barrier: bool, address: tuple[str, int], key: bytes) -> None:
         self.error: BaseException | None = None
@@ -261,7 +262,7 @@ class _SparkJob:
             self.error = error
 
     def check(self) -> None:
-        """Raise an error where the job has failed."""
+        """Raise RuntimeError if the job has failed."""
         if self.error is not None:
             raise RuntimeError(f"Spark job has failed: {self.error}") from self.error
 
@@ -279,7 +280,7 @@ def _serve(index: int, seats: Iterator[int], address: tuple[str, int], key: byte
 
 @contextmanager
 def _tasks(context: Any, number: int, barrier: bool, show: _Show) -> Iterator[tuple[TaskServer, _SparkJob, Path]]:
-    """So many tasks that connect to this program, and a folder for what their workers leave."""
+    """Run Spark tasks that connect to this program; also yield a folder for their workers' results."""
     key, address = secrets.token_bytes(KEY_BYTES), _address(context)
     with TemporaryDirectory(prefix="lockstep-spark-") as name:
         job = None
@@ -304,8 +305,8 @@ def _wait_for_tasks(server: TaskServer, job: _SparkJob, number: int, seconds: fl
         time.sleep(POLL_SECONDS)
 
 
-def _end_of(workers: Sequence[TaskWorker]) -> str:
-    """Wait for the workers' end; what the first failure was, "" for none. Nobody outlives a failed one."""
+def _wait_for_workers(workers: Sequence[TaskWorker]) -> str:
+    """Wait until all workers exit; return the first failure, "" for none. After a failure, stop the others."""
     while True:
         ends = [worker.poll() for worker in workers]
         failure = next((f"worker {worker.rank} {how}" for worker, how in zip(workers, ends, strict=True) if how), "")
@@ -323,7 +324,7 @@ def _end_of(workers: Sequence[TaskWorker]) -> str:
 
 
 def _wait(workers: Sequence[TaskWorker], seconds: float) -> None:
-    """For the workers' end, but no longer than that."""
+    """Wait until all workers exit, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(worker.poll() is None for worker in workers):
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""A Spark task: it connects to the driver, and starts workers when it is told to, one after the other."""
+"""A Spark task: connects to the driver, and starts one worker at a time on request."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ POLL_SECONDS = 0.05
 
 
 def serve(index: int, address: tuple[str, int], key: bytes) -> None:
-    """Do what the driver says until it says that the task is over, or is gone.
+    """Handle the driver's messages until it ends the task or disconnects.
 
     Args:
-        index: Of the task's partition.
-        address: Where the driver listens, and `key` what opens the connection.
+        index: The index of the task's partition.
+        address: The driver's host and port.
+        key: The key that authenticates the connection.
     """
     with Client(address, authkey=key) as connection:
         link = _Link(connection)
@@ -60,7 +61,7 @@ def serve(index: int, address: tuple[str, int], key: bytes) -> None:
                         return
                 if worker and worker.has_ended():
                     worker = None
-        except (EOFError, OSError):  # the driver is gone, which Spark will notice, too
+        except (EOFError, OSError):  # the driver disconnected; Spark handles that
             return
         finally:
             if worker:
@@ -68,7 +69,7 @@ def serve(index: int, address: tuple[str, int], key: bytes) -> None:
 
 
 def _start(order: StartWorker, link: _Link) -> _Worker | None:
-    """Start a worker. An error, such as that of a full disk, is reported as the worker's."""
+    """Start a worker. Report an error, such as a full disk, as the worker's failure."""
     try:
         return _Worker(order, link)
     except Exception as error:
@@ -87,7 +88,7 @@ def _gpus() -> tuple[str, ...]:
 
 
 class _Link:
-    """The connection, as several threads use it."""
+    """A thread-safe connection with heartbeats."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -100,13 +101,13 @@ class _Link:
             self._last = time.monotonic()
 
     def beat(self) -> None:
-        """Send a sign of life where there was nothing else to say."""
+        """Send a heartbeat if nothing else was sent recently."""
         if time.monotonic() - self._last > Timings().heartbeat:
             self.send(TaskAlive())
 
 
 class _Worker:
-    """A worker's process, in a folder of its own, through which the call and the result go."""
+    """A worker's process, with a temporary folder for its call and its result."""
 
     def __init__(self, order: StartWorker, link: _Link) -> None:
         self._link = link
@@ -114,10 +115,10 @@ class _Worker:
         path = Path(self._folder.name)
         (path / function_worker.CALL).write_bytes(order.call)
         own = own_gpu_variables(_gpus(), order.variables)
-        words = [order.executable or sys.executable, function_worker.__file__, self._folder.name]
-        search = os.pathsep.join(place for place in sys.path if place)  # with what Spark has brought here
+        arguments = [order.executable or sys.executable, function_worker.__file__, self._folder.name]
+        search = os.pathsep.join(path for path in sys.path if path)  # including files that Spark distributed
         self._process = subprocess.Popen(
-            parent_death.command(words),
+            parent_death.command(arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -138,11 +139,11 @@ class _Worker:
             os.killpg(self._process.pid, number)
 
     def has_ended(self) -> bool:
-        """Whether it has; its last words and its result are then sent, once."""
+        """Return whether the worker has exited; if so, send its remaining output and its result. Call until true."""
         code = self._process.poll()
         if code is None:
             return False
-        self.signal(signal.SIGKILL)  # what it has left behind
+        self.signal(signal.SIGKILL)  # its descendants
         deadline = time.monotonic() + Timings().output
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The driver's side: the Spark tasks that have connected, and the workers in them."""
+"""The driver's side: the connected Spark tasks and their workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Show = Callable[[int, Name, tuple[bytes, ...]], None]
 
 
 class TaskWorker:
-    """A worker in a task; `rank` is shown before its lines."""
+    """A worker in a task; `rank` is the prefix of its output."""
 
     def __init__(self, task: SparkTask, rank: int) -> None:
         self._task = task
@@ -38,9 +38,9 @@ class TaskWorker:
 
     def poll(self) -> str | None:
         if self.ended is None:
-            return "was lost with its Spark task" if self._task.lost else None
+            return "failed because its Spark task disconnected" if self._task.lost else None
         code = self.ended.code
-        return "" if not code else f"was ended by {_name(-code)}" if code < 0 else f"failed with exit code {code}"
+        return "" if not code else f"was killed by {_name(-code)}" if code < 0 else f"failed with exit code {code}"
 
     def end(self, number: signal.Signals) -> None:
         if self.ended is None:
@@ -58,7 +58,7 @@ def _name(number: int) -> str:
 
 
 class SparkTask:
-    """A task that has connected; it has a worker, or had, or is idle."""
+    """A connected task, with at most one running worker."""
 
     def __init__(self, connection: Connection, hello: TaskHello) -> None:
         self.index = hello.index
@@ -71,29 +71,29 @@ class SparkTask:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a worker can be started in it."""
+        """Whether a worker can be started in the task."""
         return not self.lost and (self.worker is None or self.worker.ended is not None)
 
     def start(self, rank: int, order: StartWorker) -> TaskWorker:
-        """Start a worker, which must not be told to end before this returns."""
+        """Start a worker. Do not call its `end` before this returns."""
         self.worker = TaskWorker(self, rank)
         self.send(order)
         return self.worker
 
     def send(self, message: Any) -> None:
-        """Tell the task something; a lost one does not hear it."""
+        """Send the task a message; ignored if it has disconnected."""
         with self._lock, suppress(OSError):
             self._connection.send(message)
 
 
 class TaskServer:
-    """Listens for tasks while a `with` block runs.
+    """Listens for tasks during a `with` block.
 
     Args:
-        address: Where; a free port is taken.
-        key: What opens a connection.
-        show: Gets the lines that a worker has written, with its rank; called in several threads.
-        folder: For the files that workers leave.
+        address: The address to listen on, with a free port.
+        key: The key that authenticates connections.
+        show: Called with a worker's rank, the stream's name and its lines, from several threads.
+        folder: For the workers' result and error files.
     """
 
     def __init__(self, address: str, key: bytes, show: Show, folder: Path) -> None:
@@ -111,7 +111,7 @@ class TaskServer:
 
     @property
     def tasks(self) -> list[SparkTask]:
-        """Those that are there, by partition."""
+        """The connected tasks, by partition."""
         return sorted((task for task in self._connected if not task.lost), key=lambda task: task.index)
 
     def __enter__(self) -> TaskServer:
@@ -120,7 +120,7 @@ class TaskServer:
 
     def __exit__(self, *error: object) -> None:
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes who waits in accept()
+            self._listener.shutdown(socket.SHUT_RDWR)  # interrupts accept()
         self._listener.close()
         self._over = True
         for task in self.tasks:
@@ -135,7 +135,7 @@ class TaskServer:
             threading.Thread(target=self._serve, args=(Connection(connection.detach()),), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        """Hear one task to its end. Who does not know the key is not heard at all."""
+        """Authenticate one connection, and handle its messages until it closes."""
         task = None
         with connection, suppress(EOFError, OSError, AuthenticationError):
             try:
@@ -143,7 +143,7 @@ class TaskServer:
                 answer_challenge(connection, self._key)
                 task = SparkTask(connection, connection.recv())
                 self._connected.append(task)
-                if self._over:  # it was still connecting when the others were told
+                if self._over:  # it connected after TaskOver was sent to the others
                     task.send(TaskOver())
                 while connection.poll(Timings().silence):
                     self._take(task, connection.recv())

@@ -1,4 +1,4 @@
-"""What the driver and its tasks tell each other: pickled objects over connections that a common key has opened."""
+"""The messages between driver and tasks: pickled objects over connections that are authenticated with a key."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from lockstep.launch.output.display import Name
 
 @dataclass(frozen=True)
 class TaskHello:
-    """A task's first words.
+    """The first message of a task.
 
     Args:
-        index: Of its partition.
-        gpus: The addresses of those that Spark has given it.
+        index: The index of its partition.
+        host: Its host name.
+        gpus: The addresses of the GPUs that Spark assigned to it.
     """
 
     index: int
@@ -23,12 +24,12 @@ class TaskHello:
 
 @dataclass(frozen=True)
 class TaskAlive:
-    """Nothing new: a sign of life of a task."""
+    """A task's heartbeat."""
 
 
 @dataclass(frozen=True)
 class WorkerLines:
-    """What a task's worker has written."""
+    """Output lines of a task's worker."""
 
     name: Name
     lines: tuple[bytes, ...]
@@ -36,11 +37,11 @@ class WorkerLines:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A task's worker has.
+    """A task's worker exited.
 
     Args:
-        code: Its exit code, or minus the signal that ended it.
-        files: By name, the result or the error that it has left.
+        code: Its exit code, or minus the signal that killed it.
+        files: Its result or error files, by name.
     """
 
     code: int
@@ -52,8 +53,9 @@ class StartWorker:
     """Start a worker.
 
     Args:
+        variables: The worker's environment variables.
         call: The function and its arguments, pickled.
-        executable: The worker's Python; the task's own if None.
+        executable: The worker's Python; None for the task's.
     """
 
     variables: dict[str, str]
@@ -63,11 +65,11 @@ class StartWorker:
 
 @dataclass(frozen=True)
 class SignalWorker:
-    """Send a signal to the worker and what it has started."""
+    """Send a signal to the worker and its descendants."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class TaskOver:
-    """The task may end."""
+    """End the task."""

@@ -45,7 +45,7 @@ def test_they_do_where_it_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_worker_staging_reason_keeps_all_from_it() -> None:
     why = _asked_by_the_last(["", "GPU-b"])
     assert why is not None
-    assert "rank 0 has no collectives" in why
+    assert "rank 0 was built without collectives" in why
 
 
 class Group:

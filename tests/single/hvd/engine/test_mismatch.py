@@ -50,7 +50,7 @@ TEXTS: list[tuple[tuple[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], d
     (
         (Allreduce, [ONE], {"operation": AVERAGE}),
         (Allreduce, [ONE], {"operation": MAX}),
-        "Mismatched reduction operation: One rank said Average, but another rank said Max.",
+        "Mismatched reduction operation: One rank specified Average, but another rank specified Max.",
     ),
     (
         (Allreduce, [ONE], {"prescale": 2.0}),
@@ -76,7 +76,7 @@ TEXTS: list[tuple[tuple[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], d
     (
         (Agreement, [], {"terms": ("x", "ranks [0]")}),
         (Agreement, [], {"terms": ("x", "ranks [1]")}),
-        "Mismatched x: One rank said ranks [0], another ranks [1].",
+        "Mismatched x: One rank has ranks [0], but another rank has ranks [1].",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""What Horovod's frameworks have in common. The submodules are attributes, as libraries expect."""
+"""Horovod's modules for all frameworks. The submodules are attributes, as libraries expect."""
 
 from horovod.common import basics, elastic, exceptions, process_sets, util
 

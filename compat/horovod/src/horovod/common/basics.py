@@ -1,4 +1,4 @@
-"""The process model as an object, which each framework's module had; `lockstep.hvd.basics` does the work."""
+"""`HorovodBasics`, the process model as an object; implemented by `lockstep.hvd.basics`."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from lockstep.hvd import basics
 
 
 class HorovodBasics:
-    """Starting and stopping, the worker's place and what is built in. Takes, and ignores, the path of a library."""
+    """Initialization, shutdown, ranks, sizes and build features. The arguments are ignored."""
 
     Average, Sum, Adasum = hvd.Average, hvd.Sum, hvd.Adasum
     Min, Max, Product = hvd.Min, hvd.Max, hvd.Product

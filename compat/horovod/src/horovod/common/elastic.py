@@ -1,4 +1,4 @@
-"""The states and the loop of elastic training; `lockstep.hvd.elastic` does the work."""
+"""The states and the loop of elastic training; implemented by `lockstep.hvd.elastic`."""
 
 from lockstep.hvd.elastic.base import HostUpdateResult, ObjectState, State
 from lockstep.hvd.elastic.loop import run_fn

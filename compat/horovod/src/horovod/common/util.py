@@ -1,4 +1,4 @@
-"""The helpers that scripts take from here: what is built in, as `horovod.torch` says it, and a few of general use."""
+"""Helpers that scripts import from here: build features, and some general-purpose functions."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ Item = TypeVar("Item")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether Horovod's API for this framework is here: it is for "torch"."""
+    """Return whether Horovod's API for a framework is available: only for "torch"."""
     return ext_base_name == "torch"
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise ImportError where Horovod's API for a framework, such as "horovod.tensorflow", is not here."""
+    """Raise ImportError if Horovod's API for a framework, such as "horovod.tensorflow", is not available."""
     if not extension_available(ext_name.removeprefix("horovod.")):
-        raise ImportError(f"{ext_name}: Lockstep provides Horovod's API for PyTorch alone (horovod.torch)")
+        raise ImportError(f"{ext_name}: Lockstep provides Horovod's API only for PyTorch (horovod.torch)")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework can use a GPU here."""
+    """Return whether the framework can use a GPU on this machine."""
     return extension_available(ext_base_name) and cuda_built() and _torch_finds_a_gpu()
 
 
@@ -66,12 +66,12 @@ def _torch_finds_a_gpu() -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum can take this number of workers."""
+    """Return whether a number of workers is a power of 2, as Adasum needs."""
     return num_rank.bit_count() == 1
 
 
 def split_list(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Consecutive parts whose lengths differ by one at most, the longer ones first."""
+    """Split into `count` consecutive parts; the first ones are longer by one if needed."""
     short, longer = divmod(len(items), count)
     ends = [part * short + min(part, longer) for part in range(count + 1)]
     return [items[start:end] for start, end in itertools.pairwise(ends)]
@@ -79,7 +79,7 @@ def split_list(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Set environment variables for a while; those given as None stay as they are."""
+    """Set environment variables in a `with` block; variables with the value None are not changed."""
     former = {name: os.environ.get(name) for name, value in variables.items() if value is not None}
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:
@@ -92,26 +92,26 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def get_ext_suffix() -> str:
-    """How the file of a compiled module ends here."""
+    """Return the file name suffix of compiled modules."""
     return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Where a compiled module of Horovod would be; Lockstep has none."""
+    """Return the path that a compiled module of Horovod would have; Lockstep has none."""
     return os.path.join(os.path.dirname(pkg_path), *args) + get_ext_suffix()
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Accept any version of a framework: nothing was built against one."""
+    """Accept any version of a framework: Lockstep has no compiled code."""
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """A function that makes of `op` and the deprecated `average` one operation; ValueError where both are given."""
+    """Return a function that maps `op` and the deprecated `average` to an operation; ValueError if both are given."""
     return resolve_operation
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether an object can be iterated over."""
+    """Return whether an object is iterable."""
     try:
         iter(x)
     except TypeError:
@@ -120,15 +120,15 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is the target, written as major.minor.patch, or later.
+    """Return whether a version is at least `target`, which has the form major.minor.patch.
 
     Raises:
-        ValueError: One is no text, or the target is written otherwise.
+        ValueError: An argument is not a string, or `target` has another form.
     """
     from torch.torch_version import TorchVersion
 
     if not isinstance(ver, str) or not isinstance(target, str):
-        raise ValueError(f"versions are texts, not {ver!r} and {target!r}")
+        raise ValueError(f"versions must be strings, got {ver!r} and {target!r}")
     if target.count(".") != 2:
-        raise ValueError(f"the target has the form major.minor.patch, not {target}")
+        raise ValueError(f"target must have the form major.minor.patch, got {target}")
     return bool(TorchVersion(ver) >= target)

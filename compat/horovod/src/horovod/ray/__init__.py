@@ -1,4 +1,4 @@
-"""Horovod's workers as Ray actors; `lockstep.integrations.ray` does the work."""
+"""Horovod on Ray; implemented by `lockstep.integrations.ray`."""
 
 try:
     import ray as _ray  # noqa: F401

@@ -1,4 +1,4 @@
-"""Elastic jobs on Ray; `lockstep.integrations.ray` does the work."""
+"""Elastic jobs on Ray; implemented by `lockstep.integrations.ray`."""
 
 from lockstep.integrations.ray.elastic_actors import RayHostDiscovery
 from lockstep.integrations.ray.executor import ElasticRayExecutor

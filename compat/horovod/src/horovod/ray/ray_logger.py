@@ -1,4 +1,4 @@
-"""What workers report; `lockstep.integrations.ray.log` does the work."""
+"""Reports from workers to callbacks; implemented by `lockstep.integrations.ray.log`."""
 
 from lockstep.integrations.ray.log import configure, log
 

@@ -1,4 +1,4 @@
-"""The network interfaces of workers: those that somebody has set; otherwise each worker finds its own."""
+"""The network interfaces of the workers: those in the settings; by default, each worker detects its own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ __all__ = ["detect_nics", "nics_to_env_var"]
 
 
 def detect_nics(settings: Any, all_host_names: Sequence[str], node_workers: Sequence[Any] | None = None) -> list[str]:
-    """`settings.nics`, sorted."""
+    """Return `settings.nics`, sorted."""
     return sorted(settings.nics or ())
 
 
 def nics_to_env_var(nics: Sequence[str]) -> dict[str, str]:
-    """The environment variables that choose the interfaces; none where there are none."""
+    """Return the environment variables that select these interfaces; empty for no interfaces."""
     return {"HOROVOD_GLOO_IFACE": nics[0], "NCCL_SOCKET_IFNAME": ",".join(nics)} if nics else {}

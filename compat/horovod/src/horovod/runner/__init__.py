@@ -1,4 +1,4 @@
-"""Starts a function on several workers; `lockstep.launch.controller.run_function` does the work."""
+"""Runs a function on several workers; implemented by `lockstep.launch.controller.run_function`."""
 
 from lockstep.launch.controller.run_function import run
 

@@ -1,4 +1,4 @@
-"""`horovodrun` from Python; `lockstep.cli.horovodrun` does the work."""
+"""`horovodrun` from Python; implemented by `lockstep.cli.horovodrun`."""
 
 import sys
 
@@ -8,10 +8,10 @@ __all__ = ["run_commandline"]
 
 
 def run_commandline() -> None:
-    """Start the job that `sys.argv` asks for, and wait for its end.
+    """Run horovodrun with the arguments in `sys.argv`, and wait until the job finishes.
 
     Raises:
-        SystemExit: With horovodrun's exit code, if that is not 0.
+        SystemExit: With horovodrun's exit code, if it is not 0.
     """
     if code := main():
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""Horovod's workers in Spark tasks; `lockstep.integrations.spark` does the work."""
+"""Horovod on Spark; implemented by `lockstep.integrations.spark`."""
 
 try:
     import pyspark as _pyspark  # noqa: F401

@@ -1,6 +1,6 @@
-"""Not provided: the message says what to use."""
+"""Not provided: raises ImportError with the alternative."""
 
 raise ImportError(
     "horovod.spark.keras: Lockstep has no Spark estimators. Write the DataFrame with DataFrame.write.parquet, and "
-    "train by horovod.spark.run, which calls a function that reads these files and uses horovod.torch"
+    "pass horovod.spark.run a training function that reads these files and uses horovod.torch"
 )

@@ -1,4 +1,4 @@
-"""Horovod's API for PyTorch; `lockstep.hvd` does the work. The submodules are attributes, as libraries expect."""
+"""Horovod's API for PyTorch, implemented by `lockstep.hvd`. The submodules are attributes, as libraries expect."""
 
 from horovod.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 from lockstep.hvd import *  # noqa: F403

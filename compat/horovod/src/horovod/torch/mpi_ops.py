@@ -1,4 +1,4 @@
-"""The operations, by the module that scripts take them from; `lockstep.hvd` does the work."""
+"""The operations under Horovod's module name; implemented by `lockstep.hvd`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lockstep.hvd import *  # noqa: F403
 from lockstep.hvd.basics import is_homogeneous as is_homogeneous
 from lockstep.hvd.ops.allreduce import resolve_operation as handle_average_backwards_compatibility  # noqa: F401
 
-# The functions with gradients, as the classes that Horovod has for them: with the arguments of their `apply`.
+# Horovod's autograd functions: classes whose `apply` has Horovod's arguments.
 
 
 class HorovodAllreduce:

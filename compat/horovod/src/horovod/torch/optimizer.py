@@ -8,7 +8,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """For annotations. What `DistributedOptimizer` makes is an instance of the user's class, not of this one."""
+    """Only for annotations: `DistributedOptimizer` returns an instance of a subclass of the user's class."""
 
 
 class _DistributedAdasumOptimizer(torch.optim.Optimizer):

@@ -1,1 +1,1 @@
-"""What Horovod's launchers have in common."""
+"""Horovod's modules for all launchers."""

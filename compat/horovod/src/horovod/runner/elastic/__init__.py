@@ -1,1 +1,1 @@
-"""What elastic jobs tell their workers."""
+"""Host discovery and host changes of elastic jobs."""

@@ -1,4 +1,4 @@
-"""Which hosts an elastic job may have, as a program says; `lockstep.launch.controller.discovery` runs the scripts."""
+"""Host discovery for elastic jobs; `lockstep.launch.controller.discovery` runs the scripts."""
 
 from lockstep.launch.controller.discovery import discover
 
@@ -6,15 +6,15 @@ __all__ = ["FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
 
 
 class HostDiscovery:
-    """What `settings.discovery` of `horovod.ray`'s executors derives from."""
+    """Base class for `settings.discovery` of `horovod.ray`'s executors."""
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Hosts and how many workers each takes."""
+        """Return the number of slots of each host."""
         raise NotImplementedError
 
 
 class FixedHosts(HostDiscovery):
-    """The hosts that `set` was given last."""
+    """The hosts passed to the last call of `set`."""
 
     def __init__(self, host_slots: dict[str, int]) -> None:
         self.set(host_slots)
@@ -27,7 +27,7 @@ class FixedHosts(HostDiscovery):
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """The hosts that a script prints, a line each: "host:slots", or "host" where `slots` says how many."""
+    """The hosts that a script prints, one per line: "host:slots", or "host", which has `slots` slots."""
 
     def __init__(self, discovery_script: str, slots: int | None) -> None:
         self._script = discovery_script

@@ -1,4 +1,4 @@
-"""The changes of hosts that a state hears of; `lockstep.hvd.elastic` does the work."""
+"""Host changes of elastic jobs; implemented by `lockstep.hvd.elastic`."""
 
 from lockstep.hvd.elastic.base import HostUpdateResult
 

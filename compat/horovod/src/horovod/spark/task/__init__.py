@@ -1,4 +1,4 @@
-"""What a worker knows of its Spark task; `lockstep.integrations.seats` does the work."""
+"""The resources of a worker's Spark task; implemented by `lockstep.integrations.seats`."""
 
 from lockstep.integrations.seats import own_gpus as get_available_devices
 

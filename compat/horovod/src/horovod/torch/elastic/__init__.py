@@ -1,4 +1,4 @@
-"""Elastic training; `lockstep.hvd.elastic` does the work."""
+"""Elastic training; implemented by `lockstep.hvd.elastic`."""
 
 from horovod.torch.elastic import sampler, state
 from lockstep.hvd.elastic import *  # noqa: F403

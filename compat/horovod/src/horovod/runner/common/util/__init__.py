@@ -1,1 +1,1 @@
-"""Small helpers that other programs import."""
+"""Helpers that other programs import."""

@@ -1,4 +1,4 @@
-"""Keys by which processes of a job can prove to each other what they send."""
+"""Secret keys for authenticating messages between the processes of a job."""
 
 import hmac
 import os
@@ -9,15 +9,15 @@ HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 
 
 def make_secret_key() -> bytes:
-    """A new key."""
+    """Return a new random key."""
     return os.urandom(SECRET_LENGTH)
 
 
 def compute_digest(key: bytes, message: bytes) -> bytes:
-    """The HMAC of a message, with SHA-256."""
+    """Return the HMAC-SHA-256 of a message."""
     return hmac.digest(key, message, "sha256")
 
 
 def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
-    """Whether the digest is that of the message."""
+    """Return whether a digest matches a message."""
     return hmac.compare_digest(compute_digest(key, message), digest)
