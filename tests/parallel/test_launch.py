@@ -146,7 +146,7 @@ def test_ctrl_c_stops_all_workers_after_a_checkpoint_and_says_how_to_go_on(tmp_p
         f"lockstep: stopped by SIGINT after step {step:,} of 11,500, with a checkpoint, "
         f"{checkpoint.relative_to(tmp_path)}; to go on: {typed} --run-dir {relative} --resume auto"
     )
-    again = shlex.split(job.text.splitlines()[-1].partition("to go on: ")[2])
+    again = shlex.split(job.text.splitlines()[-1].partition("to resume: ")[2])
     done = run([sys.executable, *again[1:], "--max-steps", str(step + 1)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"resumed after step {step} " in done.stdout

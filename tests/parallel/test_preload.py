@@ -311,7 +311,7 @@ def test_horovodruns_replacement_for_a_dead_worker_is_forked_as_well(tmp_path: P
         (
             "torch",
             "import os; print('torn', flush=True); os._exit(3)",
-            "the preloaded process has ended with exit code 3: torn",
+            "the preloaded process exited with code 3: torn",
         ),
         ("torch/version", "xpu = '2025.3'", "torch for XPU is not known to work after a fork"),
     ],
@@ -391,7 +391,7 @@ signal.pause()
         assert len(store) == 1
         store[0].kill()
         assert job.wait(LIMIT_SECONDS) == 1
-    assert "the process that served the job's store has ended with exit code -9" in job.text
+    assert "the process that served the job's store exited with code -9" in job.text
     assert not any(psutil.pid_exists(worker["pid"]) for worker in reports(tmp_path))
 
 

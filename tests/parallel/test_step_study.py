@@ -83,7 +83,7 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
         first.send_signal(signal.SIGINT)
         children = first.descendants()
         assert first.wait(60) == 130
-    assert "the rest is measured when the same command is given again" in first.text
+    assert "to measure the rest, run the same command again" in first.text
     assert not psutil.wait_procs(children, timeout=20)[1]
     begun = list(read_records(file))
     assert 1 <= len(begun) < 3

@@ -122,7 +122,7 @@ def test_stopped_in_training_and_resumed_is_bit_identical(
     step = moment if size == 1 or moment == 5 else moment + 1
     checkpoint = tmp_path / "checkpoints" / f"step-{step:08d}"
     assert message.startswith(f"stopped by SIGTERM after step {step} of {STEPS}, with a checkpoint, {checkpoint}; ")
-    assert message.endswith(f"to go on, call fit() with run_dir='{tmp_path}', resume='auto'")
+    assert message.endswith(f"to resume, call fit() with run_dir='{tmp_path}', resume='auto'")
     assert _checkpoints(tmp_path)[-1] == f"step-{step:08d}"
     last = list(read_records(tmp_path / "metrics.jsonl"))[-1]
     assert (last["kind"], last["step"], last["reason"]) == ("stop", step, "SIGTERM")

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hosts = _discovered(vars(flags), names)
         plan = plan_horovod(vars(flags), flags.command, usable_cores(), os.environ, names, hosts)
         if not shutil.which(flags.command[0]):
-            raise ConfigError(f"{flags.command[0]} is no program that can be run; scripts need `python` before them")
+            raise ConfigError(f"{flags.command[0]}: command not found; to run a script, put `python` before it")
         return _run(plan, flags.verbose)
     except LockstepError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
@@ -115,7 +115,7 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
     needed = flags.get("num_proc") or flags.get("min_np") or 1
     deadline = time.monotonic() + (flags.get("elastic_timeout") or ELASTIC_SECONDS)
     if slots_of(hosts) < needed and not are_here(hosts, names):
-        say(f"lockstep: there are {slots_of(hosts)} slots, the job begins with {needed}; waiting for hosts")
+        say(f"lockstep: {slots_of(hosts)} slots are available, and the job needs {needed}; waiting for hosts")
     while slots_of(hosts) < needed and not are_here(hosts, names) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         hosts = discover(script, flags.get("slots_per_host"))

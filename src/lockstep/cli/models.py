@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
         "Quoted: CIFAR-10 top-1 as published for 200 epochs (docs/reference/models.md), not measured here.",
         highlight=False,
     )
-    console.print("\nNetworks of torchvision, for colour images of any size their layers allow:", highlight=False)
+    console.print("\nNetworks of torchvision, for color images of any size that their layers accept:", highlight=False)
     console.print(", ".join(_torchvision_names()), highlight=False)
     console.print(
         f"\nA name in both lists means the first for images of up to {registry.SMALL_SIDE} pixels a side; "

@@ -34,7 +34,7 @@ class ReportCommand:
 def main(words: Sequence[str]) -> int:
     command = parse(ReportCommand, "report", words)
     if not command.sources:
-        raise ConfigError("name what to report, such as `lockstep report runs study -o report`")
+        raise ConfigError("missing the folders to report on, for example `lockstep report runs study -o report`")
     from lockstep.report.build import build
     from lockstep.report.draw.files import PAGE, write
     from lockstep.report.read.sources import gather

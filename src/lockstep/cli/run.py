@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     if not command:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
     if not shutil.which(command[0]) and options.where.launcher in ("auto", "local"):
-        raise ConfigError(f"{command[0]} is no program that can be run; scripts need `python` before them")
+        raise ConfigError(f"{command[0]}: command not found; to run a script, put `python` before it")
     options = replace(options, where=first_hosts(options.where, options.restarts))
     plan = plan_from(
         options.where, options.workers, command, os.environ, usable_cores(), count_gpus, names_of_this_machine()

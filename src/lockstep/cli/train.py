@@ -111,7 +111,7 @@ def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elast
     if not command.restarts.is_elastic:
         return None
     if run.evaluate:
-        raise ConfigError("--max-restarts and its like are for training, but --evaluate is given; leave one out")
+        raise ConfigError("--max-restarts and related flags are for training, but --evaluate is given; leave one out")
     words_of_now = partial(_time_left, run.time_limit, time.monotonic())
     words = partial(_words_of_restarts, command.job, is_dry=command.where.dry_run)
     return Elastic(command.restarts, words, words_of_now, can_resize=True, describe_resume=describe_resume)
@@ -185,5 +185,5 @@ def _find_checkpoint(config: TrainConfig, world: World) -> Path:
         newest = config.run.run_dir or newest_run_path(config)
         path = world.from_main(str(newest) if newest else None)
         if path is None:
-            raise ConfigError("--evaluate --resume auto: there is no run of this data and network in runs/; name one")
+            raise ConfigError("--evaluate --resume auto: no run of this data set and model in runs/; specify one")
     return Path(str(path))

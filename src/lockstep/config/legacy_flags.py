@@ -33,7 +33,7 @@ FIXED = {
 }
 # What a flag without a value means, and what to tell the user where the older scripts meant something else.
 BARE = {
-    "--resume": ("auto", "--resume without a value goes on from the newest run; name an older script's file"),
+    "--resume": ("auto", "--resume without a value resumes the newest run; specify an older script's file"),
     "--pretrained": ("default", ""),
 }
 # imagenet_ddp.py and its like take --dist-url, start a process a GPU and divide these by the node's GPUs.
@@ -41,8 +41,8 @@ PER_NODE = frozenset({"--batch-size", "--workers"})
 PER_NODE_NOTE = (
     "-b and -j are each worker's; a script that divided them by the node's GPUs was given that many times more"
 )
-_PLACE = "the launcher tells each worker its place"
-_HOW_MANY = "say how many workers with -np N (auto: one a GPU), and on which hosts with -H HOST:SLOTS,..."
+_PLACE = "the launcher sets each worker's rank"
+_HOW_MANY = "use -np N (auto: one per GPU) for the number of workers, and -H HOST:SLOTS,... for the hosts"
 _RUN_DIR = "a run writes everything to one folder: --run-dir DIR"
 _FOLDERS = "name the folder that holds both as train/ and val/: lockstep train FOLDER"
 _EVALUATION = "leave it out: an evaluation takes batches as large as training's, which does not change its figures"

@@ -18,7 +18,7 @@ def resolve(flag: str, reference: str) -> Callable[..., Any]:
     """
     module_name, _, name = reference.partition(":")
     if not (module_name and name):
-        raise ConfigError(f"{flag} {reference} is not of the form MODULE:FUNCTION, such as mypackage.train:build")
+        raise ConfigError(f"{flag} {reference}: must be MODULE:FUNCTION, such as mypackage.train:build")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -27,7 +27,7 @@ def resolve(flag: str, reference: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"{flag} {reference}: there is no module {error.name!r} in the current folder or the environment"
+            f"{flag} {reference}: no module {error.name!r} in the current folder or the environment"
         ) from None
     function = getattr(module, name, None)
     if not callable(function):

@@ -39,10 +39,10 @@ def how_to_resume(
     """
     arguments = sys.argv if arguments is None else arguments
     if not is_training(arguments):
-        return f"to go on, call fit() with run_dir={str(run)!r}, resume='auto'"
+        return f"to resume, call fit() with run_dir={str(run)!r}, resume='auto'"
     which = f"--run-dir {shlex.quote(str(run))} --resume auto"
     typed = environment.get(COMMAND, "") if is_launched else typed_command(arguments)
-    return f"to go on: {_without_beginning(typed)} {which}" if typed else f"to go on: the same command with {which}"
+    return f"to resume: {_without_beginning(typed)} {which}" if typed else f"to resume: the same command with {which}"
 
 
 def _without_beginning(typed: str) -> str:

@@ -47,7 +47,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.dataset and self.data:
-            raise ConfigError(f"DATASET {self.dataset!r} and --data {self.data!r} contradict: give one of them")
+            raise ConfigError(f"DATASET {self.dataset!r} and --data {self.data!r} contradict each other; use only one")
         if self.data:
             require(":" in self.data, "--data", self.data, "MODULE:FUNCTION, such as mypackage.data:load")
         require(
@@ -316,7 +316,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
-            raise ConfigError("--quiet and --verbose contradict: give one of them")
+            raise ConfigError("--quiet and --verbose contradict each other; use one of them")
         _positive("--keep", self.keep)
         _positive("--log-every", self.log_every)
         for flag, value in (
@@ -369,8 +369,8 @@ class TrainConfig:
         resume, pretrained = self.run.resume, self.model.pretrained
         if pretrained and resume not in (None, "auto"):
             raise ConfigError(
-                f"--pretrained {pretrained} and --resume {resume} both say which weights to begin with: give one of "
-                f"them (--resume auto goes with --pretrained, which is for the first start then)"
+                f"--pretrained {pretrained} and --resume {resume} both specify the initial weights; use one of them "
+                f"(--resume auto can be combined with --pretrained, which then is for the first start)"
             )
         if self.run.evaluate and not (resume or pretrained):
             raise ConfigError(
@@ -390,15 +390,13 @@ class TrainConfig:
         ):
             _positive(flag, value)
         if self.global_batch_size is not None and self.batch_workers is not None:
-            raise ConfigError(
-                "--batch-workers goes with --batch-size; --global-batch-size is for any number of workers"
-            )
+            raise ConfigError("--batch-workers needs --batch-size; --global-batch-size is for any number of workers")
         if self.batch_size is not None and self.global_batch_size is not None:
-            raise ConfigError("--batch-size (per worker) and --global-batch-size contradict: give one of them")
+            raise ConfigError("--batch-size (per worker) and --global-batch-size contradict each other; use only one")
         require(self.seed >= 0, "--seed", self.seed, "at least 0")
         if self.parallel.strategy == "dp" and self.model.compile:
             raise ConfigError(
-                "--compile does not go with --strategy dp, which makes its replicas anew each step; use ddp"
+                "--compile cannot be combined with --strategy dp, which copies its replicas in each step; use ddp"
             )
         self._check_formats()
 
@@ -431,8 +429,8 @@ def check_workers(config: TrainConfig, workers: int) -> None:
     strategy = config.parallel.strategy
     if strategy in ("single", "dp") and workers > 1:
         raise ConfigError(
-            f"--strategy {strategy} is for one worker, but there are {workers}, and each would train a model of its "
-            f"own; use --strategy ddp"
+            f"--strategy {strategy} is for one worker, but there are {workers}, which would train separate models; use "
+            f"--strategy ddp"
         )
     mixes = config.augment.mixup > 0 or config.augment.cutmix > 0
     unit, samples = ("pair", 2) if mixes else ("sample", 1)

@@ -131,7 +131,7 @@ def _one_a_gpu(device: str) -> int:
 def _check_elastic(place: Place) -> None:
     if place.snapshots is None:
         raise ConfigError(
-            f"--max-restarts and its like are for who starts the workers, but {place.launcher} has started this one: "
+            f"--max-restarts and related flags are for the launcher, but {place.launcher} has started this one: "
             f"give them to `lockstep run`, or start the job by `lockstep train` alone"
         )
 

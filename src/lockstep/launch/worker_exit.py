@@ -70,7 +70,7 @@ def _fail(place: Place, error: Exception) -> int:
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace
     if lost_peer and not isinstance(error, LockstepError):
-        text = "error: lost the connection to a peer, which has ended or cannot be reached"
+        text = "error: lost the connection to a peer, which exited or is unreachable"
     logger = logging.getLogger("lockstep")
     logs = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     if logs:

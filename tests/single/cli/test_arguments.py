@@ -28,7 +28,7 @@ from lockstep.config.flags import Positional, arg
         ("run -H", "-H needs a value: HOST:SLOTS,..."),
         ("eval", "missing CHECKPOINT; `lockstep eval --help` lists the arguments"),
         ("data pack images", "missing OUT; `lockstep data pack --help` lists the arguments"),
-        ("predict run", "missing IMAGE; add at least one image file"),
+        ("predict run", "missing IMAGE; give the run or checkpoint, then images: lockstep predict RUN IMAGE"),
         ("run", "missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py"),
         ("train digits cifar10", "cifar10: unexpected argument; `lockstep train --help` lists the arguments"),
         ("models extra", "extra: unexpected argument; `lockstep models --help` lists the arguments"),

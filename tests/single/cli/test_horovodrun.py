@@ -151,8 +151,8 @@ def test_a_configuration_file_holds_flags_in_sections(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("params: {fusion: 1}", "no params.fusion;"),
-        ("colour: red", "no colour;"),
+        ("params: {fusion: 1}", "unknown flag params.fusion;"),
+        ("colour: red", "unknown flag colour;"),
         ("controller: smoke", "controller is gloo or mpi or jsrun, not smoke"),
         ("[1, 2]", "expected sections"),
         ("a: [", "config.yaml"),
@@ -168,9 +168,9 @@ def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, messag
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["python", "x.py"], "-np says how many workers"),
+        (["python", "x.py"], "missing -np, the number of workers"),
         (["-np", "2"], "missing COMMAND"),
-        (["-np", "2", "train.py"], "train.py is no program"),
+        (["-np", "2", "train.py"], "train.py: command not found; to run a script, put `python` before it"),
         (["-np", "3", "-H", "node7:2", "python"], "the hosts have 2 slots"),
     ],
 )
@@ -208,5 +208,5 @@ def test_a_job_over_hosts_waits_until_the_script_names_enough(
     flags = ["--host-discovery-script", f"sh {script}", "--reset-limit", "-1", "--min-np", "3", sys.executable]
     assert main(flags) == 2  # not before the hosts are there is the wrong limit found
     said = capsys.readouterr().err
-    assert "there are 1 slots, the job begins with 3; waiting for hosts" in said
+    assert "1 slots are available, and the job needs 3; waiting for hosts" in said
     assert "--reset-limit -1: must be at least 0" in said

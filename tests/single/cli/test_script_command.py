@@ -43,7 +43,7 @@ def test_a_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", *words]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("lockstep script: error: say what to run after --")
+    assert error.startswith("lockstep script: error: missing COMMAND; add it after --")
     assert error.count("\n") == 1
 
 

@@ -50,9 +50,9 @@ def test_an_installed_module_is_found() -> None:
         ("json.nothing:build", "no module 'json.nothing'"),
         ("json:nothing", "has no function 'nothing'"),
         ("json:__name__", "has no function '__name__'"),
-        ("json:", "of the form MODULE:FUNCTION"),
+        ("json:", "must be MODULE:FUNCTION"),
         ("time:nothing", "has no function 'nothing'"),  # a module without a file
-        (":build", "of the form MODULE:FUNCTION"),
+        (":build", "must be MODULE:FUNCTION"),
     ],
 )
 def test_what_is_not_there_is_named_with_its_flag(reference: str, words: str) -> None:

@@ -30,22 +30,22 @@ def _resume(arguments: str, is_launched: bool = False, **environment: str) -> st
     ],
 )
 def test_a_process_that_was_typed_names_its_own_command(arguments: str, expected: str) -> None:
-    assert _resume(arguments) == f"to go on: {expected}"
+    assert _resume(arguments) == f"to resume: {expected}"
 
 
 def test_a_worker_names_what_was_typed_at_its_launcher() -> None:
     typed = "lockstep run -np 2 -- lockstep train digits --resume auto"
     told = _resume("lockstep train digits --resume auto", is_launched=True, **{COMMAND: typed})
-    assert told == "to go on: lockstep run -np 2 -- lockstep train digits --run-dir 'runs/a b' --resume auto"
+    assert told == "to resume: lockstep run -np 2 -- lockstep train digits --run-dir 'runs/a b' --resume auto"
 
 
 def test_under_another_launcher_the_command_is_not_known() -> None:
     told = _resume("lockstep train", is_launched=True)
-    assert told == "to go on: the same command with --run-dir 'runs/a b' --resume auto"
+    assert told == "to resume: the same command with --run-dir 'runs/a b' --resume auto"
 
 
 def test_a_function_is_called_again() -> None:
-    assert _resume("train.py -b 4") == "to go on, call fit() with run_dir='runs/a b', resume='auto'"
+    assert _resume("train.py -b 4") == "to resume, call fit() with run_dir='runs/a b', resume='auto'"
     assert _resume("train.py", is_launched=True, **{COMMAND: "lockstep run python train.py"}).endswith("resume='auto'")
 
 

@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     if command.name not in fetched:
         near = get_close_matches(command.name, fetched, n=1)
         hint = f"did you mean {near[0]}?" if near else f"these can be: {', '.join(fetched)}"
-        raise DataError(f"{command.name!r} cannot be fetched; {hint}")
+        raise DataError(f"{command.name!r} cannot be downloaded; {hint}")
     data = catalog.load(DataConfig(dataset=command.name, data_dir=command.data_dir), download=True)
     print(f"{command.name} is in {command.data_dir}: {len(data.train):,} + {len(data.val):,} images")
     return 0

@@ -97,7 +97,7 @@ class Search:
             return outcome.code
         lacks_memory = outcome.out_of_memory or outcome.code == KILLED
         if not outcome.figures and not lacks_memory:
-            raise ConfigError(f"a batch of {size} fails, and not for want of memory: {outcome.reason}")
+            raise ConfigError(f"a batch of {size} failed, but not from running out of memory: {outcome.reason}")
         record = {**self.about, "batch": size, "fits": bool(outcome.figures), **outcome.figures}
         if lacks_memory:
             record["why"] = outcome.reason

@@ -84,7 +84,7 @@ def main(words: Sequence[str]) -> int:
 
 def _check_workers(size: int) -> None:
     if size < 2:
-        raise ConfigError("one worker has nobody to communicate with; start two or more, such as with -np 2")
+        raise ConfigError("one worker has no peers; start at least two, for example with -np 2")
 
 
 def _measure(command: CollectivesCommand, world: World) -> None:
@@ -148,7 +148,7 @@ def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -
         flush=True,
     )
     if skipped:
-        print(f"already in {out}: {', '.join(skipped)}; --again measures anew", flush=True)
+        print(f"already in {out}: {', '.join(skipped)}; --again measures them again", flush=True)
 
 
 def _show(name: str, points: Sequence[SizePoint]) -> None:

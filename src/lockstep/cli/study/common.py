@@ -13,7 +13,7 @@ from lockstep.launch.plan.options import LaunchOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-TO_GO_ON = "the rest is measured when the same command is given again"
+TO_GO_ON = "to measure the rest, run the same command again"
 
 
 def until_interrupted(study: Callable[[], int]) -> int:
@@ -32,10 +32,10 @@ def read_job(words: Sequence[str]) -> TrainConfig:
         ConfigError: They say where the job runs, which is the study's to decide, or are wrong.
     """
     if not words:
-        raise ConfigError("there is no job to measure; its words, as in `lockstep train`, come last: -- digits")
+        raise ConfigError("missing the job to measure; add its arguments of `lockstep train` last: -- digits")
     train = parse_train(words)
     if train.workers is not None or train.where != LaunchOptions():
-        raise ConfigError("-np, -H and the other flags of the launch come before the --")
+        raise ConfigError("put -np, -H and other launch flags before the --")
     if train.job.run.resume or train.job.run.evaluate:
         raise ConfigError("a study measures steps and keeps no weights: leave --resume and --evaluate out")
     from lockstep.data import catalog

@@ -92,11 +92,13 @@ def _read(path: Path) -> list[dict[str, Any]]:
     try:
         records = [record for record in read_records(path) if record.get("kind") == "scaling"]
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; `lockstep study scaling` makes one, or name another FILE") from None
+        raise ConfigError(
+            f"{path} does not exist; create it with `lockstep study scaling`, or choose another FILE"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a file of scaling records") from None
     if not records:
-        raise DataError(f"{path} has no scaling records; `lockstep study scaling` makes them")
+        raise DataError(f"{path} has no scaling records; create them with `lockstep study scaling`")
     return records
 
 

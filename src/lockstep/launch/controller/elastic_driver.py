@@ -192,19 +192,19 @@ class Driver:
         self._failures[slot] = self._failures.get(slot, 0) + 1
         self._idle_failures[slot] = self._idle_failures.get(slot, 0) + 1 if worker.rank is None else 0
         if self._finishing:
-            raise JobFailedError(f"{text} when others had finished")
+            raise JobFailedError(f"{text} after other workers had finished")
         if not self._generation:
-            raise JobFailedError(f"{text} before the job had begun")
+            raise JobFailedError(f"{text} before the job had started")
         if worker in self._members:
             self._members_store = None  # closes it: nobody shall wait there for the dead
         if not self._survivors:
-            raise JobFailedError(f"{text}, and no worker is left whose state the job could go on with")
+            raise JobFailedError(f"{text}, and no worker with a usable state is left")
         if self._idle_failures[slot] >= STARTS:
-            raise JobFailedError(f"{text}; {STARTS} workers of its slot in a row did not get to meet the others")
+            raise JobFailedError(f"{text}; {STARTS} consecutive workers in this slot exited before joining")
         self._check_resets(text)
         least, most = self._rules.cooldown_seconds
         self._not_before[slot] = time.monotonic() + min(most, least * 2 ** min(self._failures[slot] - 1, 30))
-        say(f"lockstep: {text}; the others wait for a new worker in its slot")
+        say(f"lockstep: {text}; the others wait for its replacement")
 
     def _check_resets(self, text: str) -> None:
         limit = self._rules.reset_limit
@@ -310,7 +310,7 @@ class Driver:
         if not enough or any(worker.after is None or worker.slot not in self._usable for worker in members):
             self._check_patience(members)
             return
-        self._check_resets("the workers would have to meet anew")
+        self._check_resets("the workers would have to form a new generation")
         self._waiting_since = None
         self._generation += 1
         self._members = ranked(self._members, members)

@@ -49,7 +49,7 @@ class Failure:
             return f"lockstep: {self.text}; the others were stopped"
         where = f" on {self.host}" if self.host else ""
         how = f"failed with exit code {self.code}" if self.code >= 0 else f"was ended by {_name(-self.code)}"
-        hint = " (perhaps by the system, short of memory)" if self.code == -signal.SIGKILL else ""
+        hint = " (possibly out of memory)" if self.code == -signal.SIGKILL else ""
         lines = [f"lockstep: worker {self.rank} of {size}{where} {how}{hint}; the others were stopped"]
         if self.log:
             lines.append(f"its log: {self.log}")

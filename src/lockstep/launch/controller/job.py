@@ -243,8 +243,8 @@ class LaunchedJob:
             # Other programs take SIGINT for an error, with a traceback in each worker.
             is_ours = number == signal.SIGINT and is_training(self._plan.command)
             self._forward(signal.SIGINT if is_ours else signal.SIGTERM)
-            more = "; once more ends them at once" if number == signal.SIGINT else ""
-            say(f"\nlockstep: {number.name}: the workers are asked to stop{more}")
+            more = "; press again to kill them" if number == signal.SIGINT else ""
+            say(f"\nlockstep: {number.name}: stopping the workers{more}")
             seconds = self._plan.stop_timeout
             why = f"the workers did not stop within --stop-timeout {seconds:g} s and were killed"
             asyncio.get_running_loop().call_later(seconds, self._kill, why)

@@ -137,7 +137,7 @@ class Remote:
         """What has been told by now of its part's end."""
         if self.end.done():
             return self.end.result()
-        return Lost("its workers have failed, and it did not say how") if self.answer(Failing).done() else None
+        return Lost("its workers failed without an error message") if self.answer(Failing).done() else None
 
     def send(self, message: Message) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():
@@ -208,12 +208,12 @@ class Remote:
             self.send(Alive())
             silence = self._timings.silence
             if time.monotonic() - self._heard > silence and self.answer(Here).done():
-                self._lost(f"has not been heard of for {silence:g} s: the host or the way to it is down")
+                self._lost(f"has been silent for {silence:g} s: the host or the network is down")
 
     def _watch_over(self, task: asyncio.Task[Any]) -> None:
         """A mistake of ours must not become a silent wait."""
         if not task.cancelled() and (error := task.exception()):
-            self._lost(f"its messages could not be understood: {error!r}")
+            self._lost(f"its messages are invalid: {error!r}")
 
     def _resolve(self, answer: asyncio.Future[Any], message: Message | Lost) -> None:
         if not answer.done():
@@ -222,7 +222,7 @@ class Remote:
     def _lost(self, why: str) -> None:
         """No answer will come any more."""
         self._is_lost = True
-        self._resolve(self.end, Lost(why or "its part of the launcher has ended unexpectedly", time.monotonic()))
+        self._resolve(self.end, Lost(why or "its part of the launcher exited unexpectedly", time.monotonic()))
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in STAGES:
             if not self.answer(kind).done():

@@ -77,8 +77,8 @@ def elastic_job(
     """
     if plan.by_hand:
         raise ConfigError(
-            "--max-restarts and its like need a launcher that reaches all hosts, but --nodes has each started by hand; "
-            "use -H, or a batch job"
+            "--max-restarts and related flags need a launcher that reaches all hosts, but with --nodes each is started "
+            "manually; use -H, or a batch job"
         )
     here, cores, environment = names_of_this_machine(), usable_cores(), dict(plan.own_environment)
 
@@ -204,9 +204,9 @@ class _Attempts:
         if outcome.request or not (outcome.culprit or outcome.trouble):
             return
         if outcome.culprit and outcome.culprit.final:
-            say("lockstep: the workers are not started anew: the same would come again")
+            say("lockstep: not restarting: the error is permanent")
         elif self._restarts or not self._options.max_restarts:
-            say(f"lockstep: the workers are not started anew once more: --max-restarts {self._options.max_restarts}")
+            say(f"lockstep: not restarting again: --max-restarts {self._options.max_restarts}")
 
     def _stopped_between_starts(self, request: signal.Signals) -> int:
         """Report a stop that came while no worker ran, and return the exit code."""
@@ -253,7 +253,9 @@ class _Attempts:
                 continue
             if (other := self._membership.plan(hosts)) and _workers(other) != _workers(plan):
                 self._resizing = True
-                say(f"lockstep: there are {slots_of(hosts)} slots now; the workers stop after a step and go on there")
+                say(
+                    f"lockstep: {slots_of(hosts)} slots are available; the workers stop after a step and continue there"
+                )
                 attempt.ask_to_stop()
                 return
 

@@ -1,4 +1,4 @@
-"""Why a host cannot take its part in a job, in one line that names the host and the remedy."""
+"""Explain in one line why a host failed to start its part of a job, and how to fix that."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lockstep.errors import LockstepError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.world.start_limit import load_here
 
-# What ssh says, and what it means.
+# ssh's messages, and what they mean.
 SSH_TROUBLES = {
-    "Permission denied": "refuses this user's key; `ssh-copy-id {host}` brings it there",
-    "Host key verification failed": "has a host key that is not known or has changed; `ssh {host}` once by hand",
-    "Could not resolve hostname": "is no host that is known here; check the name, or ~/.ssh/config",
-    "Name or service not known": "is no host that is known here; check the name, or ~/.ssh/config",
-    "Connection refused": "has no SSH server at that port; is it up, and is the port right (--ssh-option='-p N')?",
-    "Connection timed out": "does not answer; is it up, and is there a firewall?",
-    "No route to host": "cannot be reached from here; is it up, and on this network?",
-    "Network is unreachable": "cannot be reached from here; is it up, and on this network?",
-    "Too many authentication failures": "refuses this user's keys; name the right one: --ssh-option='-i FILE'",
+    "Permission denied": "refuses this user's key; copy it with `ssh-copy-id {host}`",
+    "Host key verification failed": "has an unknown or changed host key; run `ssh {host}` once",
+    "Could not resolve hostname": "is an unknown host name; check it, or ~/.ssh/config",
+    "Name or service not known": "is an unknown host name; check it, or ~/.ssh/config",
+    "Connection refused": "has no SSH server at that port; check that it is up, and the port (--ssh-option='-p N')",
+    "Connection timed out": "does not answer; check that it is up, and the firewall",
+    "No route to host": "is unreachable; check that it is up and on this network",
+    "Network is unreachable": "is unreachable; check that it is up and on this network",
+    "Too many authentication failures": "refuses this user's keys; choose the right one: --ssh-option='-i FILE'",
 }
 NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 NO_PYTHON = ("No such file or directory", "not found", "Permission denied")
@@ -39,7 +39,7 @@ def killed(code: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         return ""
-    hint = " (perhaps by the system, short of memory)" if number == signal.SIGKILL else ""
+    hint = " (possibly out of memory)" if number == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
 
 
@@ -62,7 +62,7 @@ def too_late(nodes: Sequence[NodePlan], what: str, seconds: float) -> str:
     where = "" if all(node.is_here for node in nodes) else "the network or "
     return (
         f"{', '.join(node.host for node in nodes)} did not {what} within {seconds:g} s: the machine is "
-        f"overloaded{here}, or {where}the file system is slow; --start-timeout S waits longer"
+        f"overloaded{here}, or {where}the file system is slow; to wait longer, use --start-timeout S"
     )
 
 
@@ -80,7 +80,7 @@ def why_not_started(node: NodePlan, code: int, said: str) -> str:
     if program == "ssh" and code == 255 and not said.strip():
         return (
             f"the SSH connection to {node.host} closed without an error: the node process there was killed during the "
-            f"start, perhaps by the system, short of memory"
+            f"start, possibly because memory ran out"
         )
     python = next((word for word in reversed(node.start) if "python" in word.lower()), "python").split()
     path = next((word for word in python if "python" in word.lower()), "python")
@@ -90,10 +90,10 @@ def why_not_started(node: NodePlan, code: int, said: str) -> str:
                 return f"{node.host} {meaning.format(host=node.host)}"
         return f"{node.host} cannot be reached by SSH: {last}"
     if "Unknown option: -P" in said.splitlines():
-        return f"{node.host} has a {path} older than 3.11: name another Python by --python"
+        return f"{node.host} has a {path} older than 3.11: choose another Python with --python"
     if missing := NO_MODULE.search(said):
-        remedy = "install lockstep-torch there, or name another Python by --python"
+        remedy = "install lockstep-torch there, or choose another Python with --python"
         return f"{node.host} lacks the package {missing[1]} in {path}: {remedy}"
     if code in (126, 127) or any(words in last for words in NO_PYTHON):
-        return f"{node.host} has no {path}: install it there, or name another Python by --python"
-    return f"{node.host} could not start its part: {last}"
+        return f"{node.host} has no {path}: install it there, or choose another Python with --python"
+    return f"{node.host} failed to start: {last}"

@@ -25,7 +25,7 @@ def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
     """
     if kind == "none":
         return None
-    reason, cpus = "this system binds no processes", None
+    reason, cpus = "this system does not support CPU binding", None
     if hasattr(os, "sched_setaffinity"):
         usable = os.sched_getaffinity(0)
         nodes, siblings = numa_nodes(), thread_siblings(usable)

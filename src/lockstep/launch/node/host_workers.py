@@ -188,7 +188,7 @@ class HostWorkers:
         """How the store has ended, which it does not by itself."""
         while not self._store or (code := self._store.poll()) is None:
             await asyncio.sleep(self.job.timings.store_look)
-        return f"the process that served the job's store has ended with exit code {code}"
+        return f"the process that served the job's store exited with code {code}"
 
     async def _tell_failing(self) -> None:
         await self._send(Failing())
@@ -213,11 +213,11 @@ class HostWorkers:
                     place = job.node, job.nodes, job.workers
                     self._meeting = await Meeting.join(address, port, *place, job.secret, job.timings, own)
         except MeetingError as error:
-            raise NodeError(f"cannot meet the other nodes: {error}") from None
+            raise NodeError(f"cannot connect to the other nodes: {error}") from None
         except TimeoutError:
             turned_away = "".join(f"; {complaint}" for complaint in complaints)
             raise NodeError(
-                f"has waited {job.patience:g} s at {address}:{port} for the other nodes; have they been started?"
+                f"waited {job.patience:g} s at {address}:{port} for the other nodes; check that they are running"
                 f"{turned_away}"
             ) from None
         return self._meeting.terms
@@ -228,9 +228,9 @@ class HostWorkers:
         pairs = addresses(self.job.interfaces)
         own = [each for _, each in pairs]
         if self.job.node == 0 and address.startswith("127.") and not is_loopback(name):
-            # Debian calls a host 127.0.1.1 in its own /etc/hosts; the others know it by another address
+            # In Debian's /etc/hosts, the host's own name is 127.0.1.1; other hosts resolve it to another address.
             if not own:
-                raise NodeError(f"calls itself {address}, and has no other address; give --master-addr an address")
+                raise NodeError(f"resolves its name to {address}, its only address; use an address in --master-addr")
             return own[0] if self.job.interfaces else only_address(pairs), own[0], port, own[0]
         if address.startswith("127."):
             return address, address, port, address
@@ -333,6 +333,4 @@ def _listen(address: str, port: int) -> socket.socket:
         return listen(address, port)
     except OSError as error:
         flag = "--master-port" if "in use" in str(error) else "--master-addr"
-        raise NodeError(
-            f"cannot serve the meeting point at {address}:{port}: {os.strerror(error.errno or 0)}; change {flag}"
-        ) from None
+        raise NodeError(f"cannot listen at {address}:{port}: {os.strerror(error.errno or 0)}; change {flag}") from None

@@ -123,7 +123,7 @@ class Node:
         if message is None:
             return NOBODY_SPOKE
         if isinstance(message, Foreign):
-            await self._send(Trouble(f"has Lockstep {__version__}, which is not the launcher's"))
+            await self._send(Trouble(f"has Lockstep {__version__}, unlike the launcher"))
             return 1
         while message:
             match message:
@@ -157,7 +157,7 @@ class Node:
             os.chdir(job.folder)
         except OSError as error:
             raise NodeError(
-                f"has no folder {job.folder} ({error.strerror}); start the job in a folder that all hosts share"
+                f"cannot open the folder {job.folder} ({error.strerror}); start the job in a folder shared by all hosts"
             ) from None
         if job.elastic:
             self._workers = ElasticWorkers(job, self._starter, self._child_ended, self._send)
@@ -205,7 +205,7 @@ class Node:
                 waits: set[asyncio.Future[Any]] = {message, *([work] if work and not work.done() else [])}
                 done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    raise NodeError(f"has not heard of the launcher for {seconds:g} s, and has ended its workers")
+                    raise NodeError(f"has not heard from the launcher for {seconds:g} s, and ended its workers")
             return message.result()
         finally:
             message.cancel()

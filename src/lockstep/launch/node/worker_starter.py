@@ -131,7 +131,7 @@ class Preloaded:
             raise NotForkedError(f"the preloaded process is gone ({error.strerror})") from None
         answer = self._answer()
         if not answer.get("pids"):
-            raise NotForkedError(answer.get("obstacle", "the system lets it have no more processes"))
+            raise NotForkedError(answer.get("obstacle", "the system's limit for processes is reached"))
         return [Adopted(pid) for pid in answer["pids"]]
 
     def end(self) -> None:
@@ -158,7 +158,7 @@ class Preloaded:
             answer, _ = preloaded_process.receive(self._connection)
         if answer is None:
             code = self._kill()
-            return {"obstacle": f"the preloaded process has ended with exit code {code}: {self.complaint()}"}
+            return {"obstacle": f"the preloaded process exited with code {code}: {self.complaint()}"}
         return answer
 
     def _hear(self, until_answered: bool = True) -> None:
@@ -215,7 +215,7 @@ class WorkerStarter:
         except NotForkedError:
             return None
         if not self._adopts:
-            self.obstacle = "this system hands no orphans over (man 2 prctl)"
+            self.obstacle = "this system does not support adopting orphaned processes (man 2 prctl)"
             return None
         is_refused = self._refused and program.starts_like(self._refused[0]) and environment == self._refused[1]
         return None if is_refused else program

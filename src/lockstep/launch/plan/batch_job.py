@@ -66,7 +66,7 @@ class BatchJob:
                     f"-np {self.workers} on {self.nodes} nodes contradicts --workers-per-node {self.workers_per_node}"
                 )
             if self.workers % self.nodes:
-                raise ConfigError(f"-np {self.workers} cannot be shared out equally to {self.nodes} nodes")
+                raise ConfigError(f"-np {self.workers} cannot be divided equally among {self.nodes} nodes")
         if self.gpus_per_node and self.per_node != self.gpus_per_node:
             here = f"{plural(self.per_node, 'worker')} and {plural(self.gpus_per_node, 'GPU')} a node"
             raise ConfigError(f"{here}, but a worker has one GPU; leave out --workers-per-node and -np")

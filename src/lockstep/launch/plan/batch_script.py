@@ -39,11 +39,11 @@ trap 'forward TERM' TERM
 # Bash runs a trap while `wait` waits, but not while a command does; and it keeps the exit code for the next `wait`.
 WAIT = """\
 launcher=$!
-for signal in $signals; do  # those that came before the launcher was known
+for signal in $signals; do  # those that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
+# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
 while
     before=$signals
     wait "$launcher"
@@ -133,7 +133,7 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
             f"timeout --foreground --preserve-status --signal=USR1 {job.seconds - job.warning_seconds} ",
         ),
         WAIT,
-        f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file anew.",
+        f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file again.",
     ]
 
 
@@ -199,14 +199,14 @@ def _run(command: Sequence[str], folder: str, before: str = "") -> list[str]:
 def _check(command: Sequence[str]) -> None:
     if not command or not command[0]:
         example = "lockstep script slurm --nodes 2 -- lockstep train cifar10"
-        raise ConfigError(f"say what to run after --, such as: {example}")
+        raise ConfigError(f"missing COMMAND; add it after --, for example: {example}")
     first = PurePath(command[0]).name
     if first == "lockstep" and "run" in command[1:2]:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
-        raise ConfigError(f"the script itself starts the command by `lockstep run`; leave {first} out")
+        raise ConfigError(f"the script starts the command with `lockstep run`; leave {first} out")
     if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
-        raise ConfigError(f"the allocation says where workers run: leave {', '.join(flags)} out of the command")
+        raise ConfigError(f"the allocation determines where workers run: leave {', '.join(flags)} out of the command")
 
 
 def _trains(command: Sequence[str]) -> bool:

@@ -194,7 +194,7 @@ def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
     words: list[str] = []
     for where, name, value in _entries(content or {}):
         if name not in actions or name in ("help", "help_all", "command", "config_file"):
-            raise ConfigError(f"--config-file {path}: there is no {where}; `horovodrun --help` lists the flags")
+            raise ConfigError(f"--config-file {path}: unknown flag {where}; `horovodrun --help` lists the flags")
         action = actions[name]
         if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
             words += _switch(where, action, not value if where in OPPOSITES else value, path, parser)

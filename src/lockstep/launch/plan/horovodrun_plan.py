@@ -58,17 +58,17 @@ VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "log_without_timestamp": ("HOROVOD_LOG_HIDE_TIME", "{:d}".format),
 }
 
-_TOPOLOGY = "Gloo and NCCL choose the way themselves"
+_TOPOLOGY = "Gloo and NCCL choose the topology"
 _AUTOTUNE = "nothing is tuned while a job runs; --fusion-threshold-mb and --cycle-time-ms are fixed"
-_MPI = "there is no MPI controller; workers talk through Gloo and NCCL"
+_MPI = "there is no MPI controller; workers communicate through Gloo and NCCL"
 _ONE_MACHINE = "a job on one machine needs no SSH"
-_LOOPBACK = "a job on one machine talks over its loopback interface"
+_LOOPBACK = "a job on one machine uses its loopback interface"
 FOR_OTHER_HOSTS = {
     "ssh_port": _ONE_MACHINE,
     "ssh_identity_file": _ONE_MACHINE,
     "network_interfaces": _LOOPBACK,
 }
-_NOT_ELASTIC = "this job is not elastic; --min-np or --host-discovery-script makes it so"
+_NOT_ELASTIC = "this job is not elastic; add --min-np or --host-discovery-script"
 NO_EFFECT = {
     "disable_cache": "nothing is cached between jobs",
     "mpi_args": _MPI,
@@ -84,14 +84,14 @@ NO_EFFECT = {
     "autotune_steps_per_sample": _AUTOTUNE,
     "autotune_bayes_opt_max_samples": _AUTOTUNE,
     "autotune_gaussian_process_noise": _AUTOTUNE,
-    "num_nccl_streams": "one NCCL stream carries a process set",
-    "log_without_timestamp": "the engine's messages carry no time",
+    "num_nccl_streams": "each process set uses one NCCL stream",
+    "log_without_timestamp": "the engine's messages have no timestamps",
     "thread_affinity": "the engine's thread is not pinned; `taskset` or `numactl` pins workers",
 }
-ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a lost host is used again once it can be reached"}
+ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that was lost is used again once it is reachable"}
 ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 REFUSED = {
-    "mpi": f"{_MPI}. Leave --mpi out, or start the workers with `mpirun -np N python script.py`, which is understood",
+    "mpi": f"{_MPI}. Leave --mpi out, or start the workers with `mpirun -np N python script.py`, which is supported",
     "jsrun": f"jsrun is not used: {_MPI}. Leave --jsrun out, or start the workers with `jsrun` itself",
 }
 
@@ -231,7 +231,7 @@ def _plan(
 ) -> JobPlan:
     """A job of so many workers; on other hosts they are started by SSH."""
     if workers is None:
-        raise ConfigError("-np says how many workers to start; add it, for example -np 2")
+        raise ConfigError("missing -np, the number of workers; for example -np 2")
     return plan_from(where, workers, command, environment, cores, lambda: 0, here)
 
 
@@ -250,7 +250,7 @@ def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environm
         _check_slots(slots, initial)
     least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))
     if not 0 <= least <= most:
-        raise ConfigError(f"--blacklist-cooldown-range takes seconds, the lesser first; got {least:g} {most:g}")
+        raise ConfigError(f"--blacklist-cooldown-range {least:g} {most:g}: must be two numbers of seconds, ascending")
     return ElasticPlan(
         initial=initial,
         minimum=minimum,
@@ -298,12 +298,10 @@ def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
     """The fewest workers of an elastic job, those it needs to begin with, and the most."""
     minimum = given.get("min_np", given.get("num_proc"))
     if minimum is None:
-        raise ConfigError("--min-np says with how few workers an elastic job goes on; add it, for example --min-np 1")
+        raise ConfigError("missing --min-np, the fewest workers of an elastic job; for example --min-np 1")
     initial, maximum = given.get("num_proc", minimum), given.get("max_np")
     if not 1 <= minimum <= initial <= (maximum or initial):
-        raise ConfigError(
-            f"--min-np {minimum}, -np {initial} and --max-np {maximum} must not be less than 1 and must not fall"
-        )
+        raise ConfigError(f"--min-np {minimum}, -np {initial} and --max-np {maximum} must be at least 1 and ascending")
     return minimum, initial, maximum
 
 
@@ -327,7 +325,7 @@ def _seconds(variable: str, environment: Mapping[str, str]) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise ConfigError(f"{variable}={text} is no number of seconds") from None
+        raise ConfigError(f"{variable}={text} is not a number of seconds") from None
 
 
 def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:

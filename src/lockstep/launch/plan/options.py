@@ -135,7 +135,7 @@ def plan_from(
         plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
     if by_hand:
         own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
-        note = f"node {by_hand.node} of {by_hand.nodes}, {plan.workers} workers here; meeting at "
+        note = f"node {by_hand.node} of {by_hand.nodes}, {plan.workers} workers here; connecting at "
         plan = replace(plan, environment=own, notes=(f"{note}{by_hand.address}:{by_hand.port}",))
     return plan
 
@@ -168,7 +168,7 @@ def _by_hand(options: LaunchOptions) -> ByHand | None:
         if url.scheme != "tcp" or not url.hostname or not port:
             raise ConfigError(f"--dist-url {options.dist_url} is not of the form tcp://HOST:PORT")
         if options.nodes is not None or options.master_addr is not None or options.master_port is not None:
-            raise ConfigError("--dist-url says what --nodes, --master-addr and --master-port say; leave one way out")
+            raise ConfigError("--dist-url cannot be combined with --nodes, --master-addr or --master-port")
         nodes, node = options.world_size, options.rank
         if nodes is None or node is None:
             raise ConfigError("--dist-url needs --world-size (the number of nodes) and --rank (this node's, from 0)")
@@ -189,9 +189,9 @@ def _by_hand(options: LaunchOptions) -> ByHand | None:
 
 def _checked(by_hand: ByHand, rank: str, size: str) -> ByHand:
     if not 0 <= by_hand.node < by_hand.nodes:
-        raise ConfigError(f"{rank} {by_hand.node} is none of {size} {by_hand.nodes} nodes; they count from 0")
+        raise ConfigError(f"{rank} {by_hand.node}: must be from 0 to {by_hand.nodes - 1} ({size} {by_hand.nodes})")
     if not 0 < by_hand.port < 65536:
-        raise ConfigError(f"{by_hand.port} is no port; give one from 1024 to 65535")
+        raise ConfigError(f"{by_hand.port}: invalid port; use one from 1024 to 65535")
     return by_hand
 
 
@@ -199,7 +199,7 @@ def _check(options: LaunchOptions, by_hand: ByHand | None) -> None:
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("--hosts and --hostfile both name the hosts; leave one out")
     if by_hand and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
-        raise ConfigError("nodes that are started by hand are not started by a launcher; leave out -H or --nodes")
+        raise ConfigError("--nodes cannot be combined with -H, --hostfile or --launcher")
 
 
 def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int]) -> Allocation | None:
@@ -208,7 +208,7 @@ def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Ca
     found = find_allocation(environment, gpus=0)
     wanted = options.launcher
     if wanted != "auto" and (found is None or SYSTEMS[found.system] != wanted):
-        raise ConfigError(f"--launcher {wanted}, but this is no allocation of it; submit the job, or use -H with ssh")
+        raise ConfigError(f"--launcher {wanted}: not inside such an allocation; submit the job, or use -H with ssh")
     return find_allocation(environment, gpus=gpus()) if found and found.system != "Slurm" else found
 
 

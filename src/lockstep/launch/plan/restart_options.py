@@ -32,7 +32,7 @@ class RestartOptions:
             raise ConfigError(f"--min-np {self.min_np} is more than --max-np {self.max_np}")
         changes = self.max_restarts or self.max_np or self.host_discovery_script
         if self.min_np and not changes:
-            raise ConfigError(f"--min-np {self.min_np} says how few workers may go on: add --max-restarts N")
+            raise ConfigError(f"--min-np {self.min_np} limits restarts: add --max-restarts N")
         require(self.elastic_timeout > 0, "--elastic-timeout", self.elastic_timeout, "above 0 seconds")
 
     @property
@@ -47,6 +47,6 @@ class RestartOptions:
             ConfigError: It is below the least or above the greatest.
         """
         if self.min_np and workers < self.min_np:
-            raise ConfigError(f"the job begins with {workers} workers, fewer than --min-np {self.min_np}")
+            raise ConfigError(f"the job starts with {workers} workers, fewer than --min-np {self.min_np}")
         if self.max_np and workers > self.max_np:
-            raise ConfigError(f"the job begins with {workers} workers, more than --max-np {self.max_np}")
+            raise ConfigError(f"the job starts with {workers} workers, more than --max-np {self.max_np}")

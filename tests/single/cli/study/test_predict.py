@@ -97,8 +97,8 @@ def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        ([], 2, "there is no study/scaling.jsonl; `lockstep study scaling` makes one"),
-        (["nothing.jsonl"], 2, "there is no nothing.jsonl"),
+        ([], 2, "study/scaling.jsonl does not exist; create it with `lockstep study scaling`"),
+        (["nothing.jsonl"], 2, "nothing.jsonl does not exist"),
         (["."], 2, ". cannot be read: Is a directory"),
         (["other.jsonl"], 4, "other.jsonl has no scaling records"),
         ([str(PUBLISHED), "--out", "/dev/null/x"], 2, "--out /dev/null/x cannot be written"),

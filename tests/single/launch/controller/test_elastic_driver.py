@@ -159,7 +159,7 @@ def test_a_slot_whose_workers_never_meet_ends_the_job() -> None:
     job = Job(ElasticRules(initial=2, minimum=1), a=2)
     job.meet()
     job.puppets[B].how = "failed with exit code 7"
-    with pytest.raises(JobFailedError, match="3 workers of its slot in a row did not get to meet the others"):  # noqa: PT012
+    with pytest.raises(JobFailedError, match="3 consecutive workers in this slot exited before joining"):  # noqa: PT012
         for _ in range(4):
             job.step()
             job.puppets[B].how = "failed with exit code 7"

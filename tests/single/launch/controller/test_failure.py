@@ -41,7 +41,7 @@ def test_the_report_has_the_workers_own_words_last() -> None:
         "Traceback ...",
         "ValueError: no",
     ]
-    assert "worker 1 of 4 was ended by SIGKILL (perhaps by the system" in Failure(1, "", -9).tell(4)
+    assert "worker 1 of 4 was ended by SIGKILL (possibly out of memory" in Failure(1, "", -9).tell(4)
     assert GONE.tell(4) == "lockstep: lost c: the host or the way to it is down; the others were stopped"
 
 

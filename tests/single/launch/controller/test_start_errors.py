@@ -16,11 +16,11 @@ NODE = NodePlan("b", 2, start_command(Transport("ssh", "/opt/py/bin/python"), "b
 @pytest.mark.parametrize(
     ("code", "said", "told"),
     [
-        (255, "root@b: Permission denied (publickey).\r\n", "b refuses this user's key; `ssh-copy-id b`"),
-        (255, "Host key verification failed.\r\n", "b has a host key that is not known"),
-        (255, "ssh: Could not resolve hostname b: Name or service not known", "b is no host that is known here"),
+        (255, "root@b: Permission denied (publickey).\r\n", "b refuses this user's key; copy it with `ssh-copy-id b`"),
+        (255, "Host key verification failed.\r\n", "b has an unknown or changed host key"),
+        (255, "ssh: Could not resolve hostname b: Name or service not known", "b is an unknown host name"),
         (255, "ssh: connect to host b port 22: Connection refused", "b has no SSH server at that port"),
-        (255, "ssh: connect to host b port 22: No route to host", "b cannot be reached from here"),
+        (255, "ssh: connect to host b port 22: No route to host", "b is unreachable"),
         (255, "something new", "b cannot be reached by SSH: something new"),
         (127, "sh: 1: exec: /opt/py/bin/python: not found", "b has no /opt/py/bin/python: install it there"),
         (1, "/opt/py/bin/python: No module named lockstep", "b lacks the package lockstep in /opt/py/bin/python"),
@@ -35,8 +35,8 @@ NODE = NodePlan("b", 2, start_command(Transport("ssh", "/opt/py/bin/python"), "b
             "Unknown option: -P\nusage: python [option] ...",
             "b has a /opt/py/bin/python older than 3.11",
         ),
-        (9, "", "b could not start its part: exit code 9"),
-        (-9, "", "the node process on b was killed by SIGKILL (perhaps by the system, short of memory) during the"),
+        (9, "", "b failed to start: exit code 9"),
+        (-9, "", "the node process on b was killed by SIGKILL (possibly out of memory) during the"),
         (128 + 15, "", "the node process on b was killed by SIGTERM during the start"),
         (255, "", "the SSH connection to b closed without an error: the node process there was killed"),
     ],
@@ -51,11 +51,11 @@ def test_what_is_late_is_told_with_the_likely_causes_and_the_load_of_this_machin
     here = NodePlan("here", 1, ("python",))
     assert too_late([NODE, NODE], "answer", 120.0) == (
         "b, b did not answer within 120 s: the machine is overloaded, or the network or the file system is slow; "
-        "--start-timeout S waits longer"
+        "to wait longer, use --start-timeout S"
     )
     assert re.fullmatch(
         r"here did not import torch within 600 s: the machine is overloaded \(load [\d.]+ on \d+ cores\), or the file "
-        r"system is slow; --start-timeout S waits longer",
+        r"system is slow; to wait longer, use --start-timeout S",
         too_late([here], "import torch", 600.0),
     )
 

@@ -81,8 +81,8 @@ def test_training_goes_on_where_it_stopped(command: tuple[str, ...], expected: s
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ((), "after --, such as"),
-        (("",), "after --, such as"),
+        ((), "add it after --, for example"),
+        (("",), "add it after --, for example"),
         (("lockstep", "run", "--", "python", "x.py"), "leave lockstep run out"),
         (("srun", "python", "x.py"), "leave srun out"),
         (("/usr/bin/mpirun", "python", "x.py"), "leave mpirun out"),

@@ -148,7 +148,7 @@ def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) ->
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "-np says how many"),
+        ({}, "missing -np, the number of workers"),
         ({"num_proc": 0}, "-np 0: must be at least 1"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
         ({"num_proc": 3, "min_np": 2, "hosts": "there:2"}, "-np 3, but the hosts have 2 slots"),
@@ -157,9 +157,9 @@ def test_a_discovery_script_decides_by_its_first_hosts(name: str, kind: type) ->
         ({"num_proc": 2, "hostfile": "/no/such"}, "--hostfile /no/such: No such file"),
         ({"num_proc": 2, "controller": "mpi"}, "--mpi: .*mpirun -np N python"),
         ({"num_proc": 2, "controller": "jsrun"}, "--jsrun: "),
-        ({"max_np": 2}, "--min-np says"),
-        ({"num_proc": 1, "min_np": 2}, "must not fall"),
-        ({"min_np": 2, "max_np": 1}, "must not fall"),
+        ({"max_np": 2}, "missing --min-np"),
+        ({"num_proc": 1, "min_np": 2}, "must be at least 1 and ascending"),
+        ({"min_np": 2, "max_np": 1}, "must be at least 1 and ascending"),
         ({"num_proc": 3, "min_np": 1, "hosts": "localhost:2"}, "-np 3, but the hosts have 2 slots"),
         ({"min_np": 1, "blacklist_cooldown_range": [5.0, 1.0]}, "--blacklist-cooldown-range"),
     ],

@@ -28,11 +28,11 @@ trap 'forward TERM' TERM
 lockstep run -- \
     python 'my script.py' --name 'it'"'"'s' &
 launcher=$!
-for signal in $signals; do  # those that came before the launcher was known
+for signal in $signals; do  # those that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher has ended, and also when a signal has come: then wait again.
+# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
 while
     before=$signals
     wait "$launcher"
