@@ -79,7 +79,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _is_closed(store: Any) -> bool:
-    """Return whether an elastic job closes the store within 2 s, as it does when a worker of the generation exits."""
+    """Wait up to 2 s for an elastic job to close the store, as it does when a worker exits; return whether it did."""
     deadline = time.monotonic() + STORE_CLOSE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -152,7 +152,7 @@ def _set_log_level() -> None:
 
 
 def shutdown() -> None:
-    """Disconnect this worker; pending operations fail. Does nothing before `init`, which may be called again."""
+    """Disconnect this worker, after which `init` can be called again. Pending operations fail."""
     context, current.context = current.context, None
     if context is not None:
         atexit.unregister(shutdown)
@@ -230,7 +230,7 @@ def stop_timeline() -> None:
 
 
 def gloo_built() -> bool:
-    """Return whether this torch has Gloo, which CPU tensors need."""
+    """Return whether this torch has Gloo, which reduces CPU tensors."""
     return dist.is_gloo_available()
 
 

@@ -71,7 +71,7 @@ class LockstepEnvironment(ClusterEnvironment):
 class LockstepStrategy(DDPStrategy):
     """Reduces gradients with `lockstep.hvd` during the backward pass. Each process is one worker.
 
-    The launcher sets the number of workers: do not pass `devices` and `num_nodes` to the Trainer. On GPUs, each worker
+    The launcher sets the number of workers, so the Trainer needs no `devices` and `num_nodes`. On GPUs, each worker
     uses the one of its local rank.
 
     Args:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def open_commits(run: int) -> Commits:
-    """Return where to keep the commits of this worker's `run`-th call of an elastic function, from 0."""
+    """Return the storage for the commits of the `run`-th elastic function that this worker calls, from 0."""
     context = horovod.context
     if context is None or context.place.snapshots is None or context.place.size != context.launched:
         return Commits()

@@ -130,7 +130,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return the list of (type, handler class); the first match handles a value. Changing the list takes effect."""
+    """Return the list of (type, handler class); the first match handles a value. The list may be changed."""
     return _registry
 
 

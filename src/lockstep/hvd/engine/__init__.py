@@ -1,4 +1,4 @@
-"""The communication engine: one thread per process set, which agrees with its peers on what to run.
+"""The communication engine: the threads that agree on the order of the collectives, and run them.
 
 - `channel`: the communication thread; start reading here. `request`: the collectives submitted to it.
 - `control`: exchanges the control messages; `agreement` computes from them which requests are ready on all workers.

@@ -1,7 +1,7 @@
 """The data connections of a process set: Gloo from the start, the accelerator's library from the first GPU tensor.
 
-NCCL refuses two workers on one GPU, unless NCCL_MULTI_RANK_GPU_ENABLE=1 is set and supported. Such workers, and those
-whose torch lacks the accelerator's library, stage its tensors in host memory and send them with Gloo.
+NCCL does not support two workers on one GPU, except newer versions with NCCL_MULTI_RANK_GPU_ENABLE=1. In this case, and
+if torch lacks the accelerator's library, tensors are staged in host memory and sent with Gloo.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Links:
         self._stream: Any = None
 
     def transfers(self, device: torch.device) -> Transfers:
-        """Return the collectives for tensors on `device`. All workers call this at the same point: it may connect."""
+        """Return the collectives for tensors on `device`; the first call for an accelerator connects (collective)."""
         if device.type == "cpu":
             return self._gloo
         if self._own is None:
@@ -93,7 +93,7 @@ class Links:
         self._gloo = Transfers()
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return whether the group's work is unfinished after `seconds`, as when it waits for a disconnected peer."""
+        """Return whether the group's work does not finish within `seconds`, as if waiting for a disconnected peer."""
         deadline = time.monotonic() + seconds
         try:
             while self._group is not None and not self._stream.query():

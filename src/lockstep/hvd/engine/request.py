@@ -239,5 +239,5 @@ class Collective:
 
 
 def kind_of(description: Description) -> type[Collective]:
-    """Return the class of the request that a description is of."""
+    """Return the class of the described request."""
     return Collective._kinds[description["kind"]]

@@ -76,7 +76,7 @@ class StallWatch:
     def _warn(self, number: int, channel: Channel, repeat: int) -> None:
         """Log stalled requests: at the second check, when the others have published theirs too, then every `repeat`.
 
-        A request that ends the job at its first check is logged then.
+        If a request ends the job at its first check, it is logged then.
         """
         stalled = channel.pending_since(self._warning_seconds)
         stalled.pop(JOINED, None)

@@ -43,7 +43,7 @@ class Transfers:
 
 
 class GlooTransfers(Transfers):
-    """With a Gloo group. Broadcast and all-to-all send bytes, since Gloo does not support all dtypes."""
+    """Collectives over a Gloo group. Broadcast and all-to-all send bytes, since Gloo does not support all dtypes."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -80,7 +80,7 @@ class GlooTransfers(Transfers):
 
 
 class StagedTransfers(GlooTransfers):
-    """With a Gloo group, for an accelerator's tensors: copied to the host, sent, and copied back.
+    """Collectives over a Gloo group for an accelerator's tensors, which are copied to the host and back.
 
     The host waits for the device.
     """
@@ -105,7 +105,7 @@ class StagedTransfers(GlooTransfers):
 
 
 class DeviceTransfers(Transfers):
-    """With the accelerator's library, on the current stream; the host does not wait."""
+    """Collectives with the accelerator's library, on the current stream; the host does not wait."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)

@@ -158,7 +158,7 @@ class ElasticActors:
             driver = Driver(self.rules, lambda: discovered.hosts, start, ray.util.get_node_ip_address())
             try:
                 while not driver.step():
-                    reports.hand_on()
+                    reports.deliver()
                     time.sleep(POLL_SECONDS)
             except JobFailedError as error:
                 raise RuntimeError(f"{PROCESS_FAILED} {error}") from (errors[-1] if errors else None)
@@ -168,7 +168,7 @@ class ElasticActors:
             return [worker.running.result for worker in finished if isinstance(worker.running, ActorWorker)]
 
     def shutdown(self) -> None:
-        """Require another `start`. The actors have already exited."""
+        """Require another `start` before `execute`; the actors have already exited."""
         self._started = False
 
     @contextmanager

@@ -268,7 +268,7 @@ class ElasticRayExecutor:
         """Wait until the cluster has resources for `min_num_proc` workers.
 
         Raises:
-            TimeoutError: It did not within `elastic_timeout`.
+            TimeoutError: The cluster did not provide them within `elastic_timeout`.
         """
         self._actors.start()
 

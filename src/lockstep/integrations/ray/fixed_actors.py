@@ -173,5 +173,5 @@ class FixedActors:
                     self.shutdown()
                 raise
             finally:
-                reports.hand_on()
+                reports.deliver()
         return list(ray.get(list(references)))

@@ -44,12 +44,12 @@ class Reports:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                self.hand_on()
+                self.deliver()
         finally:
             if self.queue is not None:
                 self.queue.shutdown()
 
-    def hand_on(self) -> None:
+    def deliver(self) -> None:
         """Call the callbacks with all new reports."""
         if self.queue is not None:
             with suppress(Empty):

@@ -139,7 +139,7 @@ class _Worker:
             os.killpg(self._process.pid, number)
 
     def has_ended(self) -> bool:
-        """Return whether the worker has exited; if so, send its remaining output and its result. Call until true."""
+        """Return whether the worker has exited; if so, send its remaining output and its result (call only once)."""
         code = self._process.poll()
         if code is None:
             return False
