@@ -102,7 +102,7 @@ def test_functions_run_in_tasks_of_a_barrier_stage(tmp_path: Path) -> None:
     assert "KeyError: 'no such thing'" in told_of["failed"]
     assert told_of["no_room"].startswith("Timed out waiting for Spark tasks to start. Please check that you have")
     assert told_of["no_number"] == "HOROVOD_SPARK_START_TIMEOUT=soon: must be a number of seconds"
-    assert told_of["nobody"].startswith("num_proc is 0")
+    assert told_of["nobody"].startswith("num_proc=0: must be")
 
 
 ELASTIC = """
@@ -157,7 +157,7 @@ def test_an_elastic_job_replaces_a_lost_worker_in_its_task(tmp_path: Path) -> No
     assert told_of["more"] == [[rank, 2, rank, 2, 3] for rank in range(2)]
     assert told_of["failed"].startswith("Horovod detected that one or more processes exited with non-zero status")
     assert "KeyError: ('no such thing', '77')" in told_of["failed"]
-    assert told_of["order"].startswith("3 (min_num_proc), 2 (num_proc) and 2 (max_num_proc)")
+    assert told_of["order"].startswith("min_num_proc=3, num_proc=2, max_num_proc=2: must be")
     assert told_of["no_room"].startswith("Timed out waiting for Spark tasks to start.")
     assert [place[:6] for place in told_of["after"]] == [[rank, 2, rank, 2, 0, 1] for rank in range(2)]
 
