@@ -1,4 +1,4 @@
-"""DenseNet-121 for 32 x 32 images: the input of each layer is the output of all earlier layers of its stage.
+"""DenseNet-121 for 32 x 32 images: each layer takes the outputs of all earlier layers of its stage.
 
 G. Huang, Z. Liu, L. van der Maaten, K. Weinberger, "Densely Connected Convolutional Networks", arXiv 1608.06993, with
 bottlenecks and halving transitions. For small images, the first convolution is 3 x 3, without pooling.

@@ -73,7 +73,7 @@ def load_own(path: Path, model: nn.Module, whole: bool = False) -> str:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Read weights from a safetensors file, a torch.save file, or a folder with model.safetensors.
+    """Read weights from a safetensors file, a torch.save file, an exported model, or a run folder.
 
     Raises:
         CheckpointError: The file is missing or damaged, or contains anything but tensors and plain values.

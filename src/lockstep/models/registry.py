@@ -170,7 +170,7 @@ def _call(reference: str, function: Callable[..., Any], num_classes: int) -> Any
         signature(function).bind(num_classes=num_classes)
     except TypeError as error:
         raise ConfigError(
-            f"--model {reference} is called with num_classes={num_classes}, which it does not take ({error}); "
+            f"--model {reference}: cannot be called with num_classes={num_classes} ({error}); "
             f"define it as {getattr(function, '__name__', 'build')}(num_classes)"
         ) from None
     except ValueError:

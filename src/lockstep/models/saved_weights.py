@@ -97,7 +97,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_weights(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the key of the weights in a file's content, and the weights; None for the key if they are at top level."""
+    """Return the key of the weights in a file's content, and the weights; the key is None if they have none."""
     key = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
     return (None, content) if key is None else (key, content[key])
 

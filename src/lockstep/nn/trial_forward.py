@@ -13,13 +13,11 @@ from lockstep.errors import first_line
 
 # What layers raise for image sizes that they do not support.
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
-
-
 LIBRARIES = ("lockstep", "torch", "torchvision", "timm")
 
 
 class UnfitImageError(Exception):
-    """A model does not accept an image; the message is the first line of its error and its place in the user's code."""
+    """A model does not accept an image; the message is the first line of its error, and the user's line of code."""
 
 
 def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
@@ -43,7 +41,7 @@ def send_blank(model: nn.Module, image: torch.Tensor) -> Any:
 
 
 def _place_in_user_code(error: Exception) -> str:
-    """The innermost line of the traceback that is in no library of networks, or nothing."""
+    """Return the innermost frame outside of LIBRARIES as " (file:line)", or "" if there is none."""
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

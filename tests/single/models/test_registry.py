@@ -146,7 +146,7 @@ def test_a_function_that_builds_no_network_is_named(my_nets: str) -> None:
         registry.build(f"{my_nets}:nothing", 10, 3, 32)
     with pytest.raises(ConfigError, match=f"--model {my_nets}:missing"):
         registry.build(f"{my_nets}:missing", 10, 3, 32)
-    with pytest.raises(ConfigError, match=r"num_classes=10, which it does not take .*define it as fixed\(num_classes"):
+    with pytest.raises(ConfigError, match=r"cannot be called with num_classes=10 .*define it as fixed\(num_classes"):
         registry.build(f"{my_nets}:fixed", 10, 3, 32)
     with pytest.raises(ConfigError, match=f"--model {my_nets}:build"):
         registry.build(f"{my_nets}.build", 10, 3, 32)
