@@ -26,11 +26,11 @@ class DataSetEntry:
 
 
 NAMED = {
-    "digits": DataSetEntry("1,437 + 360", "8 x 8 grey", "embedded"),
-    "mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "digits", fetched=True),
-    "fashion-mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "clothing", fetched=True),
-    "cifar10": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "10 classes", fetched=True),
-    "cifar100": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "100 classes", fetched=True),
+    "digits": DataSetEntry("1,437 + 360", "8 x 8 gray", "embedded"),
+    "mnist": DataSetEntry("60,000 + 10,000", "28 x 28 gray", "digits", fetched=True),
+    "fashion-mnist": DataSetEntry("60,000 + 10,000", "28 x 28 gray", "clothing", fetched=True),
+    "cifar10": DataSetEntry("50,000 + 10,000", "32 x 32 color", "10 classes", fetched=True),
+    "cifar100": DataSetEntry("50,000 + 10,000", "32 x 32 color", "100 classes", fetched=True),
     "imagenet": DataSetEntry("1,281,167 + 50,000", "photographs", "your own copy"),
     "synthetic": DataSetEntry("1,024 + 256", "noise", "for measuring"),
 }
@@ -76,16 +76,16 @@ def locate(config: DataConfig) -> Path:
         return path
     if config.source == "imagenet":
         raise DataError(
-            f"{path} is not there: ImageNet may not be fetched automatically; put its train/ and val/ class folders "
-            f"there (`lockstep data prepare imagenet` makes them), or name their folder: lockstep train FOLDER"
+            f"{path} does not exist; ImageNet cannot be downloaded automatically: put its train/ and val/ class "
+            f"folders there (`lockstep data prepare imagenet` creates them), or pass a folder: lockstep train FOLDER"
         )
     if path.exists():
-        raise DataError(f"{path} is a file; give the folder that holds train/ and val/")
+        raise DataError(f"{path} is a file; pass the folder that contains train/ and val/")
     if len(path.parts) > 1 or config.source.startswith("."):
-        raise DataError(f"there is no folder {path}")
+        raise DataError(f"{path} does not exist; pass the folder that contains train/ and val/")
     near = get_close_matches(config.source, NAMED, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMED)}"
-    raise DataError(f"{config.source!r} is neither a data set nor a folder; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"known data sets: {', '.join(NAMED)}"
+    raise DataError(f"{config.source!r} is not a known data set or folder; {hint}")
 
 
 def check(config: DataConfig) -> None:

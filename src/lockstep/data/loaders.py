@@ -62,11 +62,13 @@ def reader_for(
         finish = DeviceDecoder(placement.device, spec.channels, split)
         return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)
     if sizes:
-        raise ConfigError("--progressive-sizes: your own data set decides how large its images are; resize them there")
+        raise ConfigError(
+            "--progressive-sizes: not available with a custom data set; resize the images in the data set"
+        )
     asked = [name for name in ("rand_augment", "trivial_augment", "random_erasing") if getattr(augment, name)]
     if asked:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
-        raise ConfigError(f"{flags}: your own data set augments its images itself; do it there")
+        raise ConfigError(f"{flags}: not available with a custom data set; augment the images in the data set")
     return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
 
 
@@ -75,7 +77,7 @@ def _check_augmentation(augment: AugmentConfig) -> None:
     fields = ("shift", "rotate", "zoom", "shear", "cutout")
     asked = [f"--{field}" for field in fields if getattr(augment, field)]
     if asked:
-        raise ConfigError(f"{', '.join(asked)}: only for images in memory, which these are not; see --in-memory")
+        raise ConfigError(f"{', '.join(asked)}: only available for images held in memory; see --in-memory")
 
 
 class TrainLoader:
@@ -190,17 +192,17 @@ def loaders(
     """
     if augment and mixes(augment):
         raise ConfigError(
-            "mixup and cutmix: a loop of your own gets one label an image; mix in it, or use lockstep.train"
+            "mixup and cutmix: loaders() yields one label per image; mix in the training loop, or use lockstep.train"
         )
     if isinstance(data, str):
         content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
     else:
         content = describe("data", *data)
     if not 0 <= rank < size:
-        raise ConfigError(f"rank {rank} is not one of {size} workers, which count from 0")
+        raise ConfigError(f"rank {rank}: must be between 0 and {size - 1} with {size} workers")
     if len(content.train) < batch_size * size:
         raise ConfigError(
-            f"batch_size {batch_size} on {size} workers is more than the {len(content.train)} training samples"
+            f"batch_size {batch_size} on {size} workers exceeds the {len(content.train)} training samples; lower it"
         )
     placement = Placement(torch.device(device))
     spec, augmentation = content.input, augment or AugmentConfig()

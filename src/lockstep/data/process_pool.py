@@ -59,9 +59,7 @@ def run_all(
                 yield future.result()
         pool.shutdown()
     except BrokenProcessPool:
-        raise DataError(
-            "a process was killed from outside; if memory ran out, lower -j; the same command goes on"
-        ) from None
+        raise DataError("a process was killed; if memory ran out, lower -j; run the same command again") from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         own = set(multiprocessing.active_children()) - others  # none after a good end

@@ -133,8 +133,8 @@ class FolderLock:
                 self._read_again()
         if self._lost_to:
             raise LockstepError(
-                f"{self.folder} is now held by {self._lost_to}: this process (pid {os.getpid()} on "
-                f"{socket.gethostname()}) was stopped or cut off for long, and ends without writing there"
+                f"{self.folder} is now held by {self._lost_to}; this process (pid {os.getpid()} on "
+                f"{socket.gethostname()}) was suspended or disconnected for too long and exits without writing to it"
             )
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
             seen = held, touched = _read(path)
         except FileNotFoundError:
             if path.is_symlink():
-                raise ConfigError(f"{path} is a link to nothing; remove it") from None
+                raise ConfigError(f"{path} is a dangling symbolic link; remove it") from None
             continue
         holder = _owner(held)
         heir = replace(owner, succeeds=holder.succeeds or not holder.is_here)
@@ -222,10 +222,10 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
         silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
         if silent_seconds > SILENT_SECONDS:
             if _take_over(path, held, heir):
-                tell(f"took {folder} over from {holder}, which gave no sign for {silent_seconds:,.0f} s")
+                tell(f"took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
                 return FolderLock(folder, heir)
         elif not told and held:  # an empty one is being written
-            tell(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see whether it still is")
+            tell(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see if it is still running")
             told = True
         time.sleep(POLL_SECONDS)
     return FolderLock(folder, owner)
@@ -267,7 +267,7 @@ def holding(folder: Path, purpose: str) -> Iterator[FolderLock]:
         ConfigError: Another process holds it.
         OSError: It cannot be written to.
     """
-    lock = hold_folder(folder, Owner(purpose), "wait for it to end, or name another folder")
+    lock = hold_folder(folder, Owner(purpose), "wait for it to exit, or choose another folder")
     try:
         yield lock
     finally:
@@ -298,7 +298,7 @@ def _read(path: Path) -> tuple[bytes, int]:
         with open_plain(path) as file:
             return file.read(MOST_BYTES), os.fstat(file.fileno()).st_mtime_ns
     except ValueError as error:
-        raise OSError(f"{path} is not a plain file; remove it") from error
+        raise OSError(f"{path} is not a regular file; remove it") from error
 
 
 def _owner(content: bytes) -> Owner:

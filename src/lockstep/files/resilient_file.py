@@ -49,11 +49,15 @@ class PatientFile:
                 self._dropped += 1
             problem = self.flush()
             if problem and not told:
-                self._tell(f"{problem}; what it lacks is kept in memory until it can be, and training goes on")
+                self._tell(f"{problem}; new lines are kept in memory until it can be, and training continues")
             elif told and not problem:
-                lost = f"; {self._dropped:,} lines were too many to keep" if self._dropped else ", with all lines"
+                lost = (
+                    f"; {self._dropped:,} lines did not fit in memory and are lost"
+                    if self._dropped
+                    else "; no lines were lost"
+                )
                 self._dropped = 0
-                self._tell(f"{self.path} is written again{lost}")
+                self._tell(f"{self.path} is writable again{lost}")
 
     def flush(self) -> str:
         """Write what is kept; returns why that cannot be, or nothing."""
@@ -84,7 +88,7 @@ class PatientFile:
         descriptor = os.open(self._absolute, flags, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is no plain file", str(self.path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
         return descriptor
 
     def _bring_back(self) -> None:
@@ -101,4 +105,4 @@ class PatientFile:
         self._kept[:0] = held
         os.close(self._descriptor)
         self._descriptor = again
-        self._tell(f"{self.path} was removed or renamed, and is made again{'' if replaced else ' with all its lines'}")
+        self._tell(f"{self.path} was removed or renamed; recreated it{'' if replaced else ' with all its lines'}")

@@ -34,7 +34,7 @@ def open_plain(path: Path) -> BufferedReader:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise ValueError("it is no plain file")
+    raise ValueError("it is not a regular file")
 
 
 def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -62,7 +62,7 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
         return read_bytes(path, most_bytes).decode()
     except UnicodeDecodeError:
-        raise ValueError("it is no text") from None
+        raise ValueError("it is not UTF-8 text") from None
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -111,7 +111,7 @@ def parse_yaml(text: str | bytes) -> Any:
             self.nodes += not is_alias
             node = super().compose_node(parent, index)
             if is_alias and node not in sizes:
-                raise ValueError("it has an alias within what the alias stands for")
+                raise ValueError("it has an alias that refers to itself")
             self.nodes += sizes[node] if is_alias else 0
             if self.nodes > MOST_YAML_NODES:
                 raise ValueError(f"it has more than {MOST_YAML_NODES:,} values")
@@ -148,7 +148,7 @@ def parse_yaml(text: str | bytes) -> Any:
     except ValueError:
         raise
     except Exception as error:  # PyYAML's constructors raise several types on malformed values
-        raise ValueError(f"it holds a malformed value ({error!r})") from None
+        raise ValueError(f"it contains a malformed value ({error!r})") from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -43,6 +43,6 @@ def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
             send_blank(model, resize(blank, side))
         except UnfitImageError as error:
             raise ConfigError(
-                f"--progressive-sizes: this model cannot take images of {side} pixels ({error}); choose a larger size, "
-                f"or a model that takes any"
+                f"--progressive-sizes: this model does not accept images of {side} pixels ({error}); choose a larger "
+                f"size, or a model that accepts any size"
             ) from None

@@ -30,12 +30,12 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if self.short_side is not None and self.short_side < 1:
-            raise ConfigError(f"--short-side is a number of pixels, 1 or more; got {self.short_side}")
+            raise ConfigError(f"--short-side {self.short_side}: must be at least 1 pixel")
         if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ConfigError(f"--quality is between 1 and 100; got {self.quality}")
+            raise ConfigError(f"--quality {self.quality}: must be between 1 and 100")
         if self.quality is not None and (not self.changes or self.form == "png"):
             raise ConfigError(
-                "--quality is for images that are re-encoded with loss: add --short-side or --format jpeg"
+                f"--quality {self.quality}: only applies to lossy re-encoding; add --short-side or --format jpeg"
             )
 
     @property
@@ -64,7 +64,7 @@ class Encoding:
             raise
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             raise CorruptImageError(
-                f"{path} {fault_of(error)}; fix or remove it; `lockstep data pack --skip-corrupt` leaves such files out"
+                f"{path} {fault_of(error)}; fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
             ) from None
         return self._store(pixels, path)
 
@@ -85,7 +85,7 @@ class Encoding:
         except Exception as error:  # such as more pixels than the form can have
             other = "png" if form == "jpeg" else "jpeg"
             raise DataError(
-                f"{path} cannot be stored as {form}: {first_line(error)}; use --format {other}, or a --short-side"
+                f"{path} cannot be stored as {form} ({first_line(error)}); use --format {other}, or set --short-side"
             ) from None
         return stored.getvalue(), FORMS[form]
 

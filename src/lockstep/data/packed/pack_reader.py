@@ -64,7 +64,7 @@ class Shard:
         whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (self.samples, self.size_bytes))
         plain = isinstance(self.file, str) and self.file == os.path.basename(self.file) and self.file.endswith(".tar")
         if not (whole and plain and isinstance(self.sha256, str)):
-            raise ValueError(f"{self} cannot be")
+            raise ValueError(f"invalid {self}")
 
     def check_size(self, folder: Path) -> None:
         """Refuse a shard of another size: to read past the end of a mapped file would kill the process.
@@ -76,14 +76,12 @@ class Shard:
         try:
             status = path.stat()
         except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or pack anew") from None
+            raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or repack") from None
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{path} is no plain file; copy it again, or pack anew")
+            raise DataError(f"{path} is not a regular file; copy it again, or repack")
         if size != self.size_bytes:
-            raise DataError(
-                f"{path} has {size:,} bytes and was packed with {self.size_bytes:,}; copy it again, or pack anew"
-            )
+            raise DataError(f"{path} has {size:,} bytes instead of {self.size_bytes:,}; copy it again, or repack")
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,12 @@ class Manifest:
         try:
             values = read_json(path)
             if values.pop("format") != FORMAT:
-                raise ValueError("another format")
+                raise ValueError("unknown format")
             version = values.pop("version")
             if version != VERSION:
-                raise DataError(f"{folder} is of packed form {version}, this Lockstep reads {VERSION}: update Lockstep")
+                raise DataError(
+                    f"{folder} has pack version {version}, but this Lockstep reads {VERSION}; update Lockstep"
+                )
             parts = {
                 split: PackedPart(
                     part["samples"],
@@ -134,21 +134,21 @@ class Manifest:
                 for split, part in values["splits"].items()
             }
             if set(parts) != set(SPLITS):
-                raise ValueError(f"its splits are {', '.join(parts)}")
+                raise ValueError(f"unexpected splits: {', '.join(parts)}")
             manifest = cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
             manifest._check_types()
             return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is damaged ({error!r}); copy it again, or pack anew") from None
+            raise DataError(f"{path} is damaged ({error!r}); copy it again, or repack") from None
 
     def _check_types(self) -> None:
         texts = [self.name, self.source, *self.classes]
         for part in self.splits.values():
             texts += [part.index_sha256, *part.left_out]
             if part.samples != sum(shard.samples for shard in part.shards):
-                raise ValueError("the shards' samples do not add up")
+                raise ValueError("the shards' sample counts do not add up")
         if not isinstance(self.settings, dict) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("a value is of another type")
+            raise TypeError("a value has the wrong type")
 
 
 def is_packed(folder: Path) -> bool:
@@ -160,9 +160,9 @@ def is_packed(folder: Path) -> bool:
     if _is_ours(folder / MANIFEST_FILE):
         return True
     if is_begun(folder):
-        raise DataError(f"{folder} is not packed to the end; run the same `lockstep data pack` again, and it goes on")
+        raise DataError(f"{folder} is only partly packed; run the same `lockstep data pack` again to resume")
     if (folder / SPLITS[0] / INDEX_FILE).is_file():
-        raise DataError(f"{folder} is a damaged pack, without a whole {MANIFEST_FILE}; copy it again, or pack anew")
+        raise DataError(f"{folder} is a damaged pack: {MANIFEST_FILE} is missing or damaged; copy it again, or repack")
     return False
 
 
@@ -190,10 +190,10 @@ def open_index(folder: Path, shards: Sequence[Shard]) -> npt.NDArray[np.void]:
         index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # NumPy raises many types on damaged headers, and may advise unpickling the file
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
-        raise DataError(f"{path} cannot be read ({reason}); copy it again, or pack anew") from None
+        raise DataError(f"{path} cannot be read ({reason}); copy it again, or repack") from None
     samples = [shard.samples for shard in shards]
     if index.dtype != ROW or index.shape != (sum(samples),):
-        raise DataError(f"{path} is not the index of these {sum(samples):,} samples; copy it again, or pack anew")
+        raise DataError(f"{path} does not match the {sum(samples):,} samples of its shards; copy it again, or repack")
     return index
 
 
@@ -206,13 +206,13 @@ def check_index(folder: Path, index: npt.NDArray[np.void], part: PackedPart, cla
     path, problem = folder / INDEX_FILE, ""
     samples = [shard.samples for shard in part.shards]
     if _digest(path, index.nbytes + MOST_HEADER_BYTES) != part.index_sha256:
-        problem = "is not the index that was packed"
+        problem = "does not match its checksum"
     elif not np.array_equal(index["shard"], np.repeat(np.arange(len(samples)), samples)):
-        problem = "has samples that are not in its tar files' order"
+        problem = "lists samples in a different order than the tar files"
     elif index.size and not 0 <= index["label"].min() <= index["label"].max() < classes:
-        problem = "has labels without a class"
+        problem = "has labels outside the range of classes"
     if problem:
-        raise DataError(f"{path} {problem}; copy it again, or pack anew")
+        raise DataError(f"{path} {problem}; copy it again, or repack")
 
 
 def _digest(path: Path, most_bytes: int) -> str:
@@ -284,8 +284,8 @@ class PackedSplit(EncodedSplit):
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     raise
                 raise DataError(
-                    f"{path} cannot be opened ({error.strerror}); each of {len(self.shards):,} tar files stays open: "
-                    f"raise `ulimit -n`, or pack anew with a larger --shard-mb"
+                    f"{path} cannot be opened ({error.strerror}); all {len(self.shards):,} tar files stay open: "
+                    f"raise `ulimit -n`, or repack with a larger --shard-mb"
                 ) from None
         return self._maps[number]
 

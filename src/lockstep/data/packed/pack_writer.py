@@ -66,7 +66,7 @@ def make_plan(
         ConfigError: `out` cannot be where the pack goes.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; name one with train/ and val/ (or test/)")
+        raise DataError(f"{folder} is not a folder; pass one with train/ and val/ (or test/)")
     _check_places(folder, out)
     classes, *file_splits = list_images(folder)
     roots = folder / "train", validation_folder(folder)
@@ -90,16 +90,16 @@ def make_plan(
 
 def _check_places(folder: Path, out: Path) -> None:
     if is_packed(folder):
-        raise DataError(f"{folder} is packed already; name the folder of images that it came from")
+        raise DataError(f"{folder} is already packed; pass the original folder of images")
     source, target = folder.resolve(), out.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
-        raise ConfigError(f"OUT {out} and FOLDER {folder} lie in each other; name another OUT")
+        raise ConfigError(f"OUT {out} and FOLDER {folder} must not contain each other; choose another OUT")
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"OUT {out} is a file; name a new folder")
+        raise ConfigError(f"OUT {out} is a file; choose a new folder")
     own = {PARTIAL + name for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
     others = out.is_dir() and any(path.name not in own and not is_of_lock(path) for path in out.iterdir())
     if others and not is_begun(out) and not is_packed(out):
-        raise ConfigError(f"OUT {out} holds other things; name a new folder")
+        raise ConfigError(f"OUT {out} contains other files; choose a new folder")
 
 
 def _facts(path: Path) -> tuple[int, int]:
@@ -166,7 +166,7 @@ def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
                 manifest = _write_all(plan, processes, advance)
             _remove_traces(plan)
     except OSError as error:
-        raise DataError(f"{plan.out} cannot be written ({error}); mend that and run the same command again") from None
+        raise DataError(f"{plan.out} cannot be written ({error}); fix this and run the same command again") from None
     return manifest
 
 
@@ -178,9 +178,9 @@ def _begin(plan: PackPlan) -> None:
             begun = read_json(path)
             settings, name = begun["settings"], begun["name"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is damaged; remove {plan.out} and pack anew") from None
+            raise ConfigError(f"{path} is damaged; remove {plan.out} and pack again") from None
         if name != plan.name:
-            raise ConfigError(f"{plan.out} was begun from another folder, {name}; name another OUT, or remove it")
+            raise ConfigError(f"{plan.out} was started from another folder, {name}; choose another OUT, or remove it")
         _check_same(plan, settings, plan.source)  # of changed files, only their shards are written anew
     write_json(path, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
     planned = {path for task in _all_tasks(plan) for path in (task.path, task.record_path)}
@@ -196,11 +196,11 @@ def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
         if settings.get(name) != value:
             raise ConfigError(
                 f"{plan.out} was packed with {flags.get(name, '--shard-mb')} {_said(name, settings.get(name))}, "
-                f"not {_said(name, value)}; give the same flags, name another OUT, or remove it"
+                f"not {_said(name, value)}; use the same flags, choose another OUT, or remove it"
             )
     if source != plan.source:
         raise ConfigError(
-            f"{plan.out} was packed from other files, or these have changed since; name another OUT, or remove it"
+            f"{plan.out} was packed from other files, or they have changed since; choose another OUT, or remove it"
         )
 
 
@@ -234,12 +234,12 @@ def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path
     for number, task in enumerate(tasks):
         record = records[task.path]
         if record is None:
-            raise DataError(f"{task.path} has vanished while it was packed; run the same command again")
+            raise DataError(f"{task.path} disappeared during packing; run the same command again")
         rows += [(number, *row) for row in record.rows]
         shards.append(Shard(task.path.name, len(record.rows), record.size_bytes, record.sha256))
         left_out += record.left_out
     if not rows:
-        raise DataError(f"none of the images for {folder} can be decoded, {left_out[0]} among them")
+        raise DataError(f"none of the images for {folder} can be decoded, for example {left_out[0]}")
     path = folder / INDEX_FILE
     with replacing(path, durable=True) as partial:
         with partial.open("wb") as file:

@@ -82,12 +82,12 @@ def write_shard(task: ShardTask, advance: Advance) -> None:
             write_json(task.record_path, asdict(record))  # which counts only beside its shard
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        fix = "make room there" if full else "mend that"
+        fix = "free some space" if full else "fix this"
         raise DataError(
-            f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again: it goes on"
+            f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again to resume"
         ) from None
     except MemoryError:
-        raise DataError(f"memory ran out at {task.path}; lower -j and run the same command again: it goes on") from None
+        raise DataError(f"out of memory at {task.path}; lower -j and run the same command again to resume") from None
 
 
 def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardRecord:
@@ -116,11 +116,10 @@ def _read(path: str) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else error
         if isinstance(error, OSError) and error.errno not in LEFT_OUT:
             raise DataError(
-                f"{path} cannot be read ({reason}); mend that and run the same command again: it goes on"
+                f"{path} cannot be read ({reason}); fix this and run the same command again to resume"
             ) from None
         raise CorruptImageError(
-            f"{path} cannot be read ({reason}); fix or remove it; "
-            f"`lockstep data pack --skip-corrupt` leaves such files out"
+            f"{path} cannot be read ({reason}); fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
         ) from None
 
 

@@ -37,9 +37,9 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
         tensor.share_memory_()
     except RuntimeError as error:
         raise DataError(
-            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB for a batch and keeps "
-            f"{BATCHES_UNDER_WAY} ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower --workers "
-            f"or --batch-size"
+            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB per batch and keeps "
+            f"{BATCHES_UNDER_WAY} batches ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower "
+            f"--workers or --batch-size"
         ) from None
     return tensor
 

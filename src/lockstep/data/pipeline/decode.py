@@ -59,16 +59,18 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
     except LockstepError:
         raise
     except MemoryError:
-        raise DataError(f"memory ran out over {file}; lower --workers or --batch-size") from None
+        raise DataError(f"out of memory while decoding {file}; lower --workers or --batch-size") from None
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
-            raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
+            raise DataError(
+                f"{file} cannot be read ({error.strerror}); the image may be intact: check this machine"
+            ) from None
         raise CorruptImageError(f"{printable_name(str(file))} {fault_of(error)}") from None
 
 
 def unless_skipped(message: str) -> CorruptImageError:
     """The error of an image that --skip-corrupt would leave out, for commands with that flag."""
-    return CorruptImageError(f"{message}; fix or remove it, or leave such files out with --skip-corrupt")
+    return CorruptImageError(f"{message}; fix or remove it, or skip such files with --skip-corrupt")
 
 
 def decode_bytes(

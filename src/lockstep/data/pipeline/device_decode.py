@@ -121,7 +121,7 @@ class DeviceDecoder:
         except RuntimeError as error:
             raise ConfigError(
                 f"--decode gpu: JPEG cannot be decoded on {device} ({first_line(error)}); "
-                f"pip install 'lockstep-torch[gpu-decode]', or leave --decode out"
+                f"pip install 'lockstep-torch[gpu-decode]', or omit --decode gpu"
             ) from None
 
     def __call__(self, request: BatchRequest, raw: Raw) -> Raw:
@@ -166,7 +166,7 @@ class DeviceDecoder:
         except RuntimeError as error:
             if not self._warned:
                 logging.getLogger("lockstep").warning(
-                    f"--decode gpu: the GPU refuses an image ({first_line(error)}); the CPU decodes such"
+                    f"--decode gpu: the GPU cannot decode an image ({first_line(error)}); the CPU decodes such images"
                 )
             self._warned = True
             return None

@@ -52,7 +52,7 @@ def check_scans(encoded: bytes | memoryview) -> None:
     if bytes(encoded[:2]) != b"\xff\xd8" or not _may_have_many_scans(encoded):
         return
     if bytes(encoded).count(b"\xff\xda") > MOST_SCANS:
-        raise ValueError(f"it is a JPEG of more than {MOST_SCANS} scans")
+        raise ValueError(f"it is a JPEG with more than {MOST_SCANS} scans")
 
 
 def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
@@ -101,7 +101,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
         ValueError: Its pixels are floating, of no known range.
     """
     if image.mode == "F":
-        raise ValueError("floating pixels have no range that is known; store them with 8 or 16 bits")
+        raise ValueError("floating-point pixels have no known range; store them with 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip, not scale
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:  # Pillow would warn of what it cannot keep

@@ -125,8 +125,8 @@ class UserSource:
             labels = np.array([int(label) for _, label in items], np.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"items {request.samples[:4].tolist()}... of the data set do not make a batch of (image tensor "
-                f"[C, H, W], label): {error}"
+                f"items {request.samples[:4].tolist()}... of the data set cannot be batched as (image tensor [C, H, "
+                f"W], label): {error}"
             ) from None
         return Raw(share(images), labels, {})
 
@@ -177,7 +177,7 @@ class StreamReader:
             for request in requests:
                 if self._passes != number:
                     raise DataError(
-                        "a new pass over these images has begun, so the older one cannot go on; end it first"
+                        "a new pass over these images has started, so the previous one cannot continue; finish it first"
                     )
                 with lost_loaders_named():
                     batch = self._batch(next(batches), request)

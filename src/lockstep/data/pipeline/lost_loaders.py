@@ -25,6 +25,6 @@ def lost_loaders_named() -> Iterator[None]:
 def loader_error(error: Exception) -> LoaderError:
     """Return the error that reports a loader process's end, from torch's own."""
     return LoaderError(
-        f"a loader process has ended ({first_line(error).strip()}); if memory or /dev/shm ran out, lower --workers or "
+        f"a loader process exited ({first_line(error).strip()}); if memory or /dev/shm ran out, lower --workers or "
         f"--batch-size"
     )

@@ -115,7 +115,7 @@ class MemoryReader:
     ):
         if config.shift_padding == "reflect" and config.shift >= min(spec.height, spec.width):
             raise ConfigError(
-                f"--shift {config.shift} with --shift-padding reflect must be below the images' side, which is "
+                f"--shift {config.shift}: with --shift-padding reflect, must be less than the shorter image side, "
                 f"{min(spec.height, spec.width)}"
             )
         self._images = split.images.to(placement.device)

@@ -50,7 +50,7 @@ def describe(path: Path) -> SetFacts:
         DataError: It is neither, or damaged.
     """
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder; name a folder with train/ and val/, or a pack")
+        raise DataError(f"{path} is not a folder; pass a folder with train/ and val/, or a pack")
     manifest = Manifest.read(path) if is_packed(path) else None
     parts: Sequence[EncodedSplit]
     if manifest:

@@ -36,7 +36,7 @@ def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
     classes, present = _list_classes(train_folder), _list_classes(val_folder)
     unknown = sorted(set(present) - set(classes))
     if unknown:
-        raise DataError(f"{val_folder} has classes that {train_folder} lacks: {', '.join(unknown[:5])}")
+        raise DataError(f"{val_folder} has classes that are missing from {train_folder}: {', '.join(unknown[:5])}")
     numbers = {name: number for number, name in enumerate(classes)}
     train, val = (
         _list_files(part, {name: numbers[name] for name in names})
@@ -60,7 +60,7 @@ def _folders(folder: Path) -> list[str]:
 def _found(folder: Path) -> str:
     names = [f"{name}/" for name in _folders(folder)]
     more = ", ..." if len(names) > 5 else ""
-    return f"; {folder} has {', '.join(names[:5])}{more}" if names else f"; {folder} has no folders"
+    return f"; found {', '.join(names[:5])}{more}" if names else "; found no folders"
 
 
 def _list_classes(folder: Path) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def load(folder: Path, config: DataConfig) -> ImageData:
     notes = ["there is only one class, so top-1 is always 100 %"] if len(classes) == 1 else []
     if ignored := Counter(train.ignored) + Counter(val.ignored):
         kinds = ", ".join(f"{count:,} {kind or 'without extension'}" for kind, count in ignored.most_common(5))
-        notes.append(f"ignored files that have no image extension: {kinds}")
+        notes.append(f"ignored files without an image extension: {kinds}")
     return replace(from_splits(name_of(folder), classes, train, val, config), notes=notes)
 
 
@@ -53,7 +53,7 @@ def from_splits(
             return _hold_in_memory(name, classes, train, val, looks, config)
         except _NotAlikeError as error:
             if config.in_memory == "always":
-                raise ConfigError(f"--in-memory always: {error}; add --image-size N to make them equal") from None
+                raise ConfigError(f"--in-memory always: {error}; add --image-size N to resize them") from None
     side = config.image_size or 224
     spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
     return ImageData(name, classes, train, val, spec)
@@ -86,7 +86,7 @@ def _hold_in_memory(
 ) -> ImageData:
     sizes = {look.size for look in looks}
     if config.image_size is None and len(sizes) != 1:
-        raise _NotAlikeError(f"the images in {name} differ in size, or none of those looked at can be read")
+        raise _NotAlikeError(f"the images in {name} differ in size, or none of those checked can be read")
     width, height = (config.image_size, config.image_size) if config.image_size else sizes.pop()
     channels = 1 if looks and all(look.grey for look in looks) else 3
     spec = InputSpec(channels, height, width, mean=(0.0,) * channels, std=(1.0,) * channels)
@@ -109,7 +109,7 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
         else:
             labels.append(int(label))
     if not labels:
-        raise DataError(f"none of {len(split):,} images can be decoded, {split.name(0)} among them")
+        raise DataError(f"none of {len(split):,} images can be decoded, for example {split.name(0)}")
     pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
     return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64), split)
 
@@ -127,7 +127,7 @@ def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> 
 def _check_grey(split: EncodedSplit, sample: int) -> None:
     look = header(split, sample)
     if look and not look.grey:
-        raise _NotAlikeError(f"{split.name(sample)} is coloured, others are grey")
+        raise _NotAlikeError(f"{split.name(sample)} is in color, others are gray")
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -64,7 +64,9 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
     names, truth = numbered_classes(), _read_truth(devkit)
     unknown = sorted(set(truth) - set(range(1, len(names) + 1)))
     if unknown:
-        raise DataError(f"{devkit} labels validation images with class {unknown[0]}, but there are {len(names):,}")
+        raise DataError(
+            f"{devkit} labels validation images with class {unknown[0]}, but there are {len(names):,} classes"
+        )
     val_classes = tuple(names[number - 1] for number in truth)
     classes = tuple(sorted(names))
     tars = {}
@@ -73,10 +75,10 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
         tars[name] = member.offset_data, member.size
     wrong = sorted(set(tars) ^ set(classes))
     if wrong:
-        what = "has" if wrong[0] in tars else "lacks"
+        what = "has unknown" if wrong[0] in tars else "lacks"
         raise DataError(
-            f"{train} {what} class {wrong[0]}; it has {len(tars):,} classes, ImageNet has {len(classes):,}; fetch it "
-            f"again if it is cut off"
+            f"{train} {what} class {wrong[0]}; it has {len(tars):,} classes, ImageNet has {len(classes):,}; "
+            f"download it again if it is truncated"
         )
     return Archives(train, val, val_classes, classes, tars)
 
@@ -123,7 +125,7 @@ def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
     with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
         members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
         if not members:
-            raise DataError(f"{archive} has no images of class {target.name}; fetch it again")
+            raise DataError(f"{archive} has no images of class {target.name}; download it again")
         for _ in _fill(target, inner, members):
             pass
     return len(members)
@@ -138,7 +140,8 @@ def _extract_validation(archives: Archives, target: Path, advance: Callable[[int
             images[int(match[1])] = match[0], member
         if sorted(images) != list(range(1, len(archives.val_classes) + 1)):
             raise DataError(
-                f"{path} has {len(images):,} images, the devkit labels {len(archives.val_classes):,}; fetch it again"
+                f"{path} has {len(images):,} images, but the devkit labels {len(archives.val_classes):,}; download it "
+                f"again"
             )
         members = {f"{archives.val_classes[number - 1]}/{name}": member for number, (name, member) in images.items()}
         for size in _fill(target, archive, members):
@@ -156,12 +159,12 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
     partial = partial_of(target)
     with _writing(target):
         if target.is_dir() and partial.is_dir():
-            raise DataError(f"{target} and {partial} are both there; remove {partial}, and run the same command again")
+            raise DataError(f"{target} and {partial} both exist; remove {partial} and run the same command again")
         found = _sizes(target if target.is_dir() else partial)
         others = sorted({_finished(name) for name in found} - members.keys())
         if others:
             raise DataError(
-                f"{target} holds {others[0]}, which is not in the archives; remove it, or name another DEST"
+                f"{target} contains {others[0]}, which is not in the archives; remove it, or choose another DEST"
             )
         missing = [name for name, member in members.items() if found.get(name) != member.size]
         if target.is_dir() and not missing:
@@ -200,31 +203,33 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file; name a new folder, or one that this command has begun")
+        raise DataError(f"{folder} is a file; choose a new folder, or one that this command started")
     for part in (folder / "train", folder / "val", partial_of(folder / "val")):
         found = {path.name.removeprefix(PARTIAL) for path in part.iterdir()} if part.is_dir() else set()
         others = sorted(found - set(classes))
         if others:
-            raise DataError(f"{part} holds {others[0]}, which is not in the archives; remove it, or name another DEST")
+            raise DataError(
+                f"{part} contains {others[0]}, which is not in the archives; remove it, or choose another DEST"
+            )
 
 
 def _check_kind(path: Path, kind: str) -> None:
     """Refuse an archive that is another of the three, or none."""
     if not path.is_file():
-        raise DataError(f"{path}, the {kind} archive, is not there; fetch it from image-net.org: {ORDER}")
+        raise DataError(f"{kind} archive {path} not found; download it from image-net.org and run: {ORDER}")
     try:
         with tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive:
             member = archive.next()
     except Exception as error:  # tarfile passes on what gzip and zlib raise
         raise DataError(
-            f"{path}, the {kind} archive, is no tar or damaged ({first_line(error)}); fetch it again"
+            f"{kind} archive {path} is damaged or not a tar file ({first_line(error)}); download it again"
         ) from None
     name = member.name if member else ""
     forms = {"training": CLASS_TAR, "validation": VAL_IMAGE, "devkit": DEVKIT}
     found = next((known for known, form in forms.items() if form.fullmatch(name.removeprefix("./"))), None)
     if found != kind:
-        what = f"the {found} archive" if found else f"none of ImageNet's archives (it begins with {name!r})"
-        raise DataError(f"{path} is {what}, where the {kind} archive is expected; the order is {ORDER}")
+        what = f"the {found} archive" if found else f"an unknown archive (first member: {name!r})"
+        raise DataError(f"{path}: expected the {kind} archive, found {what}; usage: {ORDER}")
 
 
 @cache
@@ -240,7 +245,7 @@ def _read_truth(path: Path) -> list[int]:
             truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
         return [int(line) for line in truth.split()]
     except Exception as error:  # on damaged files tarfile and gzip raise many types
-        raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
+        raise DataError(f"{path} is damaged or not the devkit ({first_line(error)}); download it again") from None
 
 
 def _unpacked(path: Path) -> bytes:
@@ -260,7 +265,7 @@ def _is_gzip(path: Path) -> bool:
 def _content(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
-        raise KeyError(f"{name} is no file")
+        raise KeyError(f"{name} is not a file")
     return file.read()
 
 
@@ -279,10 +284,11 @@ def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.T
     for member in archive:
         if not member.isreg() or member.issparse() or member.name in seen:
             raise DataError(
-                f"{path} holds {member.name!r} as a link, a folder or twice, as ImageNet's never do; fetch it again"
+                f"{path} contains {member.name!r} as a link, a folder or a duplicate, unlike ImageNet; download it "
+                f"again"
             )
         if member.offset_data + member.size > path.stat().st_size:
-            raise tarfile.ReadError(f"it ends within {member.name}")
+            raise tarfile.ReadError(f"it is truncated in {member.name}")
         seen.add(member.name)
         yield member
     _check_end(path, archive.offset, end)
@@ -291,13 +297,13 @@ def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.T
 def _check_end(path: Path, start: int, end: int) -> None:
     """tarfile takes a damaged header for the end, and says nothing of what comes after it."""
     if start >= end:
-        raise tarfile.ReadError("it has no end")
+        raise tarfile.ReadError("its end marker is missing")
     with path.open("rb") as file:
         file.seek(start)
         while start < end:
             piece = file.read(min(COPY_BYTES, end - start))
             if not piece or piece.strip(b"\0"):
-                raise tarfile.ReadError(f"no tar header at byte {start:,}, where there should be one")
+                raise tarfile.ReadError(f"expected a tar header at byte {start:,}")
             start += len(piece)
 
 
@@ -309,7 +315,7 @@ def _size(path: Path) -> int:
 def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.Match[str]:
     match = form.fullmatch(member.name.removeprefix("./"))
     if match is None:
-        raise DataError(f"{path} holds {member.name!r}, a name that ImageNet's never have; fetch it again")
+        raise DataError(f"{path} contains {member.name!r}, which is not in ImageNet; download it again")
     return match
 
 
@@ -329,10 +335,11 @@ def _damage_named(path: Path, what: str) -> Iterator[None]:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); mend that and run the same command again") from None
+        raise DataError(f"{path} cannot be read ({error}); fix this and run the same command again") from None
     except Exception as error:  # tarfile raises many types on damaged headers
         raise DataError(
-            f"{path} is cut off or damaged at {what} ({first_line(error)}); fetch it again: the same command goes on"
+            f"{path} is truncated or damaged at {what} ({first_line(error)}); download it again and run the same "
+            f"command to resume"
         ) from None
 
 
@@ -341,4 +348,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error}); mend that and run the same command again") from None
+        raise DataError(f"{path} cannot be written ({error}); fix this and run the same command again") from None

@@ -24,7 +24,7 @@ def load(side: int) -> ImageData:
     if needed > memory:
         raise DataError(
             f"--image-size {side}: synthetic images of {side} x {side} pixels need {needed / 1e9:,.0f} GB of memory, "
-            f"and this machine has {memory / 1e9:,.0f} GB; choose a smaller size"
+            f"but this machine has {memory / 1e9:,.0f} GB; choose a smaller size"
         )
     generator = torch.Generator().manual_seed(0)
 

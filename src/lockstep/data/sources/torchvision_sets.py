@@ -43,9 +43,9 @@ def load(name: str, root: Path, download: bool) -> ImageData:
         raise
     except (RuntimeError, OSError, ValueError, AssertionError) as error:  # the last two, of damaged files
         raise DataError(
-            f"{name} is not in {root}, or damaged, and could not be made ready ({first_line(error)}); "
-            f"fetch it where there is a network with `lockstep data get {name} --data-dir {root}`, "
-            f"or name the folder that has it with --data-dir"
+            f"{name} is missing from {root} or damaged ({first_line(error)}); "
+            f"download it on a machine with network access: `lockstep data get {name} --data-dir {root}`, "
+            f"or pass the folder that contains it with --data-dir"
         ) from error
     channels, height, width = train.images.shape[1:]
     mean, std = _STATISTICS[name]

@@ -20,7 +20,9 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
     """
     for role, dataset in (("training", train), ("validation", val)):
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise DataError(f"{name}: the {role} set needs __len__ and __getitem__; it is {type(dataset).__name__}")
+            raise DataError(
+                f"{name}: the {role} set needs __len__ and __getitem__; its type is {type(dataset).__name__}"
+            )
         if len(dataset) == 0:
             raise DataError(f"{name}: the {role} set is empty")
     image, _ = _item(name, "training", train, 0)

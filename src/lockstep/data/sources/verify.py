@@ -64,7 +64,7 @@ def plan(path: Path) -> Verification:
         DataError: `path` is neither a pack nor a folder of images, or the pack's dataset.json is damaged.
     """
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder; name a folder with train/ and val/, or a pack")
+        raise DataError(f"{path} is not a folder; pass a folder with train/ and val/, or a pack")
     if is_packed(path):
         return _plan_pack(path, Manifest.read(path))
     _, train, val = list_images(path)
@@ -121,12 +121,12 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
         with path.open("rb") as file:  # read, not mapped: a failing disk is an error then, and not a signal
             for _, _, start, offset, length, crc in task.rows.tolist():
                 if not position <= start <= offset <= offset + length <= task.shard.size_bytes:
-                    raise DataError(f"{path} is not what its index describes")
+                    raise DataError(f"{path} does not match its index")
                 before, content = file.read(offset - position), file.read(length)
                 digest.update(before)
                 digest.update(content)
                 if crc32(content) != crc:
-                    bad.append(f"{path}!{member_name(before[start - position :])} differs from what was packed")
+                    bad.append(f"{path}!{member_name(before[start - position :])} has changed since it was packed")
                 position = offset + length
                 done += 1
                 advance(1)
@@ -134,7 +134,7 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
                 digest.update(piece)
         if not bad and digest.hexdigest() != task.shard.sha256:
             where = ", outside the images" if len(task.rows) else ""
-            bad.append(f"{path} differs from what was packed{where}")
+            bad.append(f"{path} has changed since it was packed{where}")
     except DataError as error:
         bad.append(str(error))
     except OSError as error:

@@ -36,5 +36,5 @@ def test_grey_of_every_depth_is_the_same_in_training_and_in_a_pack(
 
 def test_floating_pixels_are_refused_in_training_too(tmp_path: Path) -> None:
     Image.new("F", (40, 40), 0.5).save(tmp_path / "x.tiff")
-    with pytest.raises(CorruptImageError, match="floating pixels"):
+    with pytest.raises(CorruptImageError, match="floating-point pixels"):
         decode(tmp_path / "x.tiff", 3)
