@@ -1,4 +1,4 @@
-"""The catalogue of data sets: what each name means, and how it is loaded. torch is imported when something is."""
+"""The catalog of named data sets, and how to load them. torch is imported only on loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSetEntry:
-    """One row of `lockstep datasets`. `fetched`: whether `lockstep data get` can fetch it."""
+    """One row of `lockstep datasets`. `fetched`: whether `lockstep data get` can download it."""
 
     samples: str
     images: str
@@ -40,11 +40,11 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
     """Load the data set that a configuration names.
 
     Raises:
-        DataError: It is unknown (the message names the nearest), missing, or malformed.
+        DataError: It is unknown (the message names the closest match), missing, or malformed.
     """
     source = config.source
     if config.data:
-        return _load_users(config.data)
+        return _load_custom(config.data)
     if source == "digits":
         from lockstep.data.sources import digits
 
@@ -66,10 +66,10 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
 
 def locate(config: DataConfig) -> Path:
-    """The folder, of images or a pack of them, that a configuration names as its data set.
+    """Return the data set folder that a configuration names: images or a pack.
 
     Raises:
-        DataError: There is no such folder.
+        DataError: The folder does not exist.
     """
     path = config.data_dir / "imagenet" if config.source == "imagenet" else Path(config.source)
     if path.is_dir():
@@ -89,16 +89,16 @@ def locate(config: DataConfig) -> Path:
 
 
 def check(config: DataConfig) -> None:
-    """Refuse a data set that cannot exist, before any worker starts; loads nothing.
+    """Check, before any worker starts, that the data set exists. Loads nothing.
 
     Raises:
-        DataError: The name is unknown, or the folder is not there.
+        DataError: The name is unknown, or the folder does not exist.
     """
     if not config.data and not (config.source in NAMED and config.source != "imagenet"):
         locate(config)
 
 
-def _load_users(reference: str) -> ImageData:
+def _load_custom(reference: str) -> ImageData:
     from lockstep.data.sets import ImageData
     from lockstep.data.sources.user_dataset import describe
 

@@ -1,7 +1,7 @@
 """Records: one JSON object per line, appended during the run.
 
 `metrics.jsonl` is the source of truth for a run; figures and reports read only this file. Each record has `kind`
-("run", "step" or "epoch"), `step` (optimizer steps done) and `time_seconds` (of training, over all sessions of the run).
+("run", "step" or "epoch"), `step` (optimizer steps done) and `time_seconds` (training time over all sessions).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""ImageNet's folder tree from its official archives (ILSVRC2012), resumable, without unpacking inner archives to disk.
+"""Make ImageNet's folder tree from its official archives (ILSVRC2012). Resumable; inner archives are read in place.
 
-    ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar a class, of n01440764_10026.JPEG, ...
+    ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar per class, of n01440764_10026.JPEG, ...
     ILSVRC2012_img_val.tar            ILSVRC2012_val_00000001.JPEG, ...
-    ILSVRC2012_devkit_t12.tar.gz      the numbers of the validation images' classes
+    ILSVRC2012_devkit_t12.tar.gz      the class numbers of the validation images
 
-Names in archives are held against these forms: nothing else is written, and so nothing outside the target folder.
-Facts and MD5 sums: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes in the order of their
-numbers, from 1 (ILSVRC2012_ID), as the devkit's meta.mat has them in MATLAB's form.
+Only members whose names match these patterns are written, so nothing is written outside the target folder. Source of
+layout and MD5 sums: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes by number, from 1
+(ILSVRC2012_ID), as in the devkit's meta.mat.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12(/.*)?", re.DOTALL)
 COPY_BYTES = 1 << 20
-MOST_DEVKIT_BYTES = 64 << 20  # the official one unpacks to less than a tenth of that
+MOST_DEVKIT_BYTES = 64 << 20  # more than 10 times the official one
 
 
 @dataclass(frozen=True)
 class Archives:
-    """The three archives, each of which is what it should be, and what there is to do."""
+    """The three archives, checked, and what to extract."""
 
     train: Path
     val: Path
     val_classes: tuple[str, ...]  # of validation image 1, 2, ...
     classes: tuple[str, ...]
-    train_tars: dict[str, tuple[int, int]]  # class: where its tar lies in TRAIN.tar, and its bytes
+    train_tars: dict[str, tuple[int, int]]  # by class: offset of its tar in TRAIN.tar, and its bytes
 
 
 def look(train: Path, val: Path, devkit: Path) -> Archives:
-    """Look at the archives' tables of contents.
+    """Read and check the archives' tables of contents.
 
     Raises:
-        DataError: One is missing, another's, cut off or damaged.
+        DataError: An archive is missing, in the wrong position, truncated or damaged.
     """
     for path, kind in ((train, "training"), (val, "validation"), (devkit, "devkit")):
         _check_kind(path, kind)
@@ -84,7 +84,7 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
 
 
 def md5(path: Path, kind: str) -> tuple[str, bool]:
-    """An archive's MD5 sum, and whether it is the official one's."""
+    """Return an archive's MD5 sum, and whether it matches the official one."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(COPY_BYTES):
@@ -93,16 +93,16 @@ def md5(path: Path, kind: str) -> tuple[str, bool]:
 
 
 def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) -> tuple[int, int]:
-    """Write DEST/train and DEST/val; what is there already is compared by names and sizes, and kept.
+    """Write DEST/train and DEST/val. Existing files with matching names and sizes are kept.
 
     Args:
-        advance: Called with bytes of the archives as they are done.
+        advance: Called with the number of archive bytes done since the last call.
 
     Returns:
-        How many training and validation images there are.
+        The numbers of training and validation images.
 
     Raises:
-        DataError: An archive is damaged, DEST holds other things, or it cannot be written.
+        DataError: An archive is damaged, or DEST contains other files or cannot be written.
     """
     with ExitStack() as stack:
         with _writing(folder):
@@ -110,17 +110,17 @@ def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) ->
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(holding(folder, "lockstep data prepare"))
         count, left = 0, _size(archives.train)
-        for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # as they lie on disk
+        for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # in disk order
             start, size = archives.train_tars[name]
             count += _extract_class(archives.train, start, size, folder / "train" / name)
             advance(size)
             left -= size
-        advance(left)  # its headers
+        advance(left)  # the tar headers
         return count, _extract_validation(archives, folder / "val", advance)
 
 
 def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
-    """Write one class's images under another name, and give the folder its name when all are there."""
+    """Extract one class's images into a temporary folder, renamed when complete; return their number."""
     end = start + size
     with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
         members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
@@ -152,9 +152,9 @@ def _extract_validation(archives: Archives, target: Path, advance: Callable[[int
 
 
 def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> Iterator[int]:
-    """Write what is missing of a folder's files under another name, and give it its own when all are there.
+    """Extract the missing files of a folder under a temporary name, and rename it when complete.
 
-    Yields the bytes of each file, as it is done. A whole folder keeps its name all along.
+    Yields the size in bytes of each extracted file. A complete folder is not renamed.
     """
     partial = partial_of(target)
     with _writing(target):
@@ -181,17 +181,17 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The bytes of all that lies in a folder and below, by names in it."""
+    """Return the sizes in bytes of all files in a folder, recursively, by relative path."""
     return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
 
 
 def _finished(name: str) -> str:
-    """A file's name in a folder, as it will be when the file is whole."""
+    """Return a file's final name, without the prefix of partial files."""
     return str(Path(name).with_name(Path(name).name.removeprefix(PARTIAL)))
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write one file, whole or not at all."""
+    """Extract one file atomically."""
     source = archive.extractfile(member)
     assert source is not None
     content = source.read()
@@ -214,13 +214,13 @@ def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
 
 
 def _check_kind(path: Path, kind: str) -> None:
-    """Refuse an archive that is another of the three, or none."""
+    """Raise DataError unless `path` is the archive of this kind."""
     if not path.is_file():
         raise DataError(f"{kind} archive {path} not found; download it from image-net.org and run: {ORDER}")
     try:
         with tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive:
             member = archive.next()
-    except Exception as error:  # tarfile passes on what gzip and zlib raise
+    except Exception as error:  # tarfile passes on errors of gzip and zlib
         raise DataError(
             f"{kind} archive {path} is damaged or not a tar file ({first_line(error)}); download it again"
         ) from None
@@ -234,22 +234,22 @@ def _check_kind(path: Path, kind: str) -> None:
 
 @cache
 def numbered_classes() -> tuple[str, ...]:
-    """The WordNet numbers of ImageNet's classes 1, 2, ..."""
+    """Return the WordNet ids of ImageNet's classes 1, 2, ..."""
     return tuple(files(__package__).joinpath("imagenet_classes.txt").read_text(encoding="ascii").split())
 
 
 def _read_truth(path: Path) -> list[int]:
-    """The numbers of the validation images' classes."""
+    """Return the class numbers of the validation images."""
     try:
         with tarfile.open(fileobj=BytesIO(_unpacked(path)), mode="r:") as archive:
             truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
         return [int(line) for line in truth.split()]
-    except Exception as error:  # on damaged files tarfile and gzip raise many types
+    except Exception as error:  # tarfile and gzip raise many types on damaged files
         raise DataError(f"{path} is damaged or not the devkit ({first_line(error)}); download it again") from None
 
 
 def _unpacked(path: Path) -> bytes:
-    """The tar within the devkit, which need not be compressed."""
+    """Return the devkit's tar; the file may be uncompressed."""
     with gzip.open(path) if _is_gzip(path) else path.open("rb") as content:
         tar = content.read(MOST_DEVKIT_BYTES + 1)
     if len(tar) > MOST_DEVKIT_BYTES:
@@ -275,10 +275,11 @@ def _members(path: Path) -> list[tarfile.TarInfo]:
 
 
 def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar that ends at byte `end` of `path`, each a plain file with a name of its own.
+    """Yield the members of a tar that ends at byte `end` of `path`: regular files with unique names.
 
     Raises:
-        tarfile.ReadError: There is more after the last of them than the zeros that end a tar.
+        DataError: A member is not a regular file, or a name occurs twice.
+        tarfile.ReadError: The tar is truncated, or data other than zeros follows the last member.
     """
     seen = set()
     for member in archive:
@@ -295,7 +296,7 @@ def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.T
 
 
 def _check_end(path: Path, start: int, end: int) -> None:
-    """tarfile takes a damaged header for the end, and says nothing of what comes after it."""
+    """Check that only zeros follow: tarfile silently treats a damaged header as the end."""
     if start >= end:
         raise tarfile.ReadError("its end marker is missing")
     with path.open("rb") as file:
@@ -321,7 +322,7 @@ def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.
 
 @contextmanager
 def _inner_tar(archive: Path, start: int) -> Iterator[tarfile.TarFile]:
-    """A tar that lies inside another, read in place."""
+    """Open a tar inside another tar, in place."""
     with archive.open("rb") as file:
         file.seek(start)
         with tarfile.open(fileobj=file, mode="r:") as inner:
