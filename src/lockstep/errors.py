@@ -1,30 +1,30 @@
-"""The errors that Lockstep raises on purpose.
+"""Exceptions that Lockstep raises.
 
-Each carries one message for the person who reads it: what happened, where, and what to do. The command line prints
-that message alone, without a traceback, and exits with the class's `exit_code`.
+Each message states what happened, where, and how to fix it. The command line prints only the message, without a
+traceback, and exits with the class's `exit_code`.
 """
 
-INTERRUPTED = 130  # the exit code of what Ctrl-C has ended, as shells report it
+INTERRUPTED = 130  # exit code after Ctrl-C, as in shells: 128 + SIGINT
 
 
 class LockstepError(Exception):
-    """Base of all errors whose message is meant for the user. Exit code 1."""
+    """Base class of all errors that users can act on. Exit code 1."""
 
     exit_code = 1
     retryable = False
-    """Whether the job may do better when its workers are started anew."""
+    """Whether restarting the workers may help."""
 
 
-MOST_CHARACTERS = 300  # of a library's error in a message; a file's own text may be in it
+MOST_CHARACTERS = 300  # of a library's error text, which may quote a file's content
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, up to 300 characters, or its type where it has none."""
+    """Return the first line of an error's text, up to 300 characters, or its type name if it has no text."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
 
 
-# What Gloo and NCCL say when a peer is gone.
+# Error texts of Gloo and NCCL for a peer that exited.
 LOST_PEER = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     *("remote process exited", "remote process exiting", "was aborted"),
@@ -32,13 +32,13 @@ LOST_PEER = (
 
 
 def tells_of_lost_peer(error: BaseException) -> bool:
-    """Whether an error of a collective only follows from another worker's end."""
-    said = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
-    return said or isinstance(error, LostPeerError)
+    """Return whether a collective failed only because another worker exited."""
+    is_matched = isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER)
+    return is_matched or isinstance(error, LostPeerError)
 
 
 class ConfigError(LockstepError, ValueError):
-    """A flag, recipe field or argument is wrong or contradicts another. Exit code 2, as for any usage error."""
+    """Invalid or conflicting flags, recipe fields or arguments. Exit code 2, as for any usage error."""
 
     exit_code = 2
 
@@ -54,14 +54,14 @@ def require(holds: bool, flag: str, value: object, wanted: str) -> None:
 
 
 class WorldError(LockstepError):
-    """The worker's place in the job is unknown or contradictory, or the job cannot be connected. Exit code 3."""
+    """The rank info is missing or inconsistent, or the workers cannot connect. Exit code 3."""
 
     exit_code = 3
     retryable = True
 
 
 class LostPeerError(LockstepError):
-    """Another worker has ended, or its host cannot be reached, while an accelerator waited for it. Exit code 1."""
+    """Another worker exited, or its host became unreachable, during a collective on an accelerator. Exit code 1."""
 
     retryable = True
 
@@ -77,13 +77,13 @@ class CorruptImageError(DataError):
 
 
 class LoaderError(DataError):
-    """A loader process has ended, such as when memory ran out. Exit code 4."""
+    """A loader process exited, for example because memory ran out. Exit code 4."""
 
     retryable = True
 
 
 class CheckpointError(LockstepError):
-    """A checkpoint cannot be written, read, or does not fit this run. Exit code 5."""
+    """A checkpoint cannot be written or read, or does not match this run. Exit code 5."""
 
     exit_code = 5
 
@@ -95,18 +95,18 @@ class NonFiniteLossError(LockstepError):
 
 
 class ReplicasDifferError(LockstepError):
-    """The workers' weights are not equal any more, so that they no longer train one model. Exit code 7."""
+    """The workers' weights diverged, so they no longer train one model. Exit code 7."""
 
     exit_code = 7
-    retryable = True  # all snapshots and checkpoints are of equal replicas
+    retryable = True  # snapshots and checkpoints are only taken of equal replicas
 
 
 class WorkerFailedError(LockstepError):
-    """A function called by `lockstep.launch.run` failed on a worker; the message has its traceback. Exit code 1."""
+    """A function run by `lockstep.launch.run` failed on a worker; the message contains its traceback. Exit code 1."""
 
 
 class StoppedError(LockstepError):
-    """Training was stopped by a signal or its time limit, after a checkpoint; `--resume auto` goes on. Exit code 75.
+    """A signal or the time limit stopped training after a checkpoint; `--resume auto` continues. Exit code 75.
 
     EX_TEMPFAIL of sysexits.h: the same command may succeed later.
     """

@@ -78,19 +78,19 @@ def test_a_writer_that_was_cut_off_finds_that_another_has_its_folder(tmp_path: P
         worker = _worker(first)
         refused = run(TRAIN, folder, env)
         assert refused.returncode == 2
-        assert "waiting up to 60 s to see whether it still is" in refused.stderr
+        assert "waiting up to 60 s to see if it is still running" in refused.stderr
         worker.send_signal(signal.SIGSTOP)
         first.wait_until(lambda: _stands_still(worker))
         os.utime(folder / "run" / LOCK_FILE, (1, 1))  # for years
         goes_on = (*TRAIN, "--max-steps", str(_newest_step(folder) + 8))
         second = run(goes_on, folder, env)
         assert second.returncode == 0, second.stderr
-        assert "which gave no sign for" in second.stderr
+        assert "which was silent for" in second.stderr
         worker.send_signal(signal.SIGCONT)
         first.send_signal(signal.SIGCONT)  # it stops itself with its child
         assert first.wait() == 1
         assert "run is now held by" in first.text
-        assert "ends without writing there" in first.text
+        assert "exits without writing to it" in first.text
     _check_sound(folder)
     assert run(goes_on, tmp_path / "whole", env).returncode == 0
     assert final_weights(folder / "run") == final_weights(tmp_path / "whole" / "run")

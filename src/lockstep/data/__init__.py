@@ -1,13 +1,13 @@
-"""Data sets, their sharing out, augmentation and loading.
+"""Data sets, sharding, augmentation and loading.
 
-Start with `catalog`, which finds a data set by its name, or with `loaders` for a training loop of your own. `sets` are
-data sets as the rest knows them, `batch` is what a step gets, `sharding` says which samples, and `process_pool` is for
-commands that work through a whole data set.
+Start with `catalog`, which finds a data set by its name, or with `loaders` for a custom training loop. `sets` defines
+data sets, `batch` the input of a step, `sharding` which samples a step gets. `process_pool` serves commands that
+process a whole data set.
 
-| package | what it is |
+| package | contents |
 |---|---|
-| `sources` | where images come from |
-| `packed` | the packed form, read and written |
+| `sources` | data sets: folders of images, ImageNet, digits, custom |
+| `packed` | reading and writing packed data sets |
 | `pipeline` | from encoded bytes to a batch on the device |
-| `augment` | random changes, by (seed, epoch, sample) |
+| `augment` | random augmentation, seeded by (seed, epoch, sample) |
 """

@@ -1,4 +1,4 @@
-"""What a step of training or evaluation gets."""
+"""The input of one training or evaluation step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Batch(NamedTuple):
-    """Images, floating [N, C, H, W], and labels, int64 [N]; `weights` [N] is None where every sample counts once.
+    """Images, floating [N, C, H, W], and labels, int64 [N].
 
-    Of mixed images, `labels` are those with the larger share, at least 1/2 each, which `shares` [N] holds; `others` [N]
-    are the labels of the rest. Both are None where images are not mixed.
+    `weights` [N] is None if every sample has weight 1. For mixed images, `labels` are the labels with the larger share,
+    `shares` [N] are these shares (at least 1/2), and `others` [N] the labels of the rest. Both are None without mixing.
     """
 
     images: torch.Tensor

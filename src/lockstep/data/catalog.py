@@ -1,4 +1,4 @@
-"""The catalogue of data sets: what each name means, and how it is loaded. torch is imported when something is."""
+"""The catalog of named data sets, and how to load them. torch is imported only on loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSetEntry:
-    """One row of `lockstep datasets`. `fetched`: whether `lockstep data get` can fetch it."""
+    """One row of `lockstep datasets`. `fetched`: whether `lockstep data get` can download it."""
 
     samples: str
     images: str
@@ -26,11 +26,11 @@ class DataSetEntry:
 
 
 NAMED = {
-    "digits": DataSetEntry("1,437 + 360", "8 x 8 grey", "embedded"),
-    "mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "digits", fetched=True),
-    "fashion-mnist": DataSetEntry("60,000 + 10,000", "28 x 28 grey", "clothing", fetched=True),
-    "cifar10": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "10 classes", fetched=True),
-    "cifar100": DataSetEntry("50,000 + 10,000", "32 x 32 colour", "100 classes", fetched=True),
+    "digits": DataSetEntry("1,437 + 360", "8 x 8 gray", "embedded"),
+    "mnist": DataSetEntry("60,000 + 10,000", "28 x 28 gray", "digits", fetched=True),
+    "fashion-mnist": DataSetEntry("60,000 + 10,000", "28 x 28 gray", "clothing", fetched=True),
+    "cifar10": DataSetEntry("50,000 + 10,000", "32 x 32 color", "10 classes", fetched=True),
+    "cifar100": DataSetEntry("50,000 + 10,000", "32 x 32 color", "100 classes", fetched=True),
     "imagenet": DataSetEntry("1,281,167 + 50,000", "photographs", "your own copy"),
     "synthetic": DataSetEntry("1,024 + 256", "noise", "for measuring"),
 }
@@ -40,11 +40,11 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
     """Load the data set that a configuration names.
 
     Raises:
-        DataError: It is unknown (the message names the nearest), missing, or malformed.
+        DataError: It is unknown (the message names the closest match), missing, or malformed.
     """
     source = config.source
     if config.data:
-        return _load_users(config.data)
+        return _load_custom(config.data)
     if source == "digits":
         from lockstep.data.sources import digits
 
@@ -66,39 +66,39 @@ def load(config: DataConfig, download: bool = False) -> ImageData:
 
 
 def locate(config: DataConfig) -> Path:
-    """The folder, of images or a pack of them, that a configuration names as its data set.
+    """Return the data set folder that a configuration names: images or a pack.
 
     Raises:
-        DataError: There is no such folder.
+        DataError: The folder does not exist.
     """
     path = config.data_dir / "imagenet" if config.source == "imagenet" else Path(config.source)
     if path.is_dir():
         return path
     if config.source == "imagenet":
         raise DataError(
-            f"{path} is not there: ImageNet may not be fetched automatically; put its train/ and val/ class folders "
-            f"there (`lockstep data prepare imagenet` makes them), or name their folder: lockstep train FOLDER"
+            f"{path} does not exist; ImageNet cannot be downloaded automatically: put its train/ and val/ class "
+            f"folders there (`lockstep data prepare imagenet` creates them), or pass a folder: lockstep train FOLDER"
         )
     if path.exists():
-        raise DataError(f"{path} is a file; give the folder that holds train/ and val/")
+        raise DataError(f"{path} is a file; pass the folder that contains train/ and val/")
     if len(path.parts) > 1 or config.source.startswith("."):
-        raise DataError(f"there is no folder {path}")
+        raise DataError(f"{path} does not exist; pass the folder that contains train/ and val/")
     near = get_close_matches(config.source, NAMED, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMED)}"
-    raise DataError(f"{config.source!r} is neither a data set nor a folder; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"known data sets: {', '.join(NAMED)}"
+    raise DataError(f"{config.source!r} is not a known data set or folder; {hint}")
 
 
 def check(config: DataConfig) -> None:
-    """Refuse a data set that cannot exist, before any worker starts; loads nothing.
+    """Check, before any worker starts, that the data set exists. Loads nothing.
 
     Raises:
-        DataError: The name is unknown, or the folder is not there.
+        DataError: The name is unknown, or the folder does not exist.
     """
     if not config.data and not (config.source in NAMED and config.source != "imagenet"):
         locate(config)
 
 
-def _load_users(reference: str) -> ImageData:
+def _load_custom(reference: str) -> ImageData:
     from lockstep.data.sets import ImageData
     from lockstep.data.sources.user_dataset import describe
 

@@ -1,6 +1,7 @@
-"""Loaders: what a training loop iterates over. Each is a reader (how batches are made) with a sharding (which samples).
+"""Loaders, which a training loop iterates over. Each combines a reader (how batches are made) with a sharding (which
+samples).
 
-People with a loop of their own use `loaders`.
+For a custom training loop, use `loaders`.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ def reader_for(
     sizes: Sizes | None = None,
     on_device: bool = False,
 ) -> Reader:
-    """The reader for a kind of split.
+    """Return the reader for a split.
 
     Args:
-        processes: Loader processes, which images in memory do not need.
-        sizes: Sides of the training images by epoch; None: as `spec` has them.
-        on_device: Decode training images on the device.
+        processes: Number of loader processes; ignored for images in memory.
+        sizes: Side of the training images by epoch; None: as in `spec`.
+        on_device: Whether to decode training images on the device.
 
     Raises:
-        ConfigError: Augmentation or sizes that this kind of split cannot have.
+        ConfigError: This kind of split does not support the augmentation or sizes.
     """
     if isinstance(split, MemorySplit):
         return MemoryReader(split, spec, placement, augment, seed, sizes)
@@ -62,36 +63,39 @@ def reader_for(
         finish = DeviceDecoder(placement.device, spec.channels, split)
         return StreamReader(EncodedSource(split, spec.channels, source), *options, finish)
     if sizes:
-        raise ConfigError("--progressive-sizes: your own data set decides how large its images are; resize them there")
-    asked = [name for name in ("rand_augment", "trivial_augment", "random_erasing") if getattr(augment, name)]
-    if asked:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
-        raise ConfigError(f"{flags}: your own data set augments its images itself; do it there")
+        raise ConfigError(
+            "--progressive-sizes: not available with a custom data set; resize the images in the data set"
+        )
+    given = [name for name in ("rand_augment", "trivial_augment", "random_erasing") if getattr(augment, name)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{flags}: not available with a custom data set; augment the images in the data set")
     return StreamReader(UserSource(split, seed), spec, placement, processes, skip_corrupt)
 
 
 def _check_augmentation(augment: AugmentConfig) -> None:
-    """Refuse augmentation that images which are not in memory cannot have, rather than leave it out without a word."""
+    """Raise ConfigError for augmentation that is only implemented for images in memory."""
     fields = ("shift", "rotate", "zoom", "shear", "cutout")
-    asked = [f"--{field}" for field in fields if getattr(augment, field)]
-    if asked:
-        raise ConfigError(f"{', '.join(asked)}: only for images in memory, which these are not; see --in-memory")
+    given = [f"--{field}" for field in fields if getattr(augment, field)]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: only available for images held in memory; see --in-memory")
 
 
 class TrainLoader:
-    """This worker's share of each step of an epoch."""
+    """Batches of this worker's share of each training step."""
 
     def __init__(self, reader: Reader, sharding: Sharding, device: torch.device, mixing: Mixing | None = None):
-        """`mixing` needs a `sharding` that keeps pairs together."""
+        """`mixing` requires a `sharding` with `together=2`."""
         self.reader = reader
         self.sharding = sharding
         self._device = device
         self._mixing = mixing or Mixing(AugmentConfig())
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """Batches of the steps from `start_step` on.
+        """Yield the batches of an epoch, from `start_step` on.
 
-        A worker whose share of the last step is empty gets one sample of weight 0: it has to take the step too.
+        If this worker's share of the last step is empty, it gets one sample of weight 0, since it must take part in the
+        step.
         """
         shares = self.sharding.epoch(epoch, start_step)
         filler = np.zeros(1, np.int64)
@@ -104,7 +108,7 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """This worker's part of an evaluation: over all workers each sample once."""
+    """Batches of this worker's part of an evaluation; all workers together see each sample once."""
 
     def __init__(self, reader: Reader, samples: int, batch: int, rank: int, size: int, device: torch.device):
         self.reader = reader
@@ -119,14 +123,14 @@ class EvalLoader:
 
 
 class TrainBatches:
-    """A `TrainLoader` as a plain iterable of (images, labels) for loops outside Lockstep."""
+    """A `TrainLoader` as an iterable of (images, labels), for custom training loops."""
 
     def __init__(self, loader: TrainLoader):
         self._loader = loader
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order and augmentation of the next pass; without it, each pass takes the next epoch's."""
+        """Set the epoch of the next pass, which selects order and augmentation; by default, the next one."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -139,7 +143,7 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """An `EvalLoader` as a plain iterable of (images, labels)."""
+    """An `EvalLoader` as an iterable of (images, labels)."""
 
     def __init__(self, loader: EvalLoader):
         self._loader = loader
@@ -165,42 +169,43 @@ def loaders(
     workers: int = 0,
     seed: int = 0,
 ) -> tuple[TrainBatches, EvalBatches]:
-    """Training and test loaders of one worker's share, for a training loop of your own.
+    """Return one worker's training and test loaders, for a custom training loop.
 
     Args:
-        data: A data set's name, a folder, or (training set, test set), map-style, of (image tensor [C, H, W], label).
-        batch_size: Samples of one worker in one step; a step has `batch_size * size` over all workers. The epoch's
-            last, smaller batch is dropped, so that all workers' batches are equal and plain averages are exact.
-        rank: This worker's number.
-        size: The number of workers.
-        data_dir: Where named data sets are kept.
-        download: Fetch a named data set that is not there.
-        augment: Random changes to the training images, such as `AugmentConfig(shift=4, flip=True)`; None: none.
-        device: Where batches are put.
-        workers: Loader processes, for data that is not held in memory.
-        seed: Decides the order of samples and the augmentation.
+        data: A data set name, a folder, or (training set, test set), map-style, with items (image tensor [C, H, W],
+            label).
+        batch_size: Samples per worker and step; all workers together take `batch_size * size`. The epoch's last,
+            smaller batch is dropped, so that all batches have equal size and unweighted averages are exact.
+        rank: Index of this worker.
+        size: Number of workers.
+        data_dir: Folder of named data sets.
+        download: Whether to download a named data set that is missing.
+        augment: Augmentation of the training images, such as `AugmentConfig(shift=4, flip=True)`.
+        device: Device of the batches.
+        workers: Number of loader processes, for data that is not held in memory.
+        seed: Seed of sample order and augmentation.
 
     Returns:
-        Two iterables of (images, floating [N, C, H, W], normalised; labels, int64 [N]) on `device`. The training
-        loader shuffles by (seed, epoch) and has `set_epoch`; over all workers the test loader gives each sample once.
+        Two iterables of (images, normalized floating [N, C, H, W]; labels, int64 [N]) on `device`. The training loader
+        shuffles by (seed, epoch) and has `set_epoch`. The workers' test loaders together yield each sample once.
 
     Raises:
-        ConfigError: The training set is smaller than one step, or `augment` asks for mixup or cutmix.
+        ConfigError: The training set is smaller than one step, or `augment` has mixup or cutmix.
         DataError: The data set is unknown, missing or malformed.
     """
     if augment and mixes(augment):
         raise ConfigError(
-            "mixup and cutmix: a loop of your own gets one label an image; mix in it, or use lockstep.train"
+            "mixup and cutmix: loaders() yields one label per image; mix in the training loop, or use lockstep.train"
         )
     if isinstance(data, str):
         content = catalog.load(DataConfig(dataset=data, data_dir=Path(data_dir)), download)
     else:
         content = describe("data", *data)
     if not 0 <= rank < size:
-        raise ConfigError(f"rank {rank} is not one of {size} workers, which count from 0")
+        raise ConfigError(f"rank {rank}: must be between 0 and {size - 1} with {size} workers")
     if len(content.train) < batch_size * size:
         raise ConfigError(
-            f"batch_size {batch_size} on {size} workers is more than the {len(content.train)} training samples"
+            f"batch_size {batch_size} on {size} workers exceeds the {len(content.train)} training samples; lower it"
         )
     placement = Placement(torch.device(device))
     spec, augmentation = content.input, augment or AugmentConfig()

@@ -1,4 +1,4 @@
-"""The same work on many things, by all cores: one clear error when a process is lost, and none left behind."""
+"""Parallel map over processes: one clear error if a process is killed, and no orphaned processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ POLL_SECONDS = 0.2
 def run_all(
     function: Callable[[Task, Advance], Result], tasks: Sequence[Task], processes: int, advance: Advance
 ) -> Iterator[Result]:
-    """Yield each `function(task, advance)` as it is done.
+    """Yield the results of `function(task, advance)` in order of completion.
 
     Args:
-        function: A module's own; it calls its `advance` with the number of things it has got done since.
-        processes: At most so many; with 1, this process does the work itself.
-        advance: Is called in this process with what the others have got done.
+        function: A module-level function; it calls its `advance` with the number of items done since the last call.
+        processes: Maximum number of processes; with 1, this process does the work itself.
+        advance: Called in this process with the number of items that the workers have done since.
 
     Raises:
         DataError: A process was killed.
@@ -37,13 +37,13 @@ def run_all(
         for task in tasks:
             yield function(task, advance)
         return
-    context = multiprocessing.get_context("spawn")  # progress bars have a thread, with which forking is not safe
-    done_things, seen = context.Value("q", 0), 0
+    context = multiprocessing.get_context("spawn")  # progress bars use a thread, so forking is unsafe
+    done_items, seen = context.Value("q", 0), 0
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, _begin, (done_things,))
+    pool = ProcessPoolExecutor(processes, context, _begin, (done_items,))
     pending: set[Future[Result]] = set()
     try:
-        # Ctrl-C goes to all of a terminal's processes: it stays blocked in those that start here.
+        # Ctrl-C signals the whole process group; the worker processes inherit a mask that blocks it.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for task in tasks:
@@ -52,35 +52,33 @@ def run_all(
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
         while pending:
             done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-            # Past the lock, with which a process may have died; an aligned number is read at once.
-            before, seen = seen, done_things.get_obj().value
+            # Read without the lock, which a killed process may hold; aligned 8-byte reads are atomic.
+            before, seen = seen, done_items.get_obj().value
             advance(seen - before)
             for future in done:
                 yield future.result()
         pool.shutdown()
     except BrokenProcessPool:
-        raise DataError(
-            "a process was killed from outside; if memory ran out, lower -j; the same command goes on"
-        ) from None
+        raise DataError("a process was killed; if memory ran out, lower -j; run the same command again") from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        own = set(multiprocessing.active_children()) - others  # none after a good end
+        own = set(multiprocessing.active_children()) - others  # empty after normal completion
         for process in own:
             process.terminate()
         for process in own:
             process.join()
 
 
-_done_things: Any = None
+_done_items: Any = None
 
 
-def _begin(done_things: Any) -> None:
-    global _done_things
-    _done_things = done_things
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _begin(done_items: Any) -> None:
+    global _done_items
+    _done_items = done_items
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
@@ -92,5 +90,5 @@ def _work(function: Callable[[Task, Advance], Result], task: Task) -> Result:
 
 
 def _advance(count: int) -> None:
-    with _done_things.get_lock():
-        _done_things.value += count
+    with _done_items.get_lock():
+        _done_items.value += count

@@ -1,4 +1,4 @@
-"""What a data set is here: two splits, the names of its classes, and how its pixels become a model's input."""
+"""Data sets: two splits, class names, and the input that a model gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from lockstep.files.untrusted import open_plain, read_bytes
 
-if TYPE_CHECKING:  # processes that only move files need no torch
+if TYPE_CHECKING:  # processes that only copy files need no torch
     import torch
 
 
@@ -20,9 +20,9 @@ MOST_IMAGE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A model's input: `channels` x `height` x `width`, with pixels (0 to 1) normalised by `mean` and `std`.
+    """A model's input: `channels` x `height` x `width`, with pixels (0 to 1) normalized by `mean` and `std`.
 
-    `crop_ratio` is the side of evaluation's centre crop over the resized image's short side.
+    `crop_ratio` is the side of the center crop in evaluation, relative to the short side of the resized image.
     """
 
     channels: int
@@ -35,7 +35,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Images held in memory: uint8 [N, C, H, W], labels int64 [N]; `source`: the files that they were decoded from."""
+    """Images in memory: uint8 [N, C, H, W], labels int64 [N]. `source`: the files they were decoded from, if any."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -46,18 +46,18 @@ class MemorySplit:
 
 
 class ImageFile(Protocol):
-    """An encoded image: a Path is one, an image of a split another. As a string it is its place, for messages."""
+    """An encoded image, such as a Path or an image of a split. `str` gives its location, for messages."""
 
     def read_bytes(self) -> bytes | memoryview:
-        """The file as it is: JPEG, PNG, WebP or another of the forms of `lockstep.data.pipeline.image_header`.
+        """Return the encoded file: JPEG, PNG, WebP or another of `lockstep.data.pipeline.image_header.FORMS`.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
 
 
 class EncodedSplit(ABC):
-    """Images that are read and decoded when they are needed."""
+    """Images that are read and decoded on demand."""
 
     labels: Sequence[int]
 
@@ -66,18 +66,18 @@ class EncodedSplit(ABC):
 
     @abstractmethod
     def name(self, sample: int) -> str:
-        """Where an image lies, for messages."""
+        """Return the location of an image, for messages."""
 
     @abstractmethod
     def read(self, sample: int) -> bytes | memoryview:
-        """An image's file, as it is.
+        """Return the encoded file of an image.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
 
     def open(self, sample: int) -> BinaryIO:
-        """An image's file, to read a part of it."""
+        """Open an image's file, to read a part of it."""
         return BytesIO(self.read(sample))
 
     def image(self, sample: int) -> ImageFile:
@@ -86,7 +86,7 @@ class EncodedSplit(ABC):
 
 @dataclass(frozen=True)
 class _ImageOfSplit:
-    """Its place is looked up only for a message, for that takes a pack as long as reading."""
+    """Its name is only computed for messages, since that takes as long as reading for a pack."""
 
     split: EncodedSplit
     sample: int
@@ -100,7 +100,7 @@ class _ImageOfSplit:
 
 @dataclass(frozen=True)
 class FileSplit(EncodedSplit):
-    """Images in a file each; `ignored` counts the files beside them that are no images, by extension."""
+    """One file per image; `ignored` counts the other files in the folder, by extension."""
 
     paths: Sequence[Path]
     labels: Sequence[int]
@@ -118,9 +118,9 @@ class FileSplit(EncodedSplit):
 
 @dataclass(frozen=True)
 class UserSplit:
-    """The user's own map-style data set: item i is (image [C, H, W], label).
+    """A custom map-style data set: item i is (image [C, H, W], label).
 
-    Floating images are taken as they are; uint8 images are scaled to 0 to 1.
+    Floating images are used unchanged; uint8 images are scaled to 0 to 1.
     """
 
     dataset: Any
@@ -137,8 +137,8 @@ class ImageData:
     """A data set ready for training.
 
     Attributes:
-        left_out: The files that could not be decoded and were skipped.
-        notes: Lines on what the user may not expect of this data set.
+        left_out: Files that could not be decoded and were skipped.
+        notes: Notes for the user, such as ignored files.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Which samples a worker sees in which step: pure functions of (seed, epoch, step, rank, size).
+"""Which samples a worker gets in each step: pure functions of (seed, epoch, step, rank, size).
 
-One permutation of (seed, epoch) is cut into global batches, and each worker takes its share of each. So with a fixed
-global batch, any number of workers sees the same samples in the same steps.
+One permutation, seeded by (seed, epoch), is split into global batches, and each worker takes its share of each. So with
+a fixed global batch size, the samples of each step do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from lockstep.data.augment.random_draws import Draws, Indices
 
 
 def permutation(samples: int, seed: int, epoch: int) -> Indices:
-    """The order of an epoch: 0 .. samples - 1 sorted by a draw each, int64; the same with any version of NumPy."""
+    """Return an epoch's sample order, int64: 0 .. samples - 1 sorted by random keys, for any version of NumPy."""
     return np.argsort(Draws(seed, epoch, np.arange(samples)).uniform("order"), kind="stable")
 
 
 def share(count: int, rank: int, size: int) -> slice:
-    """The contiguous part of `count` items that belongs to worker `rank`; parts differ by one item at most."""
+    """Return worker `rank`'s contiguous part of `count` items; parts differ by at most one item."""
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How epochs of `samples` samples are cut into steps of `global_batch` and shared out.
+    """Splits epochs of `samples` samples into steps of `global_batch`, and steps among the workers.
 
-    With `drop_last` the last, smaller batch of an epoch is left out, unless it is the only one. A step is shared out in
-    groups of `together` neighbours (2: the pairs that `mixing.py` mixes).
+    With `drop_last`, the last, smaller batch of an epoch is dropped, unless it is the only one. Each group of
+    `together` adjacent samples of a step goes to one worker (2: the pairs that `mixing.py` mixes).
     """
 
     samples: int
@@ -46,24 +46,24 @@ class Sharding:
 
     @property
     def dropped(self) -> int:
-        """Samples that an epoch leaves out."""
+        """Number of samples that an epoch drops."""
         return max(0, self.samples - self.steps_per_epoch * self.global_batch)
 
     def count(self, step: int) -> int:
-        """Samples of one step (counted from the epoch's start) over all workers."""
+        """Return the number of samples of a step (counted from the epoch's start) over all workers."""
         return min(self.global_batch, self.samples - step * self.global_batch)
 
     def passes(self, step: int, most: int) -> int:
-        """Forward passes of one step, up to `most`: as many on every worker, each with a sample at least.
+        """Return the number of forward passes of a step, up to `most`: equal on all workers, none without samples.
 
-        Workers that meet in a pass, as with synchronised batch norm, would else wait for each other.
+        With different counts, collectives in the forward pass, such as those of synchronized batch norm, would hang.
         """
         groups = -(-self.count(step) // self.together)
         smallest_share = groups // self.size * self.together - (groups * self.together - self.count(step))
         return max(1, min(most, smallest_share))
 
     def epoch(self, epoch: int, start_step: int = 0) -> list[Indices]:
-        """This worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""
+        """Return this worker's samples for each step of an epoch, from `start_step` on. A share may be empty."""
         order = permutation(self.samples, self.seed, epoch)
         shares = []
         for step in range(start_step, self.steps_per_epoch):
@@ -75,6 +75,6 @@ class Sharding:
 
 
 def evaluation_batches(samples: int, batch: int, rank: int, size: int) -> list[Indices]:
-    """This worker's part of an evaluation, in batches: each sample once over all workers, none padded."""
+    """Return this worker's batches of an evaluation. All workers together see each sample once, without padding."""
     mine = np.arange(samples, dtype=np.int64)[share(samples, rank, size)]
     return [mine[start : start + batch] for start in range(0, len(mine), batch)]

@@ -1,7 +1,15 @@
-"""Reading what others wrote, and writing so that a crash loses nothing.
+"""Crash-safe writing, and reading of untrusted files.
 
-`atomic` writes a file whole or not at all; `untrusted` reads text, JSON and YAML within limits; `jsonl` is the form of
-all records, `fields` are what may be taken from a damaged one, and `io_records` those of I/O; `resilient_file` keeps
-what a full disk did not take; `folder_lock` lets one process at a time, on any host, write to a folder. Imports errors
-alone; nothing of torch.
+| module | contents |
+|---|---|
+| `atomic` | atomic replacement of files |
+| `untrusted` | text, JSON and YAML, read within limits |
+| `jsonl` | records, one JSON object a line |
+| `fields` | typed access to the fields of records that may be damaged |
+| `io_records` | I/O rates of a job |
+| `resilient_file` | a file whose lines are buffered while the disk is full |
+| `folder_lock` | one writer per folder, across hosts |
+| `checkpoint_listing` | the checkpoints in a folder |
+
+Imports only `lockstep.errors`, and no torch.
 """

@@ -1,7 +1,7 @@
-"""Writing so that a reader, or a crash, finds all of a file or nothing of it.
+"""Atomic writes: readers see the whole file or none of it, also after a crash.
 
-A file is written under another name, which begins with a point, and renamed. A kill leaves that name behind; the next
-process to write the file removes it first, unless several may write at a time.
+A file is written under a temporary name that begins with a dot, then renamed. A killed process leaves the temporary
+file behind; the next writer removes it, unless several processes may write at the same time.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PARTIAL = ".partial-"  # what the name of a file or folder begins with while it is being written
+PARTIAL = ".partial-"  # prefix of files and folders that are being written
 
 
 def partial_of(path: Path) -> Path:
-    """Where a file or folder is written before it has its name; the suffix, which libraries look at, is the same."""
+    """Return the temporary path of a file or folder; the suffix stays, since libraries choose a format by it."""
     return path.with_name(PARTIAL + path.name)
 
 
 @contextmanager
 def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterator[Path]:
-    """A path to write a file to, which takes its place at the end; after an error it is removed.
+    """Yield a temporary path that replaces `path` when the block ends; after an error it is removed.
 
     Args:
-        durable: Whether the file has to survive a power failure, as far as the file system lets a folder be synced.
-        shared: Whether another process may write the same file at the same time; the last one to end wins.
+        durable: Sync the file, and its folder where the file system supports that, to survive a power failure.
+        shared: Allow other processes to write the same file at the same time; the last one to finish wins.
 
     Raises:
-        OSError: It cannot be put on the disk, or be given its name.
+        OSError: The file cannot be synced or renamed.
     """
     partial = partial_of(path.with_name(f"{os.getpid()}-{path.name}") if shared else path)
-    partial.unlink(missing_ok=True)  # it may be a link, whose target would be overwritten, or a pipe
+    partial.unlink(missing_ok=True)  # a link would lead the write to its target; a pipe would block it
     try:
         yield partial
         if durable:
@@ -43,15 +43,15 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
             partial.unlink(missing_ok=True)
         raise
     if durable:
-        with suppress(OSError):  # the file is there already
+        with suppress(OSError):  # the file is already in place
             sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Have the kernel put a file, or a folder's list of names, on the disk.
+    """Flush a file, or a folder's entries, to disk.
 
     Raises:
-        OSError: It cannot, other than because the file system syncs no folders.
+        OSError: Syncing failed, unless because the file system does not support it for folders.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

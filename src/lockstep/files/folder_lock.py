@@ -1,12 +1,12 @@
-"""One writer per folder, on any host: a lock file with a heartbeat.
+"""One writer per folder, across hosts: a lock file with a heartbeat.
 
-`.lock` names the process that holds the folder. It is created exclusively, which every shared file system can do, and
-touched every few seconds by a thread. A lock whose process has ended is taken over: on the holder's own machine its pid
-and start time decide; from elsewhere its silence does, or that this job is known to follow the holder's (a restart, a
-requeue). A holder that was stopped for long, and lost the folder meanwhile, finds
-out when it confirms its lock, which it does before it renames anything there.
+`.lock` names the process that holds the folder. It is created with O_EXCL, which every shared file system supports, and
+a thread touches it every few seconds. The lock of a process that exited is taken over. On the holder's own machine, its
+pid and start time show whether it exited. On other machines, its silence does, or the fact that this job succeeds the
+holder's (a restart or requeue). A holder that was suspended may lose the folder; it confirms its lock before it renames
+anything there.
 
-POSIX locks are not used: NFS mounts and Lustre may have none, or one per host.
+POSIX locks are not used: NFS mounts and Lustre may not support them, or only within one host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.files.untrusted import open_plain, parse_json, printable
 
 LOCK_FILE = ".lock"
 BEAT_SECONDS = 5.0
-SILENT_SECONDS = 60.0  # twelve beats: a file server that hangs for less costs no job its folder
+SILENT_SECONDS = 60.0  # 12 beats: no job loses its folder to a file server that hangs for less
 WATCH_SECONDS = 15.0  # three beats
 POLL_SECONDS = 0.5
 TURN_SECONDS = 0.01
@@ -42,19 +42,19 @@ _TEXTS = ("purpose", "job", "host", "machine", "token")
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds, or wants, a folder.
+    """The process that holds or requests a folder.
 
     Args:
-        purpose: What it does there, such as "lockstep train".
-        job: The batch job that it belongs to, for messages; "" outside of one.
-        series: Sequences of which it is a member, with its number: a later member follows the earlier ones, which have
-            ended. For example the starts of a job's workers, or the runs of a batch job that is requeued.
-        machine: The boot of a kernel and the pid namespace, within which `pid` and `started` identify a process.
-        started: When the process was started, on a clock that cannot be set.
-        since: When it took the folder, in seconds since 1970.
-        succeeds: It has the folder from a process that may still run somewhere. Its lock stays when it ends, marked as
-            released, so that such a process does not take the folder for its own again.
-        released: It has given the folder back.
+        purpose: The command, such as "lockstep train".
+        job: Its batch job, for messages; "" if none.
+        series: Its number in each sequence it belongs to, such as the restarts of a job's workers or the runs of a
+            requeued batch job. A member starts only after all earlier ones have exited.
+        machine: Boot id and pid namespace, within which `pid` and `started` identify a process.
+        started: Start time of the process, on a monotonic clock.
+        since: When it took the folder, as Unix time.
+        succeeds: Whether it took the folder from a process that may still run. Its lock is then kept on exit, marked as
+            released, so that the earlier process does not take the folder back.
+        released: Whether it has released the folder.
     """
 
     purpose: str
@@ -71,17 +71,17 @@ class Owner:
     released: bool = False
 
     def follows(self, other: Owner) -> bool:
-        """Whether the other has ended because this one has started."""
+        """Return whether `other` must have exited because this process started."""
         return any(number > other.series[name] for name, number in self.series.items() if name in other.series)
 
     @property
     def is_here(self) -> bool:
-        """Whether its pid says something in this process, which may not see those of other users."""
+        """Whether this process can check its pid; those of other users may be hidden."""
         return self.machine == _machine() and (self.uid == os.getuid() or _started(self.pid) is not None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known not to hold the folder any more."""
+        """Whether it is known to hold the folder no longer."""
         return self.released or (self.is_here and _started(self.pid) != self.started)
 
     def encode(self) -> bytes:
@@ -99,7 +99,7 @@ UNKNOWN = Owner(
 
 
 class FolderLock:
-    """A folder that this process holds until `close`; use `hold_folder`."""
+    """A folder held by this process until `close`. Created by `hold_folder`."""
 
     def __init__(self, folder: Path, owner: Owner):
         self.folder = folder
@@ -113,32 +113,34 @@ class FolderLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if the folder was lost, as far as is known; reads nothing unless this process was stopped for a while.
+        """Raise if the folder is known to be lost. Reads the lock file only if this process was suspended.
 
         Raises:
-            LockstepError: Another process has taken the folder over.
+            LockstepError: Another process took over the folder.
         """
         is_late = time.monotonic() - self._confirmed > 2 * BEAT_SECONDS
-        if self._lost_to or (is_late and not self._mutex.locked()):  # locked: the heartbeat waits for the file server
+        if self._lost_to or (
+            is_late and not self._mutex.locked()
+        ):  # locked: the heartbeat is waiting for the file server
             self.confirm()
 
     def confirm(self) -> None:
-        """Raise unless this process still holds the folder, as its lock file says now.
+        """Read the lock file and raise unless this process still holds the folder.
 
         Raises:
-            LockstepError: Another process has taken the folder over.
+            LockstepError: Another process took over the folder.
         """
         with self._mutex:
             if not self._lost_to:
                 self._read_again()
         if self._lost_to:
             raise LockstepError(
-                f"{self.folder} is now held by {self._lost_to}: this process (pid {os.getpid()} on "
-                f"{socket.gethostname()}) was stopped or cut off for long, and ends without writing there"
+                f"{self.folder} is now held by {self._lost_to}; this process (pid {os.getpid()} on "
+                f"{socket.gethostname()}) was suspended or disconnected for too long and exits without writing to it"
             )
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Release the folder."""
         self._closing.set()
         try:
             self._thread.join()
@@ -158,15 +160,15 @@ class FolderLock:
     def _read_again(self) -> None:
         try:
             content, _ = _read(self._path)
-        except FileNotFoundError:  # removed manually, maybe with the folder
+        except FileNotFoundError:  # removed manually, possibly with the folder
             with suppress(OSError):
                 if not _create(self._path, self._content):
-                    return  # another process was faster; the next look names it
+                    return  # another process was faster; the next check names it
         except PermissionError:
             self._lost_to = "another user's process"
             return
         except OSError:
-            return  # the file system does not answer now, nor take what is written
+            return  # the file system is unavailable, for writes too
         else:
             if content != self._content:
                 self._lost_to = str(_owner(content))
@@ -185,29 +187,29 @@ class FolderLock:
 
 
 def print_note(line: str) -> None:
-    """Print a line for people at once, since what follows may be a wait."""
+    """Print a note to stderr, flushed because a wait may follow."""
     print(f"lockstep: {line}", file=sys.stderr, flush=True)
 
 
-def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], None] = print_note) -> FolderLock:
-    """Hold an existing folder against all other writers; where it is not certain yet that the last one has ended, wait.
+def hold_folder(folder: Path, owner: Owner, way_out: str, report: Callable[[str], None] = print_note) -> FolderLock:
+    """Lock an existing folder against all other writers; wait while the last holder may still be running.
 
     Args:
-        way_out: What to do when the folder is in use, after a semicolon.
-        tell: Takes lines for people: that a lock of another machine is taken over, or waited for.
+        way_out: The fix that the error names if the folder is in use.
+        report: Called with a message when a lock of another machine is taken over or waited for.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another process holds the folder.
         OSError: The lock cannot be written.
     """
     path = folder / LOCK_FILE
-    watched, since, told = None, 0.0, False
+    watched, since, reported = None, 0.0, False
     while not _create(path, owner.encode()):
         try:
             seen = held, touched = _read(path)
         except FileNotFoundError:
             if path.is_symlink():
-                raise ConfigError(f"{path} is a link to nothing; remove it") from None
+                raise ConfigError(f"{path} is a dangling symbolic link; remove it") from None
             continue
         holder = _owner(held)
         heir = replace(owner, succeeds=holder.succeeds or not holder.is_here)
@@ -222,25 +224,25 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, tell: Callable[[str], 
         silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
         if silent_seconds > SILENT_SECONDS:
             if _take_over(path, held, heir):
-                tell(f"took {folder} over from {holder}, which gave no sign for {silent_seconds:,.0f} s")
+                report(f"took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
                 return FolderLock(folder, heir)
-        elif not told and held:  # an empty one is being written
-            tell(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see whether it still is")
-            told = True
+        elif not reported and held:  # an empty lock is still being written
+            report(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see if it is still running")
+            reported = True
         time.sleep(POLL_SECONDS)
     return FolderLock(folder, owner)
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process of this machine holds the folder."""
+    """Return whether a process of this machine holds the folder."""
     return _holder_here(folder) is not None
 
 
 def check_free(folder: Path, way_out: str) -> None:
-    """Raise where a process of this machine holds the folder, without taking it.
+    """Check, without locking, that no process of this machine holds the folder.
 
     Raises:
-        ConfigError: One does.
+        ConfigError: A process holds it.
     """
     if holder := _holder_here(folder):
         raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
@@ -255,19 +257,19 @@ def _holder_here(folder: Path) -> Owner | None:
 
 
 def is_of_lock(path: Path) -> bool:
-    """Whether a file is a lock, or what a process that was killed while it took one has left."""
+    """Return whether a file is a lock, or was left by a process that was killed while taking one."""
     return path.name.removeprefix(PARTIAL).startswith(LOCK_FILE)
 
 
 @contextmanager
 def holding(folder: Path, purpose: str) -> Iterator[FolderLock]:
-    """Hold an existing folder while the block runs.
+    """Lock an existing folder while the block runs.
 
     Raises:
-        ConfigError: Another process holds it.
-        OSError: It cannot be written to.
+        ConfigError: Another process holds the folder.
+        OSError: The lock cannot be written.
     """
-    lock = hold_folder(folder, Owner(purpose), "wait for it to end, or name another folder")
+    lock = hold_folder(folder, Owner(purpose), "wait for it to exit, or choose another folder")
     try:
         yield lock
     finally:
@@ -275,7 +277,7 @@ def holding(folder: Path, purpose: str) -> Iterator[FolderLock]:
 
 
 def _create(path: Path, content: bytes) -> bool:
-    """Whether the lock file was created, which only one process can do."""
+    """Create the lock file; return False if it exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:
@@ -290,19 +292,19 @@ def _create(path: Path, content: bytes) -> bool:
 
 
 def _read(path: Path) -> tuple[bytes, int]:
-    """A lock file's content, and when it was touched last, in nanoseconds of the file server's clock.
+    """Return a lock file's content and modification time, in nanoseconds of the file server's clock.
 
-    Opening makes NFS ask the server again for both.
+    Opening the file makes NFS revalidate both.
     """
     try:
         with open_plain(path) as file:
             return file.read(MOST_BYTES), os.fstat(file.fileno()).st_mtime_ns
     except ValueError as error:
-        raise OSError(f"{path} is not a plain file; remove it") from error
+        raise OSError(f"{path} is not a regular file; remove it") from error
 
 
 def _owner(content: bytes) -> Owner:
-    """The owner that a lock file names; an unknown one where that is damaged, or not written yet."""
+    """Parse a lock file; `UNKNOWN` if it is damaged or not yet written."""
     try:
         value: Any = parse_json(content)
         fields: dict[str, Any] = {name: printable(str(value[name])) for name in _TEXTS}
@@ -316,10 +318,10 @@ def _owner(content: bytes) -> Owner:
 
 
 def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> float:
-    """The seconds without a sign of a lock's holder.
+    """Return for how many seconds a lock has not been touched.
 
-    They are the time for which its lock was watched or, after some beats, by which the file server's clock is ahead of
-    its last touch. The latter alone is not enough: some file systems take the time from the clock of the host.
+    This is the time it was watched or, after `WATCH_SECONDS`, the age of its last touch on the file server's clock. The
+    age alone is not enough: some file systems use the host's clock.
     """
     if watched_seconds < WATCH_SECONDS:
         return watched_seconds
@@ -331,14 +333,14 @@ def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> 
 
 
 def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
-    """Put the heir's lock in place of the one that was read as `held`, unless that is not there any more.
+    """Replace the lock whose content was `held` by the heir's; return False if it has changed.
 
-    Only who has created a second file may do so; otherwise one process could replace what another has put there since.
+    A second lock file serializes this, so that no process replaces a lock that another has just written.
     """
     turn, own = (partial_of(path.with_name(f"{LOCK_FILE}-{name}")) for name in ("turn", heir.token))
     if not _create(turn, heir.encode()):
         with suppress(FileNotFoundError):
-            if abs(time.time() - turn.stat().st_mtime) > SILENT_SECONDS:  # its process was killed right there
+            if abs(time.time() - turn.stat().st_mtime) > SILENT_SECONDS:  # its process was killed at this point
                 turn.unlink()
         time.sleep(TURN_SECONDS)
         return False
@@ -356,7 +358,7 @@ def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
 
 
 def _machine() -> str:
-    """What identifies this boot of this kernel, and this process's pid namespace."""
+    """Return an id of this boot and of this process's pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -365,7 +367,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> float | None:
-    """When a process of this machine was started, on a clock that cannot be set; None if it has ended."""
+    """Return the start time of a local process, on a monotonic clock; None if it has exited."""
     try:
         if sys.platform != "linux":
             return psutil.Process(pid).create_time()

@@ -1,8 +1,8 @@
-"""Bytes and operations of a whole job over time, out of the records that each worker keeps for itself.
+"""I/O rates of a whole job over time, aggregated from the records of its workers.
 
-Worker N of a run appends to RUN/io/worker-N.jsonl (docs/reference/run-folder.md lists the fields). An amount is what
-was read or written in the `seconds` that ended at `unix_time`; so workers need not sample together, and sessions of a
-resumed run, also on another number of workers, stand in the same files.
+Worker N of a run appends to RUN/io/worker-N.jsonl (docs/reference/run-folder.md lists the fields). An amount covers the
+`seconds` that end at `unix_time`. So workers may sample at different times, and all sessions of a resumed run, with any
+number of workers, share the same files.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from lockstep.files.jsonl import read_records
 KIND = "io"
 _NEEDED = frozenset({"rank", "unix_time", "seconds"})
 _NO_AMOUNTS = _NEEDED | {"kind"}
-LONGEST_SECONDS = 1e6  # records of more time are damage
-MOST_STRETCHES = 100_000  # of the longest record; a damaged one's time would else be cut into more than memory holds
+LONGEST_SECONDS = 1e6  # records of longer intervals are damaged
+MOST_STRETCHES = 100_000  # per record; bounds memory if a record is damaged
 
 
 def worker_file(run: Path, rank: int) -> Path:
-    """Where a worker keeps its I/O records."""
+    """Return the path of a worker's I/O records."""
     return run / "io" / f"worker-{rank}.jsonl"
 
 
 def job_io(
     run: Path, width_seconds: float | None = None, on_damage: Callable[[Path], None] = lambda path: None
 ) -> list[dict[str, float]]:
-    """The job's rates over time: the sums over its workers, and of `node_...` over its nodes.
+    """Return the job's I/O rates over time, summed over its workers (`node_...`: over its nodes).
 
     Args:
         run: The run folder.
-        width_seconds: Of one stretch of time; by default the usual time between two records.
-        on_damage: Told the file of each line that is no whole record, or lacks what every record has.
+        width_seconds: Length of one interval; by default the median time between records.
+        on_damage: Called with the file of each line that is damaged or lacks a required field.
 
     Returns:
-        One row for each stretch in which a worker recorded, in the order of time: `unix_time` (its start), `seconds`
-        (how much of it the records cover) and, for each amount in the records, NAME_per_second. Over all rows, rates
-        times seconds add up to the amounts recorded. Empty if the run has no such records.
+        One row for each interval with records, in order of time: `unix_time` (its start), `seconds` (how much of it the
+        records cover) and NAME_per_second for each amount in the records. Summed over all rows, rate times seconds
+        equals the recorded amounts. Empty if the run has no such records.
     """
     records = [record for path in sorted((run / "io").glob("worker-*.jsonl")) for record in _whole(path, on_damage)]
     if not records:
@@ -77,7 +77,7 @@ def _whole(path: Path, on_damage: Callable[[Path], None]) -> Iterator[Mapping[st
 
 
 def _stretches(start: float, end: float, width: float) -> Iterator[tuple[int, float]]:
-    """The stretches of time that an interval touches, each with the seconds that it has there."""
+    """Yield the index of each stretch of `width` seconds that overlaps an interval, with the overlap in seconds."""
     for stretch in range(int(start // width), int(end // width) + 1):
         seconds = min(end, (stretch + 1) * width) - max(start, stretch * width)
         if seconds > 0:

@@ -1,7 +1,7 @@
-"""Records: one JSON object a line, appended as the run goes on.
+"""Records: one JSON object per line, appended during the run.
 
-`metrics.jsonl` is the ground truth of a run; figures and reports read nothing else. Each record has `kind` ("run",
-"step" or "epoch"), `step` (optimizer steps done) and `time_seconds` (of training, over all sessions of the run).
+`metrics.jsonl` is the source of truth for a run; figures and reports read only this file. Each record has `kind`
+("run", "step" or "epoch"), `step` (optimizer steps done) and `time_seconds` (training time over all sessions).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, TextIO
 from lockstep.files.atomic import replacing
 from lockstep.files.untrusted import open_plain, parse_json
 
-LONGEST_LINE = 16 << 20  # characters; the longest record, of a job of thousands of workers, has a hundredth of that
+LONGEST_LINE = 16 << 20  # characters; 100 times the longest record of a job with thousands of workers
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one indented JSON object in place of `path`, whole or not at all, and sync it."""
+    """Atomically replace `path` by an indented JSON object, and sync it."""
     with replacing(path, durable=True) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def format_record(record: Mapping[str, Any]) -> str:
-    """A record's line, without its end. NaN and infinities, which JSON lacks, are written as null."""
+    """Return a record as a line without its newline. NaN and infinities, which JSON lacks, become null."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
     }
@@ -36,10 +36,10 @@ def format_record(record: Mapping[str, Any]) -> str:
 
 
 class RecordWriter:
-    """Appends records to a file, each whole and at once, so that a reader never waits for them.
+    """Append records to a file, flushing after each.
 
     Raises:
-        OSError: The file cannot be opened, or is a pipe that nothing reads, which would be waited for.
+        OSError: The file cannot be opened, or is a pipe without a reader.
     """
 
     def __init__(self, path: Path):
@@ -61,7 +61,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def parse_record(line: str | bytes) -> dict[str, Any] | None:
-    """The record of a line; None where it holds no whole one."""
+    """Parse a line into a record; None if it is not a complete one."""
     try:
         record = parse_json(line)
     except ValueError:
@@ -70,13 +70,13 @@ def parse_record(line: str | bytes) -> dict[str, Any] | None:
 
 
 def read_records(path: Path, on_damage: Callable[[int], None] = lambda line: None) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file; a last line that a crash left half-written is passed over.
+    """Yield the records of a file, skipping damaged lines, such as a last line cut short by a crash.
 
     Args:
-        on_damage: Told the number of each line, from 1, that is neither empty nor a whole record.
+        on_damage: Called with the number, from 1, of each line that is neither empty nor a complete record.
 
     Raises:
-        OSError: It cannot be read, or is a pipe or device.
+        OSError: The file cannot be read, or is a pipe or device.
     """
     try:
         content = open_plain(path)
@@ -92,7 +92,7 @@ def read_records(path: Path, on_damage: Callable[[int], None] = lambda line: Non
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file; of one that no record can be, its beginning."""
+    """Yield the lines of a file, truncated to `LONGEST_LINE`."""
     while line := file.readline(LONGEST_LINE):
         rest = line
         while len(rest) == LONGEST_LINE and not rest.endswith("\n"):
@@ -101,7 +101,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def keep_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Rewrite a file with only the records that `keep` accepts, whole or not at all."""
+    """Atomically rewrite a file with only the records that `keep` accepts."""
     if not path.exists():
         return
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A file of lines that outlives a full disk: what the disk does not take is kept, and written when it does."""
+"""A file of lines that survives a full disk: lines are buffered in memory until they can be written."""
 
 from __future__ import annotations
 
@@ -10,95 +10,99 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-MOST_BYTES = 64 << 20  # kept in memory; a record takes 0.3 kB, so these are 200,000
+MOST_BYTES = 64 << 20  # buffered in memory: 200,000 records of 0.3 kB
 
 
 class PatientFile:
-    """Appends lines, each once and whole in the end, whatever the disk does meanwhile.
+    """Append lines to a file, each exactly once, despite temporary disk errors.
 
-    Where the disk is full, gone or read-only, lines are kept in memory, up to `MOST_BYTES`, and each further line tries
-    to write them first; that this begins is told once, and that it is over. If the file or its folder is removed or
-    renamed while it is open, it is made again with all that it held.
+    While the disk is full, missing or read-only, lines are buffered in memory, up to `MOST_BYTES`. Each further write
+    tries to flush them first. The start and the end of such a period are each reported once. If the file or its folder
+    is removed or renamed while open, the file is recreated with its previous content.
 
     Args:
-        tell: Takes a line for people, from any thread that writes.
+        report: Called with a message for the user, from any thread that writes.
 
     Raises:
         OSError: The file cannot be opened at first.
     """
 
-    def __init__(self, path: Path, tell: Callable[[str], None]):
+    def __init__(self, path: Path, report: Callable[[str], None]):
         self.path, self._absolute = path, path.absolute()
-        self._tell = tell
-        self._kept = bytearray()
+        self._report = report
+        self._buffered = bytearray()
         self._dropped = 0
         self._problem = ""
-        self._lock = threading.RLock()  # `tell` may lead back here
+        self._lock = threading.RLock()  # `report` may call `write`
         self._process = os.getpid()
         self._descriptor = self._open()
 
     def write(self, line: str) -> None:
-        """Append one line, given without its end; never fails."""
+        """Append one line, given without its newline. Never fails."""
         if self._process != os.getpid():
             self._begin_in_child()
         with self._lock:
-            told = self._problem
-            if len(self._kept) < MOST_BYTES or not self.flush():
-                self._kept += f"{line}\n".encode(errors="backslashreplace")
+            reported = self._problem
+            if len(self._buffered) < MOST_BYTES or not self.flush():
+                self._buffered += f"{line}\n".encode(errors="backslashreplace")
             else:
                 self._dropped += 1
             problem = self.flush()
-            if problem and not told:
-                self._tell(f"{problem}; what it lacks is kept in memory until it can be, and training goes on")
-            elif told and not problem:
-                lost = f"; {self._dropped:,} lines were too many to keep" if self._dropped else ", with all lines"
+            if problem and not reported:
+                self._report(f"{problem}; new lines are kept in memory until it can be, and training continues")
+            elif reported and not problem:
+                lost = (
+                    f"; {self._dropped:,} lines did not fit in memory and are lost"
+                    if self._dropped
+                    else "; no lines were lost"
+                )
                 self._dropped = 0
-                self._tell(f"{self.path} is written again{lost}")
+                self._report(f"{self.path} is writable again{lost}")
 
     def flush(self) -> str:
-        """Write what is kept; returns why that cannot be, or nothing."""
+        """Write buffered lines; return the problem if that fails, else ""."""
         with self._lock:
             self._problem = ""
             try:
-                self._bring_back()
-                while self._kept:  # a full disk may take a part
-                    del self._kept[: os.write(self._descriptor, self._kept)]
+                self._restore()
+                while self._buffered:  # a full disk may accept only a part
+                    del self._buffered[: os.write(self._descriptor, self._buffered)]
             except OSError as error:
                 self._problem = f"{self.path} cannot be written: {error.strerror or error}"
             return self._problem
 
     def close(self) -> None:
-        """Write what is kept, if that can be, and close."""
+        """Try to write buffered lines, then close the file."""
         with self._lock:
             self.flush()
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _begin_in_child(self) -> None:
-        """In a forked process, leave what is kept to the parent."""
-        self._process, self._lock, self._kept = os.getpid(), threading.RLock(), bytearray()
+        """After a fork, leave the buffered lines to the parent."""
+        self._process, self._lock, self._buffered = os.getpid(), threading.RLock(), bytearray()
 
     def _open(self) -> int:
-        # A link would lead out of the run's folder.
+        # A link could lead outside the run folder.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._absolute, flags, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is no plain file", str(self.path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
         return descriptor
 
-    def _bring_back(self) -> None:
-        """Make the file again where its path does not lead to it: it was removed or renamed, or its disk unmounted."""
+    def _restore(self) -> None:
+        """Recreate the file if its path no longer refers to it: it was removed or renamed, or its disk unmounted."""
         opened = os.fstat(self._descriptor)
-        for path in (self.path, self._absolute):  # a folder above may be renamed, or the working directory changed
+        for path in (self.path, self._absolute):  # a parent may have been renamed, or the working directory changed
             with suppress(OSError):
                 if os.path.samestat(opened, os.stat(path)):
                     return
-        replaced = self._absolute.exists()  # by another process, which has what it wants to keep
+        replaced = self._absolute.exists()  # by another process, whose content is kept
         held = b"" if replaced else os.pread(self._descriptor, opened.st_size, 0)
         self._absolute.parent.mkdir(parents=True, exist_ok=True)
         again = self._open()
-        self._kept[:0] = held
+        self._buffered[:0] = held
         os.close(self._descriptor)
         self._descriptor = again
-        self._tell(f"{self.path} was removed or renamed, and is made again{'' if replaced else ' with all its lines'}")
+        self._report(f"{self.path} was removed or renamed; recreated it{'' if replaced else ' with all its lines'}")

@@ -1,4 +1,4 @@
-"""Reading text, JSON and YAML that anybody may have written: bounded in size, and whatever is wrong is a ValueError."""
+"""Safe reading of untrusted text, JSON and YAML: bounded in size, and any invalid content raises ValueError."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 << 20  # the manifest of a pack of ten million images takes a few; so do the class names of any set
-MOST_JSON_VALUES = 2_000_000  # Python takes 0.5 s and 150 MB for so many lists; the class names of any set are fewer
-MOST_DIGITS = 20  # of a JSON integer, its sign included; 64 bits have as many
+MOST_BYTES = 64 << 20  # the manifest of a pack of 10 million images takes a few MiB
+MOST_JSON_VALUES = 2_000_000  # Python needs 0.5 s and 150 MB for this many lists
+MOST_DIGITS = 20  # of a JSON integer, including its sign; enough for 64 bits
 MOST_YAML_NODES = 20_000
 MOST_YAML_DEPTH = 50
 MOST_YAML_INTEGER = 1 << 64
-MOST_YAML_DIGITS = 100  # of such integers, signs and underscores included; 64 bits are the longest
-MOST_YAML_BYTES = 1 << 18  # PyYAML takes a second for that; a configuration has a few thousand
+MOST_YAML_DIGITS = 100  # of a YAML integer, including signs and underscores; enough for 64 bits in binary
+MOST_YAML_BYTES = 1 << 18  # PyYAML takes 1 s for this; a configuration has a few thousand
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """A plain file, open for reading.
+    """Open a regular file for reading.
 
     Raises:
-        OSError: It cannot be opened.
-        ValueError: It is a pipe or device, whose opening or reading may never end.
+        OSError: The file cannot be opened.
+        ValueError: It is a pipe or device, on which opening or reading may block forever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -34,15 +34,15 @@ def open_plain(path: Path) -> BufferedReader:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise ValueError("it is no plain file")
+    raise ValueError("it is not a regular file")
 
 
 def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a plain file.
+    """Return the content of a regular file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is larger than `most_bytes`, or a pipe or device, whose reading may never end.
+        OSError: The file cannot be read.
+        ValueError: It is larger than `most_bytes`, or a pipe or device.
     """
     with open_plain(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -53,26 +53,26 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The content of a plain file of UTF-8.
+    """Return the content of a UTF-8 text file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is larger than `most_bytes`, no text, or a pipe or device.
+        OSError: The file cannot be read.
+        ValueError: It is larger than `most_bytes`, not UTF-8 text, or a pipe or device.
     """
     try:
         return read_bytes(path, most_bytes).decode()
     except UnicodeDecodeError:
-        raise ValueError("it is no text") from None
+        raise ValueError("it is not UTF-8 text") from None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse JSON text.
 
     Raises:
-        ValueError: It is none, has too many values, is nested too deeply, or has an integer beyond 64 bits.
+        ValueError: It is not valid JSON, has too many values, is nested too deeply, or has an integer over 64 bits.
     """
     text = text if isinstance(text, str) else text.decode()
-    if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:  # before memory is taken for them
+    if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:  # before allocating memory for them
         raise ValueError(f"it has more than {MOST_JSON_VALUES:,} values")
     try:
         return _JSON.decode(text)
@@ -81,7 +81,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:  # those of some hundred digits become no float, either
+    if len(digits) > MOST_DIGITS:  # several hundred digits overflow a float, too
         raise ValueError(f"it has an integer of more than 64 bits: {digits[:MOST_DIGITS]}...")
     return int(digits)
 
@@ -90,16 +90,16 @@ _JSON = json.JSONDecoder(parse_int=_integer)
 
 
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """The value in a JSON file; raises as `read_bytes` and `parse_json` do."""
+    """Parse a JSON file; raises as `read_bytes` and `parse_json` do."""
     return parse_json(read_bytes(path, most_bytes))
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """The value of a YAML text of plain values. Its aliases count as what they stand for, which can be gigabytes.
+    """Parse YAML text of plain values. An alias counts as many values as its target, which bounds the expanded size.
 
     Raises:
-        ValueError: It is none, too long, nested too deeply, has an integer beyond 64 bits, or asks for what is no plain
-            value.
+        ValueError: It is not valid YAML, too long, nested too deeply, or has an integer over 64 bits or a value that is
+            not plain.
     """
     import yaml
 
@@ -111,7 +111,7 @@ def parse_yaml(text: str | bytes) -> Any:
             self.nodes += not is_alias
             node = super().compose_node(parent, index)
             if is_alias and node not in sizes:
-                raise ValueError("it has an alias within what the alias stands for")
+                raise ValueError("it has an alias that refers to itself")
             self.nodes += sizes[node] if is_alias else 0
             if self.nodes > MOST_YAML_NODES:
                 raise ValueError(f"it has more than {MOST_YAML_NODES:,} values")
@@ -119,7 +119,7 @@ def parse_yaml(text: str | bytes) -> Any:
             return node
 
         def fetch_flow_collection_start(self, token: Any) -> None:
-            if self.flow_level >= MOST_YAML_DEPTH:  # PyYAML's time grows with its square
+            if self.flow_level >= MOST_YAML_DEPTH:  # PyYAML's time grows with the square of the depth
                 raise ValueError("it is nested too deeply")
             super().fetch_flow_collection_start(token)
 
@@ -131,7 +131,7 @@ def parse_yaml(text: str | bytes) -> Any:
         def construct_yaml_int(self, node: Any) -> int:
             is_long = len(str(node.value)) > MOST_YAML_DIGITS
             value = 0 if is_long else int(super().construct_yaml_int(node))
-            if is_long or abs(value) > MOST_YAML_INTEGER:  # Python refuses to write some of them in decimal digits
+            if is_long or abs(value) > MOST_YAML_INTEGER:  # Python refuses to print very long ones in decimal
                 raise ValueError(f"it has an integer of more than 64 bits: {str(node.value)[:20]}...")
             return value
 
@@ -148,21 +148,21 @@ def parse_yaml(text: str | bytes) -> Any:
     except ValueError:
         raise
     except Exception as error:  # PyYAML's constructors raise several types on malformed values
-        raise ValueError(f"it holds a malformed value ({error!r})") from None
+        raise ValueError(f"it contains a malformed value ({error!r})") from None
 
 
 def read_yaml(path: Path) -> Any:
-    """The value in a YAML file; raises as `read_bytes` and `parse_yaml` do."""
+    """Parse a YAML file; raises as `read_bytes` and `parse_yaml` do."""
     return parse_yaml(read_bytes(path, MOST_YAML_BYTES))
 
 
 def printable_name(name: str) -> str:
-    """A file's or class's name in one line: as `printable`, with line ends and tabs written out, too."""
+    """Escape a file or class name for one line: as `printable`, with newlines and tabs escaped, too."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def printable(text: str) -> str:
-    """A text without what would steer a terminal, such as escape sequences and changes of writing direction."""
+    """Escape characters that control a terminal, such as escape sequences and changes of writing direction."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
     )

@@ -105,7 +105,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["trian"], "did you mean `lockstep train`?"),
         (["train", "cifar01"], "did you mean cifar10?"),
-        (["train", "nowhere/images"], "there is no folder nowhere/images"),
+        (["train", "nowhere/images"], "nowhere/images does not exist"),
         (["train", "imagenet"], "put its train/ and val/ class folders"),
         (["train", "--config", "mnits"], "did you mean mnist?"),
         (["train", "-a", "resnet19", "--epochs", "1"], "did you mean resnet18?"),

@@ -41,7 +41,7 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
         (["frobnicate"], "must be one of get, pack, info, verify, prepare"),
         (["pack", "images"], "OUT"),
         (["pack", "nowhere", "out"], "nowhere is not a folder"),
-        (["pack", "images", "images/out"], "name another OUT"),
+        (["pack", "images", "images/out"], "choose another OUT"),
         (["pack", "images", "out", "--shortside", "8"], "--short-side"),
         (["pack", "images", "out", "--short-side", "0"], "--short-side 0: must be at least 1"),
         (["pack", "images", "out", "--quality", "80"], "add --short-side"),
@@ -52,7 +52,7 @@ def test_help_lists_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", "nowhere"], "name a folder with train/ and val/, or a pack"),
         (["verify", "images", "-j", "many"], "auto"),
         (["prepare", "mnist", "a", "b", "c", "d"], "imagenet"),
-        (["prepare", "imagenet", "a.tar", "b.tar", "c.tar.gz", "d"], "a.tar, the training archive, is not there"),
+        (["prepare", "imagenet", "a.tar", "b.tar", "c.tar.gz", "d"], "training archive a.tar not found"),
     ],
 )
 def test_wrong_words_name_the_fix(
@@ -89,7 +89,7 @@ def test_a_folder_is_packed_described_verified_and_trained(
     shard.write_bytes(content)
     assert main(["data", "verify", "packed", "-j", "1"]) == 4
     printed = capsys.readouterr()
-    assert printed.out.startswith("packed/val/val-000000.tar!blue/000.png differs")
+    assert printed.out.startswith("packed/val/val-000000.tar!blue/000.png has changed")
     assert "1 damaged, listed above" in printed.err
     shard.write_bytes(content[:-1])
     assert main(["train", "packed"]) == 4

@@ -122,7 +122,7 @@ def test_a_damaged_image_is_named_with_the_flag_where_there_is_one(
         assert main(["train", str(folder), "-a", "cifar-small", *flags]) == 4
         said = capsys.readouterr().err
         assert f"{spoiled} cannot be decoded (it is not JPEG," in said
-        assert "leave such files out with --skip-corrupt" in said
+        assert "skip such files with --skip-corrupt" in said
         assert not UNSAFE.search(said)
     assert main(["data", "verify", str(folder), "-j", "1"]) == 4
     assert f"{spoiled} cannot be decoded (it is not JPEG," in capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_a_pipe_is_never_waited_for(folder: Path, tmp_path: Path) -> None:
     for words in (["data", "verify", folder], ["data", "pack", folder, "packed"]):
         done = run([*LOCKSTEP, *words, "-j", "1"], tmp_path, timeout=60)
         assert done.returncode == 4, (words, done.stderr)
-        assert "it is no plain file" in done.stdout + done.stderr
+        assert "it is not a regular file" in done.stdout + done.stderr
 
 
 def test_names_of_any_bytes_end_no_command_and_steer_no_terminal(

@@ -76,7 +76,7 @@ def test_augmentation_that_such_images_cannot_have_is_refused_first(
     root = new_folder(sizes=((90, 70), (70, 90)), train=3)
     assert main(["study", "loading", str(root), "--rotate", "5", *QUICK]) == 2
     said = capsys.readouterr()
-    assert (said.out, "--rotate: only for images in memory" in said.err) == ("", True)
+    assert (said.out, "--rotate: only available for images held in memory" in said.err) == ("", True)
 
 
 def test_loading_prints_tables_and_appends_a_record(

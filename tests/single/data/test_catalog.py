@@ -77,12 +77,12 @@ def test_a_set_that_can_be_fetched_is_not_unless_it_may(tmp_path: Path, name: st
 
 
 UNKNOWN = [
-    ({"dataset": "cifar-10"}, "'cifar-10' is neither a data set nor a folder; did you mean cifar10"),
+    ({"dataset": "cifar-10"}, "'cifar-10' is not a known data set or folder; did you mean cifar10"),
     ({"dataset": "fashionmnist"}, "did you mean fashion-mnist"),
-    ({"dataset": "photos"}, "known are digits, mnist"),
-    ({"dataset": "photos/of/nothing"}, "there is no folder photos/of/nothing"),
-    ({"dataset": __file__}, "is a file; give the folder that holds train/ and val/"),
-    ({"dataset": "imagenet"}, "imagenet is not there: ImageNet may not be fetched"),
+    ({"dataset": "photos"}, "known data sets: digits, mnist"),
+    ({"dataset": "photos/of/nothing"}, "photos/of/nothing does not exist"),
+    ({"dataset": __file__}, "is a file; pass the folder that contains train/ and val/"),
+    ({"dataset": "imagenet"}, "imagenet does not exist; ImageNet cannot be downloaded"),
 ]
 
 

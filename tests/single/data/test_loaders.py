@@ -179,7 +179,7 @@ def test_images_in_memory_grow_by_epoch_and_evaluation_sees_them_whole() -> None
 
 
 def test_a_reflecting_shift_as_wide_as_the_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--shift 4 .*reflect must be below the images' side, which is 4"):
+    with pytest.raises(ConfigError, match=r"--shift 4: .*reflect, must be less than the shorter image side, 4"):
         reader_for(_noise(1, 4, 6), _spec(4, 6, 1), Placement(CPU), AugmentConfig(shift=4, shift_padding="reflect"))
 
 
@@ -191,9 +191,9 @@ def test_a_users_set_is_mixed_but_neither_resized_nor_changed_at_random() -> Non
     assert alone[0][0].others is not None
     for size in (2, 3):
         _assert_same_steps(alone, _epochs(split, spec, size, augment=augment))
-    with pytest.raises(ConfigError, match="--progressive-sizes: your own data set"):
+    with pytest.raises(ConfigError, match="--progressive-sizes: not available with a custom data set"):
         reader_for(split, spec, Placement(CPU), AugmentConfig(), sizes={0: 2})
-    with pytest.raises(ConfigError, match="--rand-augment, --random-erasing: your own data set"):
+    with pytest.raises(ConfigError, match="--rand-augment, --random-erasing: not available with a custom data set"):
         reader_for(split, spec, Placement(CPU), AugmentConfig(rand_augment=2, random_erasing=0.1))
 
 

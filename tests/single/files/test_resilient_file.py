@@ -42,7 +42,7 @@ def test_each_line_is_there_once_when_there_is_room_again(tmp_path: Path) -> Non
     assert path.read_text() == _lines(6)
     assert [line.partition(";")[0] for line in told] == [
         f"{path} cannot be written: File too large",
-        f"{path} is written again, with all lines",
+        f"{path} is writable again",
     ]
 
 
@@ -58,7 +58,7 @@ def test_what_is_too_much_to_keep_is_counted(tmp_path: Path, monkeypatch: pytest
     file.write("line 6")
     file.close()
     assert (tmp_path / "lines").read_text() == _lines(3) + "line 5\nline 6\n"
-    assert told[-1] == f"{tmp_path / 'lines'} is written again; 2 lines were too many to keep"
+    assert told[-1] == f"{tmp_path / 'lines'} is writable again; 2 lines did not fit in memory and are lost"
 
 
 def test_a_removed_file_is_made_again_with_all_that_it_held(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_file_whose_folder_was_renamed_is_written_where_it_was_with_all_that_i
     file.write("line 1")
     file.write("line 2")
     file.close()
-    assert told == [f"{tmp_path}/run/lines was removed or renamed, and is made again with all its lines"]
+    assert told == [f"{tmp_path}/run/lines was removed or renamed; recreated it with all its lines"]
     assert (tmp_path / "run" / "lines").read_text() == _lines(3)
     assert (tmp_path / "moved" / "lines").read_text() == _lines(1)
 
@@ -130,7 +130,7 @@ def test_a_link_is_not_followed_and_a_pipe_not_filled(tmp_path: Path) -> None:
     other.write_text("mine")
     (tmp_path / "link").symlink_to(other)
     os.mkfifo(tmp_path / "pipe")
-    for name, words in (("link", "symbolic link"), ("pipe", "it is no plain file")):
+    for name, words in (("link", "symbolic link"), ("pipe", "it is not a regular file")):
         with pytest.raises(OSError, match=words):
             PatientFile(tmp_path / name, lambda line: None)
     assert other.read_text() == "mine"

@@ -1,6 +1,12 @@
-"""Random changes of images, each drawn by (seed, epoch, sample): the same for any number of workers.
+"""Random augmentation, seeded by (seed, epoch, sample): identical for any number of workers.
 
-`random_draws` draws; `crop` chooses the part of an image that is decoded, `geometric` shifts, mirrors, turns and cuts
-out, `rand_augment` and `trivial_augment` choose among `operations`, `random_erasing` blanks rectangles, `mixing` is
-MixUp and CutMix, and `progressive` changes the image size over a training.
+| module | contents |
+|---|---|
+| `random_draws` | counter-based random numbers |
+| `crop` | random resized crops |
+| `geometric` | shift, flip, rotation, zoom, shear and cutout |
+| `rand_augment`, `trivial_augment` | random choices among `operations` |
+| `random_erasing` | blanked rectangles |
+| `mixing` | mixup and cutmix |
+| `progressive` | image sizes that grow during training |
 """

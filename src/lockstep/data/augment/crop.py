@@ -1,8 +1,8 @@
-"""The random crop of ImageNet training, from draws by position.
+"""Random resized crop, as in ImageNet training.
 
-An area between `min_crop` and all of the image and an aspect ratio between 3/4 and 4/3 (uniform in its logarithm), at a
-random place; after ten misfits, the largest centred crop. The distribution is that of C. Szegedy et al. (arXiv
-1409.4842) as torchvision's RandomResizedCrop implements it.
+The area is uniform between `min_crop` and 1, the aspect ratio log-uniform between 3/4 and 4/3, the position uniform.
+If ten attempts do not fit, the largest center crop is used. The distribution is that of C. Szegedy et al. (arXiv
+1409.4842), as in torchvision's RandomResizedCrop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RATIO = (3 / 4, 4 / 3)
 
 
 class RandomCrop:
-    """The crops of some samples; everything is drawn at once, the image's size comes later."""
+    """Random crops of a batch of samples, drawn before the image sizes are known."""
 
     def __init__(self, draws: Draws, min_crop: float):
         attempts = range(ATTEMPTS)
@@ -30,7 +30,7 @@ class RandomCrop:
         self._y = draws.uniform("crop y")
 
     def box(self, position: int, width: int, height: int) -> Box:
-        """(left, top, right, bottom) in pixels for the sample at `position` of the draws."""
+        """Return (left, top, right, bottom) in pixels for the sample at `position` in the draws."""
         areas, ratios = self._areas[position] * width * height, self._ratios[position]
         widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)

@@ -1,4 +1,4 @@
-"""Random changes to whole batches of small images, each drawn from (seed, epoch, sample)."""
+"""Geometric augmentation of batches of small images, seeded by (seed, epoch, sample)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lockstep.data.pipeline.sending import send
 
 
 def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """Pick samples from a set, shifted and mirrored.
+    """Select samples from a data set, randomly shifted and flipped.
 
     Args:
-        images: The whole set, uint8 [M, C, H, W].
-        draws: The samples to pick, and their draws.
+        images: The whole data set, uint8 [M, C, H, W].
+        draws: The samples to select, and their draws.
 
     Returns:
         uint8 [N, C, H, W], on the device of `images`.
@@ -37,7 +37,7 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
         flipped = mirrored(draws, config)
         left = np.where(flipped, 2 * margin - left, left)
         number = number + count * flipped
-    # A row of an image is a run of bytes in its frame. Picking whole runs is several times faster than picking pixels.
+    # Each row of an image is contiguous in its frame. Selecting rows is several times faster than selecting pixels.
     frame_height, frame_width = frames.shape[2:]
     corner = send((number * channels * frame_height + top) * frame_width + left, images.device)
     row = (
@@ -50,7 +50,7 @@ def gather(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.T
 
 
 def _frame(images: torch.Tensor, margin: int, padding: str) -> torch.Tensor:
-    """Images [N, C, H, W] with `margin` more pixels on each side: zeros, or reflected at the edge pixel's centre."""
+    """Pad images [N, C, H, W] by `margin` pixels on each side: with zeros, or reflected at the edge pixel's center."""
     if padding == "zero" or not margin:
         return F.pad(images, (margin,) * 4)
     for dim in (3, 2):
@@ -62,10 +62,10 @@ def _frame(images: torch.Tensor, margin: int, padding: str) -> torch.Tensor:
 
 
 def mirrored(draws: Draws, config: AugmentConfig) -> npt.NDArray[np.bool_]:
-    """Which samples to mirror, bool [N], with `--flip`.
+    """Return which samples `--flip` mirrors, bool [N].
 
-    With `--flip-alternate` the first epoch decides at random and every further epoch shows the other side, so that any
-    two epochs in a row show both (K. Jordan, arXiv 2404.00498).
+    With `--flip-alternate`, the first epoch is random and each later epoch flips the opposite samples, so that any two
+    consecutive epochs show both sides (K. Jordan, arXiv 2404.00498).
     """
     if not config.flip_alternate:
         return draws.uniform("flip") < 0.5
@@ -74,21 +74,24 @@ def mirrored(draws: Draws, config: AugmentConfig) -> npt.NDArray[np.bool_]:
 
 
 def warps(config: AugmentConfig) -> bool:
-    """Whether a configuration asks for anything that `warp` does."""
+    """Return whether a configuration needs `warp`."""
     return bool(config.rotate or config.zoom or config.shear)
 
 
 def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """Slant, rotate and scale about the centre, bilinearly, with zeros outside.
+    """Shear, rotate and scale about the center, with bilinear sampling and zero padding.
 
     Args:
-        images: Floating [N, C, H, W]; the result is the same.
+        images: Floating [N, C, H, W].
+
+    Returns:
+        A tensor of the same shape and dtype.
     """
     angle = np.radians(draws.between("rotate", -config.rotate, config.rotate))
     slant = np.tan(np.radians(draws.between("shear", -config.shear, config.shear)))
     scale = draws.between("zoom", 1 - config.zoom, 1 + config.zoom)
     cosine, sine, zero = np.cos(angle) / scale, np.sin(angle) / scale, np.zeros_like(angle)
-    # From a place in the result to one in the image, in pixels; torch's places run from -1 to 1 along each side.
+    # Maps output to input coordinates, in pixels; affine_grid uses -1 to 1 along each side, hence `aspect`.
     aspect = images.shape[2] / images.shape[3]
     x = np.stack([cosine, (cosine * slant - sine) * aspect, zero], 1)
     y = np.stack([sine / aspect, sine * slant + cosine, zero], 1)
@@ -98,10 +101,10 @@ def warp(images: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Ten
 
 
 def cutout_(images: torch.Tensor, draws: Draws, side: int) -> torch.Tensor:
-    """Blank a square of `side` pixels around a random centre, in place (T. DeVries, G. Taylor, arXiv 1708.04552).
+    """Blank a square of `side` pixels around a random center, in place (T. DeVries, G. Taylor, arXiv 1708.04552).
 
     Args:
-        images: Normalised, floating [N, C, H, W]: the blank is 0, the mean.
+        images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
     """
     height, width = images.shape[2:]
     masks = []

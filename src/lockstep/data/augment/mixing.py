@@ -1,7 +1,7 @@
-"""Mixing pairs of training images: mixup and cutmix, each pair by draws of (seed, epoch, its first sample).
+"""Mixup and cutmix: mix pairs of training images, seeded by (seed, epoch, first sample of the pair).
 
-The pairs are neighbours in a batch: samples 0 and 1, 2 and 3, and so on; an odd last one stays as it is. `sharding.py`
-keeps the pairs of a global batch on one worker, so any number of workers mixes the same pairs by the same shares.
+Pairs are adjacent in a batch: samples 0 and 1, 2 and 3, and so on; an odd last sample is not mixed. `sharding.py` keeps
+each pair on one worker, so the mixed images do not depend on the number of workers.
 mixup: H. Zhang et al., arXiv 1710.09412. cutmix: S. Yun et al., arXiv 1905.04899.
 """
 
@@ -23,15 +23,15 @@ Mask = npt.NDArray[np.bool_]
 
 
 def mixes(config: AugmentConfig) -> bool:
-    """Whether a configuration asks for mixup or cutmix."""
+    """Return whether a configuration has mixup or cutmix."""
     return bool(config.mixup or config.cutmix)
 
 
 def symmetric_beta(draws: Draws, purpose: str, alpha: float) -> Floats:
-    """Draws from Beta(alpha, alpha), float64 [N], each from two uniform draws.
+    """Return draws from Beta(alpha, alpha), float64 [N], each from two uniform draws.
 
-    R. W. Bailey's form of Student's t with 2 alpha degrees of freedom (Mathematics of Computation 62, 1994), turned
-    into a beta as L. Devroye describes (Winter Simulation Conference 1996).
+    R. W. Bailey's generator of Student's t with 2 alpha degrees of freedom (Mathematics of Computation 62, 1994),
+    transformed to a beta as in L. Devroye (Winter Simulation Conference 1996).
     """
     cosine = np.cos(2 * np.pi * draws.uniform(f"{purpose} angle"))
     root = draws.uniform(f"{purpose} radius") ** (1 / alpha)
@@ -41,8 +41,10 @@ def symmetric_beta(draws: Draws, purpose: str, alpha: float) -> Floats:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the images of K pairs are made: `own` [K] of each image itself outside a box and none inside, the rest of
-    the other one. The box is where `rows` [K, H] and `columns` [K, W] meet; mixup has none.
+    """How to mix the images of K pairs.
+
+    Outside a box, an image keeps the fraction `own` [K] of itself; inside, 0. The rest comes from the other image. The
+    box is the intersection of `rows` [K, H] and `columns` [K, W]; it is empty for mixup.
     """
 
     own: Floats
@@ -50,13 +52,13 @@ class Recipe:
     columns: Mask
 
     def shares(self) -> Floats:
-        """What each image keeps of itself, over its whole area, float64 [K]."""
+        """Return the fraction of itself that each image keeps, over its whole area, float64 [K]."""
         boxes = self.rows.sum(1) * self.columns.sum(1)
         return np.asarray(self.own * (1 - boxes / (self.rows.shape[1] * self.columns.shape[1])))
 
 
 def draw_recipe(draws: Draws, config: AugmentConfig, height: int, width: int) -> Recipe:
-    """How to mix pairs whose first samples are those of `draws`; with both flags, each pair draws one of the two."""
+    """Draw how to mix pairs whose first samples are those of `draws`. With mixup and cutmix, each pair draws one."""
     count = len(draws.samples)
     by_box = np.full(count, bool(config.cutmix))
     if config.cutmix and config.mixup:
@@ -73,7 +75,7 @@ def draw_recipe(draws: Draws, config: AugmentConfig, height: int, width: int) ->
 
 
 def _span(draws: Draws, purpose: str, side: Floats, length: int) -> Mask:
-    """Which of `length` positions are in a span of the share `side` [K] around a random centre: [K, length]."""
+    """Return a mask [K, length] of spans that cover the fraction `side` [K] of `length`, around random centers."""
     reach = np.floor(side * length).astype(np.int64)[:, None]
     start = draws.integers(purpose, 0, length - 1)[:, None] - reach // 2
     position = np.arange(length)[None]
@@ -81,15 +83,15 @@ def _span(draws: Draws, purpose: str, side: Floats, length: int) -> Mask:
 
 
 class Mixing:
-    """Mixes the pairs of training batches as a configuration asks; without mixup and cutmix it changes nothing."""
+    """Mixes the pairs of training batches; a no-op without mixup and cutmix."""
 
     def __init__(self, config: AugmentConfig, seed: int = 0):
         self._config, self._seed = config, seed
 
     def __call__(self, batch: Batch, samples: Indices, epoch: int) -> Batch:
-        """Mix a batch, normalised and on its device, in place.
+        """Mix a batch of normalized images in place.
 
-        Its `labels` become those with the larger share of each image, `others` the other ones.
+        `labels` of the result are the labels with the larger share of each image, `others` the other labels.
         """
         pairs = len(samples) // 2
         if not mixes(self._config) or not pairs:
@@ -97,7 +99,7 @@ class Mixing:
         images = batch.images[: 2 * pairs].unflatten(0, (pairs, 2))
         device, dtype = images.device, images.dtype
         recipe = draw_recipe(Draws(self._seed, epoch, samples[: 2 * pairs : 2]), self._config, *images.shape[3:])
-        if batch.weights is not None:  # an image that could not be decoded stays alone
+        if batch.weights is not None:  # pairs with an undecodable image are not mixed
             recipe = _spare(recipe, (batch.weights[: 2 * pairs].view(pairs, 2) > 0).all(1).cpu().numpy())
         own, rows, columns = (send(part, device) for part in (recipe.own, recipe.rows, recipe.columns))
         box = rows[:, :, None] & columns[:, None, :]
@@ -117,5 +119,5 @@ class Mixing:
 
 
 def _spare(recipe: Recipe, mixed: Mask) -> Recipe:
-    """The same, but pairs that are not in `mixed` [K] stay as they are."""
+    """Return the recipe without mixing for pairs not in `mixed` [K]."""
     return Recipe(np.where(mixed, recipe.own, 1.0), recipe.rows & mixed[:, None], recipe.columns & mixed[:, None])

@@ -1,6 +1,6 @@
-"""The image operations of RandAugment and TrivialAugment, on whole batches of bytes, in torchvision's forms.
+"""The image operations of RandAugment and TrivialAugment on uint8 batches, as torchvision defines them.
 
-Sampling is bilinear. Images that get the same operation at the same strength are changed in one call.
+Sampling is bilinear. Images with the same operation and strength are processed in one call.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ SIGNED = (
     "sharpness",
     "saturation",
 )
-"""Those whose strength is negative half of the time."""
+"""Operations whose strength is negative with probability 1/2."""
 COLOR_ONLY = ("saturation",)
-# From images, uint8 [N, C, H, W], and a strength from -1 to 1 to images of the same shape.
+# (images, uint8 [N, C, H, W]; strength, -1 to 1) -> images of the same shape
 Change = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """What strength 1 is.
+    """The effect of each operation at strength 1.
 
     Args:
-        slope: Of a slant.
-        shift: From an image's side to the pixels that it moves by.
-        degrees: Of a rotation.
+        slope: Slope of a shear.
+        shift: Maps an image's side to the pixels of a translation.
+        degrees: Angle of a rotation.
         factor: Added to 1 for brightness, contrast, sharpness and saturation.
-        bits: That posterizing takes away.
+        bits: Bits that posterize removes.
     """
 
     slope: float
@@ -56,7 +56,7 @@ class Ranges:
 
 
 def changes(ranges: Ranges) -> dict[str, Change]:
-    """The operations by name."""
+    """Return the operations by name."""
     slope, shift, factor = ranges.slope, ranges.shift, ranges.factor
     return {
         "shear x": lambda images, strength: _affine(images, slant_x=slope * strength),
@@ -77,10 +77,10 @@ def changes(ranges: Ranges) -> dict[str, Change]:
 
 
 def _affine(images: torch.Tensor, x: int = 0, y: int = 0, slant_x: float = 0.0, slant_y: float = 0.0) -> torch.Tensor:
-    """Move by whole pixels or slant by a slope; slants leave the upper left corner where it is, as the paper's do."""
+    """Translate by whole pixels, or shear by a slope about the upper left corner, as in the paper."""
     slants = [math.degrees(math.atan(slope)) for slope in (slant_x, slant_y)]
-    centre = [0.0, 0.0] if slant_x or slant_y else None
-    moved: torch.Tensor = F.affine(images, 0.0, [x, y], 1.0, slants, InterpolationMode.BILINEAR, center=centre)
+    center = [0.0, 0.0] if slant_x or slant_y else None
+    moved: torch.Tensor = F.affine(images, 0.0, [x, y], 1.0, slants, InterpolationMode.BILINEAR, center=center)
     return moved
 
 
@@ -92,13 +92,13 @@ def change_(
     sign: str,
     magnitudes: npt.NDArray[np.int64] | int,
 ) -> torch.Tensor:
-    """Change each image by one operation drawn for it, in place.
+    """Apply one randomly drawn operation to each image, in place.
 
     Args:
-        images: uint8 [N, C, H, W] with 1 or 3 channels; gray images get no change of color.
-        choice: The purpose of the draw of the operation.
-        sign: That of the draw of its sign.
-        magnitudes: Of each image, [N], or of all; from 0 to 30.
+        images: uint8 [N, C, H, W] with 1 or 3 channels; gray images get no color operations.
+        choice: Purpose string of the draw of the operation.
+        sign: Purpose string of the draw of its sign.
+        magnitudes: Strength from 0 to 30, of each image [N] or of all.
     """
     names = [name for name in table if images.shape[1] == 3 or name not in COLOR_ONLY]
     chosen = draws.integers(choice, 0, len(names) - 1)

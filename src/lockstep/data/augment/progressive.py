@@ -1,4 +1,4 @@
-"""Progressive resizing: smaller training images in the first epochs, which cost less; evaluation sees the full size."""
+"""Progressive resizing: smaller, cheaper training images in early epochs. Evaluation uses the full size."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lockstep.data.sets import InputSpec
 from lockstep.errors import ConfigError
 from lockstep.nn.trial_forward import UnfitImageError, send_blank
 
-Sizes = Mapping[int, int]  # from an epoch (0 is the first) on: the side in pixels, as DataConfig.sizes_by_epoch has it
+Sizes = Mapping[int, int]  # first epoch (from 0) -> side in pixels, as DataConfig.sizes_by_epoch
 
 
 def side_at(sizes: Sizes, epoch: int | None) -> int | None:
-    """The shorter side of training images in an epoch; None: as they are, which evaluation (epoch None) always sees."""
+    """Return the shorter side of training images in an epoch; None: unchanged, as always in evaluation (epoch None)."""
     if epoch is None:
         return None
     return next((side for first, side in sorted(sizes.items(), reverse=True) if first <= epoch), None)
 
 
 def resize(images: torch.Tensor, side: int | None) -> torch.Tensor:
-    """uint8 [N, C, H, W] with a shorter side of `side` pixels, bilinearly with antialiasing; None: as they are."""
+    """Resize uint8 [N, C, H, W] to a shorter side of `side` pixels, bilinearly with antialiasing; None: unchanged."""
     if side is None or side == min(images.shape[2:]):
         return images
     from torchvision.transforms.v2 import functional as F
@@ -32,10 +32,10 @@ def resize(images: torch.Tensor, side: int | None) -> torch.Tensor:
 
 
 def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
-    """Refuse sizes that a model cannot take, by a forward pass of one blank image of each, before training begins.
+    """Check, before training, that the model accepts all sizes, by a forward pass of a blank image of each.
 
     Raises:
-        ConfigError: There is such a size.
+        ConfigError: The model does not accept a size.
     """
     blank = torch.zeros(1, spec.channels, spec.height, spec.width, dtype=torch.uint8)
     for side in sorted(set(sizes.values())):
@@ -43,6 +43,6 @@ def check_sizes(model: nn.Module, sizes: Sizes, spec: InputSpec) -> None:
             send_blank(model, resize(blank, side))
         except UnfitImageError as error:
             raise ConfigError(
-                f"--progressive-sizes: this model cannot take images of {side} pixels ({error}); choose a larger size, "
-                f"or a model that takes any"
+                f"--progressive-sizes: this model does not accept images of {side} pixels ({error}); choose a larger "
+                f"size, or a model that accepts any size"
             ) from None

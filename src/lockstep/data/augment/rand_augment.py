@@ -1,7 +1,7 @@
-"""RandAugment on whole batches of bytes (E. Cubuk et al., arXiv 1909.13719), drawn from (seed, epoch, sample).
+"""RandAugment on uint8 batches (E. Cubuk et al., arXiv 1909.13719), seeded by (seed, epoch, sample).
 
-The operations and what a magnitude means for each are those of torchvision's RandAugment, with bilinear sampling. All
-images of a batch share the magnitude.
+Operations and magnitudes are those of torchvision's RandAugment, with bilinear sampling. All images share the
+magnitude.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ CHANGES = changes(Ranges(slope=0.3, shift=lambda side: 150 / 331 * side, degrees
 
 
 def rand_augment_(images: torch.Tensor, draws: Draws, rounds: int, magnitude: int) -> torch.Tensor:
-    """Change each image `rounds` times, in place, each time by one operation drawn for it.
+    """Apply `rounds` randomly drawn operations to each image, in place.
 
     Args:
-        images: uint8 [N, C, H, W] with 1 or 3 channels; gray images get no change of color.
+        images: uint8 [N, C, H, W] with 1 or 3 channels; gray images get no color operations.
         draws: The draws of the N samples.
         magnitude: Strength, from 0 to 30.
     """

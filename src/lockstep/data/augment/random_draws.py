@@ -1,7 +1,7 @@
-"""Random numbers by position: each draw is a hash of (seed, epoch, sample, purpose).
+"""Stateless random numbers: each draw is a hash of (seed, epoch, sample, purpose).
 
-Unlike a generator with a state, the same sample gets the same draws whichever worker, process or batch handles it, and
-an epoch can be entered anywhere. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+A sample gets the same draws in any worker, process or batch, and an epoch can be resumed at any step. The hash is the
+finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of some samples in one epoch; `samples` are indices into the data set, int64 [N]."""
+    """The draws of N samples in one epoch; `samples` are indices into the data set, int64 [N]."""
 
     seed: int
     epoch: int
     samples: Indices
 
     def uniform(self, purpose: str) -> npt.NDArray[np.float64]:
-        """Independent numbers, uniform in [0, 1), float64 [N]; another purpose gives other numbers."""
+        """Return independent numbers, uniform in [0, 1), float64 [N]; each `purpose` has its own."""
         bits = _mix(_mix(self.samples.astype(np.uint64) * _GOLDEN) ^ _key(self.seed, self.epoch, purpose))
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def between(self, purpose: str, low: float, high: float) -> npt.NDArray[np.float64]:
-        """Uniform in [low, high), float64 [N]."""
+        """Return numbers uniform in [low, high), float64 [N]."""
         return low + (high - low) * self.uniform(purpose)
 
     def integers(self, purpose: str, low: int, high: int) -> npt.NDArray[np.int64]:
-        """Whole numbers from low to high, both included, int64 [N]."""
+        """Return uniform integers from low to high, both included, int64 [N]."""
         return low + np.floor(self.uniform(purpose) * (high - low + 1)).astype(np.int64)
 
 
-@lru_cache(maxsize=256)  # the purposes of an epoch, many times over
+@lru_cache(maxsize=256)  # several times the purposes of an epoch
 def _key(seed: int, epoch: int, purpose: str) -> npt.NDArray[np.uint64]:
     key = np.array([crc32(purpose.encode())], np.uint64)
     for part in (seed, epoch):

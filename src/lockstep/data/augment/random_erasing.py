@@ -1,7 +1,7 @@
-"""Random erasing (Z. Zhong et al., arXiv 1708.04896), drawn from (seed, epoch, sample).
+"""Random erasing (Z. Zhong et al., arXiv 1708.04896), seeded by (seed, epoch, sample).
 
-A rectangle of 2 to 33 % of the area, with an aspect ratio between 0.3 and 3.3 (uniform in its logarithm), at a random
-place; none after ten misfits. The distribution is that of torchvision's RandomErasing.
+Blanks a rectangle of 2 to 33 % of the area, with a log-uniform aspect ratio between 0.3 and 3.3, at a random position;
+nothing if ten attempts do not fit. The distribution is that of torchvision's RandomErasing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ RATIO = (0.3, 3.3)
 
 
 def erase_(images: torch.Tensor, draws: Draws, share: float) -> torch.Tensor:
-    """Blank a rectangle in this share of the images, in place.
+    """Blank a rectangle in each image with probability `share`, in place.
 
     Args:
-        images: Normalized, floating [N, C, H, W]: the blank is 0, the mean.
+        images: Normalized, floating [N, C, H, W]; blank pixels are 0, the mean.
     """
     height, width = images.shape[2:]
     attempts = range(ATTEMPTS)

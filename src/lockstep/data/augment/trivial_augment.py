@@ -1,7 +1,7 @@
-"""TrivialAugment on whole batches of bytes (S. Müller, F. Hutter, arXiv 2103.10158), drawn from (seed, epoch, sample).
+"""TrivialAugment on uint8 batches (S. Müller, F. Hutter, arXiv 2103.10158), seeded by (seed, epoch, sample).
 
-Each image gets one operation at a strength of its own, from the wide ranges of the paper, as torchvision's
-TrivialAugmentWide has them; sampling is bilinear.
+Each image gets one operation with its own strength, from the wide ranges of the paper, as in torchvision's
+TrivialAugmentWide. Sampling is bilinear.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ CHANGES = changes(Ranges(slope=0.99, shift=lambda side: 32, degrees=135, factor=
 
 
 def trivial_augment_(images: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Change each image, uint8 [N, C, H, W] with 1 or 3 channels, in place."""
+    """Augment images, uint8 [N, C, H, W] with 1 or 3 channels, in place."""
     magnitudes = draws.integers("trivial augment magnitude", 0, MAGNITUDES)
     return change_(images, CHANGES, draws, "trivial augment", "trivial augment sign", magnitudes)

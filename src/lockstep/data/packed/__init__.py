@@ -1,5 +1,5 @@
-"""The packed form of a data set: shards of encoded images, for file systems that dislike many small files.
+"""Packed data sets: shards of encoded images, for file systems that are slow with many small files.
 
-Start with `pack_reader`; `pack_writer` plans and writes it, `shards` is one file of it, `encode` scales and encodes
-images.
+Start with `pack_reader`. `pack_writer` plans and writes a pack, `shards` writes one file of it, and `encode` resizes
+and encodes images.
 """

@@ -1,4 +1,4 @@
-"""Making images smaller before they are packed: what is stored of an image's file."""
+"""Resize and re-encode images before packing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from PIL import Image
 
-from lockstep.data.pipeline.image_header import GREY_MODES, check_scans, eight_bits, fault_of, open_encoded
+from lockstep.data.pipeline.image_header import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require
 
-# Pillow's names, and the extensions that WebDataset's readers know.
+# Pillow's format names, and the extensions that WebDataset's readers know.
 FORMS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 DEFAULT_QUALITY = 90
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What is done to images; by default nothing, and files are stored byte for byte.
+    """How images are re-encoded. By default, files are stored unchanged.
 
-    Images whose short side is above `short_side` are resized to it; these are written as `form` (default jpeg), and so
-    is every image of another form if `form` is given.
+    Images whose short side exceeds `short_side` are resized to it and encoded as `form` (default jpeg). If `form` is
+    set, images of any other format are re-encoded, too.
     """
 
     short_side: int | None = None
@@ -33,7 +33,7 @@ class Encoding:
         require(self.quality is None or 1 <= self.quality <= 100, "--quality", self.quality, "between 1 and 100")
         if self.quality is not None and (not self.changes or self.form == "png"):
             raise ConfigError(
-                "--quality is for images that are re-encoded with loss: add --short-side or --format jpeg"
+                f"--quality {self.quality}: only applies to lossy re-encoding; add --short-side or --format jpeg"
             )
 
     @property
@@ -41,13 +41,13 @@ class Encoding:
         return self.short_side is not None or self.form is not None
 
     def apply(self, content: bytes, path: Path) -> tuple[bytes, str]:
-        """What to store of the image file `path`, and with which extension.
+        """Return the bytes to store for the image file `path`, and their extension.
 
-        Any EXIF rotation is not applied, as in training; transparency is dropped, grey stays grey.
+        As in training, EXIF rotation is not applied. Transparency is dropped; gray images stay gray.
 
         Raises:
-            CorruptImageError: It had to be decoded and cannot be.
-            DataError: It cannot be stored in this form.
+            CorruptImageError: The image must be decoded and cannot be.
+            DataError: The image cannot be stored in this format.
         """
         if not self.changes:
             return content, _extension(path)
@@ -62,7 +62,7 @@ class Encoding:
             raise
         except Exception as error:  # Pillow's decoders raise many types on damaged files
             raise CorruptImageError(
-                f"{path} {fault_of(error)}; fix or remove it; `lockstep data pack --skip-corrupt` leaves such files out"
+                f"{path} {fault_of(error)}; fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
             ) from None
         return self._store(pixels, path)
 
@@ -77,22 +77,22 @@ class Encoding:
         form, stored = self.form or "jpeg", BytesIO()
         quality = {} if form == "png" else {"quality": self.quality or DEFAULT_QUALITY}
         try:
-            pixels.save(stored, form, **quality)  # of JPEG, Pillow's chroma subsampling is 4:2:0
+            pixels.save(stored, form, **quality)  # for JPEG, Pillow's chroma subsampling is 4:2:0
         except MemoryError:
             raise
-        except Exception as error:  # such as more pixels than the form can have
+        except Exception as error:  # such as more pixels than the format supports
             other = "png" if form == "jpeg" else "jpeg"
             raise DataError(
-                f"{path} cannot be stored as {form}: {first_line(error)}; use --format {other}, or a --short-side"
+                f"{path} cannot be stored as {form} ({first_line(error)}); use --format {other}, or set --short-side"
             ) from None
         return stored.getvalue(), FORMS[form]
 
 
 def _decode(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Grey or RGB, as training sees it, in `size`."""
+    """Decode to gray or RGB, as in training, resized to `size`."""
     image.draft(None, (2 * size[0], 2 * size[1]))  # JPEG: decode at 1/2, 1/4 or 1/8, never below twice the size
     pixels = eight_bits(image)
-    pixels = pixels.convert("L" if pixels.mode in GREY_MODES else "RGB")
+    pixels = pixels.convert("L" if pixels.mode in GRAY_MODES else "RGB")
     return pixels if pixels.size == size else pixels.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
 
 

@@ -1,12 +1,12 @@
-"""The packed form of a folder of images: WebDataset shards with an index, read by memory map at any sample.
+"""Packed image folders: WebDataset shards with an index, memory-mapped for random access.
 
     OUT/dataset.json               classes, settings, and the shards of both splits with their sizes and SHA-256
-    OUT/train/train-000000.tar     POSIX tar: CLASS/KEY.jpg, the image's file, then CLASS/KEY.cls, its class's number
-    OUT/train/index.npy            one row a sample, in the folder's order: where its bytes lie, its label, its CRC-32
-    OUT/val/...                    the same of the validation images
+    OUT/train/train-000000.tar     POSIX tar: CLASS/KEY.jpg, the image's file, then CLASS/KEY.cls, its class number
+    OUT/train/index.npy            one row per sample, in the folder's order: location of its bytes, label, CRC-32
+    OUT/val/...                    the same for the validation images
 
-docs/howto/data.md is the specification. WebDataset's own: https://github.com/webdataset/webdataset (tar members are
-grouped by what stands before the first dot of their base name).
+docs/howto/data.md is the specification. WebDataset: https://github.com/webdataset/webdataset (tar members are grouped
+by their base name up to the first dot).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "lockstep-packed-images", 1
 MANIFEST_FILE, UNFINISHED_FILE, INDEX_FILE = "dataset.json", "packing.json", "index.npy"
 SPLITS = ("train", "val")
-# `start`: the first byte of the image's tar header; `offset` and `length`: its content; `crc`: zlib.crc32 of that.
+# `start`: offset of the image's tar header; `offset`, `length`: its content; `crc`: zlib.crc32 of the content.
 ROW = np.dtype(
     [("shard", "<u4"), ("label", "<i4"), ("start", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc", "<u4")]
 )
 BLOCK = tarfile.BLOCKSIZE
-MOST_HEADER_BYTES = 1 << 16  # of a file of NumPy's form 1.0
+MOST_HEADER_BYTES = 1 << 16  # of a file of NumPy's format 1.0
 PIECE_BYTES = 1 << 20
 DAMAGED = "(its tar header is damaged)"
 
@@ -64,31 +64,29 @@ class Shard:
         whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (self.samples, self.size_bytes))
         plain = isinstance(self.file, str) and self.file == os.path.basename(self.file) and self.file.endswith(".tar")
         if not (whole and plain and isinstance(self.sha256, str)):
-            raise ValueError(f"{self} cannot be")
+            raise ValueError(f"invalid {self}")
 
     def check_size(self, folder: Path) -> None:
-        """Refuse a shard of another size: to read past the end of a mapped file would kill the process.
+        """Check the size of the file: reading past the end of a mapped file kills the process.
 
         Raises:
-            DataError: It is missing or of another size than it was packed with.
+            DataError: The shard is missing or its size has changed.
         """
         path = folder / self.file
         try:
             status = path.stat()
         except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or pack anew") from None
+            raise DataError(f"{path} cannot be read ({error.strerror}); copy it again, or repack") from None
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{path} is no plain file; copy it again, or pack anew")
+            raise DataError(f"{path} is not a regular file; copy it again, or repack")
         if size != self.size_bytes:
-            raise DataError(
-                f"{path} has {size:,} bytes and was packed with {self.size_bytes:,}; copy it again, or pack anew"
-            )
+            raise DataError(f"{path} has {size:,} bytes instead of {self.size_bytes:,}; copy it again, or repack")
 
 
 @dataclass(frozen=True)
 class PackedPart:
-    """What dataset.json says of a split."""
+    """A split in dataset.json."""
 
     samples: int
     index_sha256: str
@@ -98,7 +96,7 @@ class PackedPart:
 
 @dataclass(frozen=True)
 class Manifest:
-    """dataset.json. `settings` and `source` (a digest of the packed files' names, sizes and times) tell packs apart."""
+    """Content of dataset.json. `settings` and `source` (a digest of file names, sizes and times) identify a pack."""
 
     name: str
     classes: tuple[str, ...]
@@ -111,19 +109,21 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read a pack's description.
+        """Read a pack's dataset.json.
 
         Raises:
-            DataError: It is damaged, or of a newer form.
+            DataError: It is damaged, or has a newer version.
         """
         path = folder / MANIFEST_FILE
         try:
             values = read_json(path)
             if values.pop("format") != FORMAT:
-                raise ValueError("another format")
+                raise ValueError("unknown format")
             version = values.pop("version")
             if version != VERSION:
-                raise DataError(f"{folder} is of packed form {version}, this Lockstep reads {VERSION}: update Lockstep")
+                raise DataError(
+                    f"{folder} has pack version {version}, but this Lockstep reads {VERSION}; update Lockstep"
+                )
             parts = {
                 split: PackedPart(
                     part["samples"],
@@ -134,40 +134,40 @@ class Manifest:
                 for split, part in values["splits"].items()
             }
             if set(parts) != set(SPLITS):
-                raise ValueError(f"its splits are {', '.join(parts)}")
+                raise ValueError(f"unexpected splits: {', '.join(parts)}")
             manifest = cls(values["name"], tuple(values["classes"]), values["settings"], values["source"], parts)
             manifest._check_types()
             return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is damaged ({error!r}); copy it again, or pack anew") from None
+            raise DataError(f"{path} is damaged ({error!r}); copy it again, or repack") from None
 
     def _check_types(self) -> None:
         texts = [self.name, self.source, *self.classes]
         for part in self.splits.values():
             texts += [part.index_sha256, *part.left_out]
             if part.samples != sum(shard.samples for shard in part.shards):
-                raise ValueError("the shards' samples do not add up")
+                raise ValueError("the shards' sample counts do not add up")
         if not isinstance(self.settings, dict) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("a value is of another type")
+            raise TypeError("a value has the wrong type")
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether a folder is a pack of this form, and not a tree of images, which may have its own dataset.json.
+    """Return whether a folder is a pack, as opposed to a tree of images, which may contain a dataset.json of its own.
 
     Raises:
-        DataError: It is one that is not finished, or has lost its dataset.json.
+        DataError: The pack is unfinished, or its dataset.json is missing.
     """
     if _is_ours(folder / MANIFEST_FILE):
         return True
     if is_begun(folder):
-        raise DataError(f"{folder} is not packed to the end; run the same `lockstep data pack` again, and it goes on")
+        raise DataError(f"{folder} is only partly packed; run the same `lockstep data pack` again to resume")
     if (folder / SPLITS[0] / INDEX_FILE).is_file():
-        raise DataError(f"{folder} is a damaged pack, without a whole {MANIFEST_FILE}; copy it again, or pack anew")
+        raise DataError(f"{folder} is a damaged pack: {MANIFEST_FILE} is missing or damaged; copy it again, or repack")
     return False
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether packing to a folder has begun, and not come to its end."""
+    """Return whether a folder contains an unfinished pack."""
     return _is_ours(folder / UNFINISHED_FILE)
 
 
@@ -179,44 +179,44 @@ def _is_ours(path: Path) -> bool:
 
 
 def open_index(folder: Path, shards: Sequence[Shard]) -> npt.NDArray[np.void]:
-    """The index of the split in `folder`, mapped.
+    """Memory-map the index of the split in `folder`.
 
     Raises:
-        DataError: It is missing, damaged, or of other shards.
+        DataError: The index is missing, damaged, or does not match the shards.
     """
     path = folder / INDEX_FILE
     try:
         open_plain(path).close()
         index = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except Exception as error:  # NumPy raises many types on damaged headers, and may advise unpickling the file
+    except Exception as error:  # NumPy raises many types on damaged headers, and may suggest unpickling
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
-        raise DataError(f"{path} cannot be read ({reason}); copy it again, or pack anew") from None
+        raise DataError(f"{path} cannot be read ({reason}); copy it again, or repack") from None
     samples = [shard.samples for shard in shards]
     if index.dtype != ROW or index.shape != (sum(samples),):
-        raise DataError(f"{path} is not the index of these {sum(samples):,} samples; copy it again, or pack anew")
+        raise DataError(f"{path} does not match the {sum(samples):,} samples of its shards; copy it again, or repack")
     return index
 
 
 def check_index(folder: Path, index: npt.NDArray[np.void], part: PackedPart, classes: int) -> None:
-    """Refuse the index of the split in `folder` unless it is the one that was packed: it has the labels.
+    """Check that the index of the split in `folder`, which contains the labels, is unchanged.
 
     Raises:
-        DataError: It is not.
+        DataError: It has changed.
     """
     path, problem = folder / INDEX_FILE, ""
     samples = [shard.samples for shard in part.shards]
     if _digest(path, index.nbytes + MOST_HEADER_BYTES) != part.index_sha256:
-        problem = "is not the index that was packed"
+        problem = "does not match its checksum"
     elif not np.array_equal(index["shard"], np.repeat(np.arange(len(samples)), samples)):
-        problem = "has samples that are not in its tar files' order"
+        problem = "lists samples in a different order than the tar files"
     elif index.size and not 0 <= index["label"].min() <= index["label"].max() < classes:
-        problem = "has labels without a class"
+        problem = "has labels outside the range of classes"
     if problem:
-        raise DataError(f"{path} {problem}; copy it again, or pack anew")
+        raise DataError(f"{path} {problem}; copy it again, or repack")
 
 
 def _digest(path: Path, most_bytes: int) -> str:
-    """The SHA-256 of a file; "" where it has more bytes, or cannot be read."""
+    """Return the SHA-256 of a file; "" if it is larger than `most_bytes` or cannot be read."""
     digest, size = hashlib.sha256(), 0
     with suppress(OSError, ValueError), open_plain(path) as file:
         while size <= most_bytes and (piece := file.read(PIECE_BYTES)):
@@ -227,17 +227,17 @@ def _digest(path: Path, most_bytes: int) -> str:
 
 
 class PackedSplit(EncodedSplit):
-    """One split of a pack. Files are opened when they are read, in each process anew.
+    """One split of a pack. Each process opens files on first read.
 
-    Plain memory maps: 14 µs for a cached sample of 50 KB and 115 µs from a disk, against 20 µs and 143 µs with pread
-    (which copies), and 700 to 840 µs from the disk under MADV_RANDOM, which turns readahead off.
+    Memory maps take 14 µs for a cached sample of 50 KB and 115 µs from disk; pread, which copies, takes 20 µs and
+    143 µs. MADV_RANDOM, which disables readahead, takes 700 to 840 µs from disk.
     """
 
     def __init__(self, folder: Path, shards: Sequence[Shard]):
-        """`folder`: the split's own, with its index.
+        """Open the split in `folder`.
 
         Raises:
-            DataError: The index or a shard is missing or not what was packed.
+            DataError: The index or a shard is missing or has changed.
         """
         self.folder, self.shards = folder, tuple(shards)
         self._maps: dict[int, mmap.mmap] = {}
@@ -284,29 +284,29 @@ class PackedSplit(EncodedSplit):
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     raise
                 raise DataError(
-                    f"{path} cannot be opened ({error.strerror}); each of {len(self.shards):,} tar files stays open: "
-                    f"raise `ulimit -n`, or pack anew with a larger --shard-mb"
+                    f"{path} cannot be opened ({error.strerror}); all {len(self.shards):,} tar files stay open: "
+                    f"raise `ulimit -n`, or repack with a larger --shard-mb"
                 ) from None
         return self._maps[number]
 
 
 @cache
 def _allow_open_files() -> None:
-    """Raise this process's soft limit of open files to the hard one, once: each map holds its file open."""
+    """Raise the soft limit of open files to the hard limit, once: each map keeps its file open."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # macOS takes no "unlimited" here
+    with suppress(OSError, ValueError):  # macOS rejects "unlimited"
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def member_name(header: bytes) -> str:
-    """The name in a member's tar headers; every sample's is asked for, and tarfile takes ten times as long."""
+    """Parse a member's name from its tar headers; 10 times as fast as tarfile, since it runs for every sample."""
     if len(header) == BLOCK:  # ustar: name, ..., prefix
         name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
         return (prefix + b"/" * bool(prefix) + name).decode("utf-8", "replace") or DAMAGED
     try:
-        with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # a PAX header before it
+        with tarfile.open(fileobj=BytesIO(header), mode="r:", encoding="utf-8") as archive:  # PAX headers
             member = archive.next()
             return member.name if member else "?"
     except Exception:  # tarfile raises many types on damaged headers
@@ -314,10 +314,10 @@ def member_name(header: bytes) -> str:
 
 
 def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
-    """The training and the validation images of a pack.
+    """Return the training and validation splits of a pack.
 
     Raises:
-        DataError: An index or a shard is missing or not what was packed.
+        DataError: An index or a shard is missing or has changed.
     """
     train, val = (PackedSplit(folder / name, manifest.splits[name].shards) for name in SPLITS)
     for name, split in zip(SPLITS, (train, val), strict=True):
@@ -326,7 +326,7 @@ def splits(folder: Path, manifest: Manifest) -> tuple[PackedSplit, PackedSplit]:
 
 
 def load(folder: Path, config: DataConfig) -> ImageData:
-    """Read a pack as the folder that it was packed from: the same classes, samples, order and input.
+    """Load a pack with the same classes, samples, order and input as the original folder.
 
     Raises:
         DataError: The pack is damaged.

@@ -1,4 +1,4 @@
-"""Packing a folder of images: what goes into which shard, planned first, then written by all cores and resumable."""
+"""Pack a folder of images: plan the shards, then write them on all cores. Resumable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from lockstep.files.untrusted import read_json
 
 @dataclass(frozen=True)
 class PackPlan:
-    """A folder's packing: the same folder and settings always make the same plan, on any machine."""
+    """A plan to pack a folder; depends only on the folder and the settings, not on the machine."""
 
     out: Path
     name: str
@@ -56,17 +56,17 @@ class PackPlan:
 def make_plan(
     folder: Path, out: Path, encoding: Encoding, shard_bytes: int = 128 << 20, skip_corrupt: bool = False
 ) -> PackPlan:
-    """Plan the shards of a folder; nothing is written.
+    """Plan the shards of a folder. Writes nothing.
 
     Args:
-        shard_bytes: A shard ends where its source files together reach this.
+        shard_bytes: A shard ends when its source files reach this total size.
 
     Raises:
-        DataError: The folder holds no images as `lockstep train` reads them.
-        ConfigError: `out` cannot be where the pack goes.
+        DataError: The folder does not have the layout that `lockstep train` reads.
+        ConfigError: The pack cannot be written to `out`.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; name one with train/ and val/ (or test/)")
+        raise DataError(f"{folder} is not a folder; pass one with train/ and val/ (or test/)")
     _check_places(folder, out)
     classes, *file_splits = list_images(folder)
     roots = folder / "train", validation_folder(folder)
@@ -90,20 +90,20 @@ def make_plan(
 
 def _check_places(folder: Path, out: Path) -> None:
     if is_packed(folder):
-        raise DataError(f"{folder} is packed already; name the folder of images that it came from")
+        raise DataError(f"{folder} is already packed; pass the original folder of images")
     source, target = folder.resolve(), out.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
-        raise ConfigError(f"OUT {out} and FOLDER {folder} lie in each other; name another OUT")
+        raise ConfigError(f"OUT {out} and FOLDER {folder} must not contain each other; choose another OUT")
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"OUT {out} is a file; name a new folder")
-    own = {PARTIAL + name for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # which a kill may leave
+        raise ConfigError(f"OUT {out} is a file; choose a new folder")
+    own = {PARTIAL + name for name in (MANIFEST_FILE, UNFINISHED_FILE)}  # left by a killed process
     others = out.is_dir() and any(path.name not in own and not is_of_lock(path) for path in out.iterdir())
     if others and not is_begun(out) and not is_packed(out):
-        raise ConfigError(f"OUT {out} holds other things; name a new folder")
+        raise ConfigError(f"OUT {out} contains other files; choose a new folder")
 
 
 def _facts(path: Path) -> tuple[int, int]:
-    """A file's size and its time of change; of a link that leads nowhere, zeros: to read it will say so."""
+    """Return a file's size and modification time; zeros for a dangling link, which fails when it is read."""
     try:
         facts = path.stat()
     except OSError:
@@ -112,7 +112,7 @@ def _facts(path: Path) -> tuple[int, int]:
 
 
 def _digest(items: Sequence[Item], facts: Sequence[tuple[int, int]]) -> str:
-    """Of all that a change of the files, or of their place in the set, would change."""
+    """Return a digest that changes with the files or their position in the data set."""
     digest = hashlib.sha256()
     for item, (size, changed) in zip(items, facts, strict=True):
         line = f"{item.key}\0{os.path.basename(item.path)}\0{item.label}\0{size}\0{changed}\n"
@@ -121,10 +121,10 @@ def _digest(items: Sequence[Item], facts: Sequence[tuple[int, int]]) -> str:
 
 
 def _keys(split: FileSplit, root: Path) -> Iterator[str]:
-    """Members' names without extension, CLASS/..., each once.
+    """Yield a unique member name without extension, CLASS/..., for each file.
 
-    WebDataset ends a key at the first dot of its base name; so dots in it become %2E, and % itself %25. The extension
-    belongs to a file's key where another has the same name without it, or has what is left as its whole name.
+    WebDataset ends a key at the first dot of its base name, so dots become %2E, and % becomes %25. A key includes the
+    file's extension if the name without it is not unique.
     """
     names = [str(path) for path in split.paths]
     stems = [os.path.splitext(name)[0] for name in names]
@@ -137,7 +137,7 @@ def _keys(split: FileSplit, root: Path) -> Iterator[str]:
 
 
 def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
-    """Cut a list of sizes into runs (start, end), each of which ends where it reaches the limit."""
+    """Split a list of sizes into runs (start, end), each of which ends when its total reaches the limit."""
     start = total = 0
     for end, size in enumerate(sizes, 1):
         total += size
@@ -147,12 +147,12 @@ def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
 
 
 def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
-    """Write what is not there yet, and return the pack's description.
+    """Write the missing shards and return the pack's manifest.
 
     Raises:
-        DataError: It cannot be written, an image cannot be read, or a process was killed; the same call goes on.
-        CorruptImageError: An image had to be decoded and cannot be.
-        ConfigError: The pack there was begun from other files or with other settings.
+        DataError: A file cannot be written or read, or a process was killed; calling again resumes.
+        CorruptImageError: An image must be decoded and cannot be.
+        ConfigError: The existing pack was started from other files or with other settings.
     """
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
@@ -166,22 +166,22 @@ def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
                 manifest = _write_all(plan, processes, advance)
             _remove_traces(plan)
     except OSError as error:
-        raise DataError(f"{plan.out} cannot be written ({error}); mend that and run the same command again") from None
+        raise DataError(f"{plan.out} cannot be written ({error}); fix this and run the same command again") from None
     return manifest
 
 
 def _begin(plan: PackPlan) -> None:
-    """Mark the pack as begun, and remove what kills and changed files have left there."""
+    """Mark the pack as started, and remove stale files of killed processes and changed sources."""
     path = plan.out / UNFINISHED_FILE
     if path.exists():
         try:
             begun = read_json(path)
             settings, name = begun["settings"], begun["name"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is damaged; remove {plan.out} and pack anew") from None
+            raise ConfigError(f"{path} is damaged; remove {plan.out} and pack again") from None
         if name != plan.name:
-            raise ConfigError(f"{plan.out} was begun from another folder, {name}; name another OUT, or remove it")
-        _check_same(plan, settings, plan.source)  # of changed files, only their shards are written anew
+            raise ConfigError(f"{plan.out} was started from another folder, {name}; choose another OUT, or remove it")
+        _check_same(plan, settings, plan.source)  # if files have changed, only their shards are rewritten
     write_json(path, {"format": FORMAT, "name": plan.name, "settings": plan.settings})
     planned = {path for task in _all_tasks(plan) for path in (task.path, task.record_path)}
     for name in SPLITS:
@@ -195,16 +195,17 @@ def _check_same(plan: PackPlan, settings: dict[str, Any], source: str) -> None:
     for name, value in plan.settings.items():
         if settings.get(name) != value:
             raise ConfigError(
-                f"{plan.out} was packed with {flags.get(name, '--shard-mb')} {_said(name, settings.get(name))}, "
-                f"not {_said(name, value)}; give the same flags, name another OUT, or remove it"
+                f"{plan.out} was packed with {flags.get(name, '--shard-mb')} "
+                f"{_format_setting(name, settings.get(name))}, not {_format_setting(name, value)}; "
+                f"use the same flags, choose another OUT, or remove it"
             )
     if source != plan.source:
         raise ConfigError(
-            f"{plan.out} was packed from other files, or these have changed since; name another OUT, or remove it"
+            f"{plan.out} was packed from other files, or they have changed since; choose another OUT, or remove it"
         )
 
 
-def _said(name: str, value: Any) -> str:
+def _format_setting(name: str, value: Any) -> str:
     if name == "shard_bytes" and isinstance(value, int):
         return f"{value >> 20}"
     return "unset" if value is None else str(value)
@@ -218,7 +219,7 @@ def _write_all(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
         for _ in run_all(write_shard, missing, processes, advance):
             pass
     finally:
-        for task in missing:  # of processes that were ended
+        for task in missing:  # left by terminated processes
             for path in (task.path, task.record_path):
                 partial_of(path).unlink(missing_ok=True)
     records.update((task.path, ShardRecord.of(task)) for task in missing)
@@ -229,17 +230,17 @@ def _write_all(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
 
 
 def _write_index(folder: Path, tasks: Sequence[ShardTask], records: Mapping[Path, ShardRecord | None]) -> PackedPart:
-    """Gather the shards' rows into the split's index."""
+    """Write the split's index from the rows of its shards."""
     rows, shards, left_out = [], [], []
     for number, task in enumerate(tasks):
         record = records[task.path]
         if record is None:
-            raise DataError(f"{task.path} has vanished while it was packed; run the same command again")
+            raise DataError(f"{task.path} disappeared during packing; run the same command again")
         rows += [(number, *row) for row in record.rows]
         shards.append(Shard(task.path.name, len(record.rows), record.size_bytes, record.sha256))
         left_out += record.left_out
     if not rows:
-        raise DataError(f"none of the images for {folder} can be decoded, {left_out[0]} among them")
+        raise DataError(f"none of the images for {folder} can be decoded, for example {left_out[0]}")
     path = folder / INDEX_FILE
     with replacing(path, durable=True) as partial:
         with partial.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Writing one shard of a pack, which is one process's work. Without torch, so that processes start at once."""
+"""Write one shard of a pack, the task of one process. Without torch, so that processes start fast."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lockstep.files.atomic import replacing
 from lockstep.files.jsonl import write_json
 from lockstep.files.untrusted import read_bytes, read_json
 
-LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # a file's own faults; others pass, or are the machine's
+LEFT_OUT = (errno.ENOENT, errno.EACCES, errno.ELOOP)  # faults of the file; other errors are temporary or of the machine
 
 
 class Item(NamedTuple):
-    """One image to pack: its file, its members' name without an extension, and its class's number."""
+    """One image to pack: its file, the name of its members without extension, and its class number."""
 
     path: str
     key: str
@@ -36,19 +36,19 @@ class ShardTask:
 
     path: Path
     items: tuple[Item, ...]
-    source: str  # a digest of all that a change of the items would change
+    source: str  # a digest that changes with the items
     encoding: Encoding
     skip_corrupt: bool = False
 
     @property
     def record_path(self) -> Path:
-        """Where the shard's rows are kept until the split's index is written."""
+        """Path of the shard's record, kept until the split's index is written."""
         return self.path.with_suffix(".json")
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What a written shard adds to the index: (label, start, offset, length, crc) of each sample."""
+    """A written shard; `rows` are its rows in the index, (label, start, offset, length, crc) of each sample."""
 
     source: str
     size_bytes: int
@@ -58,7 +58,7 @@ class ShardRecord:
 
     @classmethod
     def of(cls, task: ShardTask) -> ShardRecord | None:
-        """The record of a shard that was written before; None: there is none, or of other files, or of less."""
+        """Read the record of an already written shard; None if it is missing, or of other or fewer files."""
         try:
             record = cls(**read_json(task.record_path))
             same = record.source == task.source and task.path.stat().st_size == record.size_bytes
@@ -68,26 +68,26 @@ class ShardRecord:
 
 
 def write_shard(task: ShardTask, advance: Advance) -> None:
-    """Write a shard under another name, sync it, and give it its name: it is whole or not there.
+    """Write a shard atomically, and sync it.
 
     Raises:
-        DataError: It cannot be written, as on a full disk, or an image cannot be read for now.
-        CorruptImageError: An image is missing, or cannot be decoded, and has to be.
+        DataError: The shard cannot be written, as on a full disk, or an image temporarily cannot be read.
+        CorruptImageError: An image is missing, or must be decoded and cannot be.
     """
     try:
-        task.path.unlink(missing_ok=True)  # of other files: it must not lie beside the record of these
+        task.path.unlink(missing_ok=True)  # of an earlier plan: must not be paired with the new record
         with replacing(task.path, durable=True) as partial:
             with partial.open("wb") as file:
                 record = _write_items(file, task, advance)
-            write_json(task.record_path, asdict(record))  # which counts only beside its shard
+            write_json(task.record_path, asdict(record))  # ignored without its shard
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        fix = "make room there" if full else "mend that"
+        fix = "free some space" if full else "fix this"
         raise DataError(
-            f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again: it goes on"
+            f"{task.path} cannot be written ({error.strerror}); {fix} and run the same command again to resume"
         ) from None
     except MemoryError:
-        raise DataError(f"memory ran out at {task.path}; lower -j and run the same command again: it goes on") from None
+        raise DataError(f"out of memory at {task.path}; lower -j and run the same command again to resume") from None
 
 
 def _write_items(file: BinaryIO, task: ShardTask, advance: Advance) -> ShardRecord:
@@ -116,23 +116,22 @@ def _read(path: str) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else error
         if isinstance(error, OSError) and error.errno not in LEFT_OUT:
             raise DataError(
-                f"{path} cannot be read ({reason}); mend that and run the same command again: it goes on"
+                f"{path} cannot be read ({reason}); fix this and run the same command again to resume"
             ) from None
         raise CorruptImageError(
-            f"{path} cannot be read ({reason}); fix or remove it; "
-            f"`lockstep data pack --skip-corrupt` leaves such files out"
+            f"{path} cannot be read ({reason}); fix or remove it; `lockstep data pack --skip-corrupt` skips such files"
         ) from None
 
 
 class _Tar:
-    """A tar file (POSIX.1-2001) that depends on names and contents alone: no times, no owners."""
+    """A reproducible tar file (POSIX.1-2001), without times or owners."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
         self.size, self.digest = 0, hashlib.sha256()
 
     def add(self, name: str, content: bytes) -> tuple[int, int]:
-        """Append a file; where its headers and where its content begin."""
+        """Append a file; return the offsets of its headers and its content."""
         member = tarfile.TarInfo(name)
         member.size = len(content)
         start = self.size

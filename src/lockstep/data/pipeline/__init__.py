@@ -1,7 +1,12 @@
-"""From encoded bytes to a batch on the device.
+"""From encoded bytes to a batch on the device. Start with `readers`.
 
-Start with `readers`, which say what is read for a plan of batches. `decode` and `device_decode` decode, after
-`image_header` has looked at an image's size; `loader_processes` does so in processes, which get their work by
-`sending` and write into shared `buffers`, and whose end `lost_loaders` names; `prefetch` copies batches to the device
-while it works.
+| module | contents |
+|---|---|
+| `readers` | readers, which turn lists of sample numbers into batches |
+| `loader_processes` | loading in processes |
+| `lost_loaders` | errors of loader processes that exit |
+| `buffers` | reused and shared memory |
+| `image_header`, `decode`, `device_decode` | reading headers, and decoding on CPU and GPU |
+| `prefetch` | preparing the next batch during a step |
+| `sending` | copying small arrays to the device |
 """

@@ -1,7 +1,7 @@
-"""Memory for batches that is used again: fresh pages cost more than what is written into them.
+"""Reused memory for batches: page faults cost more than writing the data.
 
-On Linux a page fault zeroes 4 KiB and takes 0.1 to 0.3 µs, so a new batch of 224 x 224 images costs as much as
-normalising it.
+On Linux a page fault zeroes 4 KiB and takes 0.1 to 0.3 µs, so allocating a batch of 224 x 224 images takes as long as
+normalizing it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.utils.data import get_worker_info
 
 from lockstep.errors import DataError, first_line
 
-# A loader process works ahead by two batches (DataLoader's prefetch_factor) while a third is being read.
+# Two batches prefetched by a loader process (DataLoader's prefetch_factor), and one in use by the parent.
 BATCHES_UNDER_WAY = 3
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
-    """Move a tensor of a loader process to shared memory, so that it can be handed to the parent.
+    """Move a tensor of a loader process to shared memory, for passing it to the parent.
 
-    Left to the queue between them, this would fail in a thread, and the parent would wait for ever.
+    If the queue did this, it would fail in a thread, and the parent would wait forever.
 
     Raises:
         DataError: Shared memory is full.
@@ -37,27 +37,27 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
         tensor.share_memory_()
     except RuntimeError as error:
         raise DataError(
-            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB for a batch and keeps "
-            f"{BATCHES_UNDER_WAY} ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower --workers "
-            f"or --batch-size"
+            f"shared memory is full: a loader process needs {tensor.nbytes / 2**20:,.0f} MiB per batch and keeps "
+            f"{BATCHES_UNDER_WAY} batches ({first_line(error)}); enlarge /dev/shm (docker run --shm-size), or lower "
+            f"--workers or --batch-size"
         ) from None
     return tensor
 
 
 class Pool:
-    """Tensors on the CPU, each in memory that nobody holds any more, be it by a view or for a backward pass."""
+    """CPU tensors in reused memory, which no earlier tensor, view or autograd graph refers to any more."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
-        self._one_by_one = threading.Lock()
+        self._lock = threading.Lock()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor."""
+        """Return an uninitialized tensor."""
         size = math.prod(shape) * dtype.itemsize
-        with self._one_by_one:
+        with self._lock:
             block = next((block for block in self._blocks if block.is_free() and block.memory.nbytes >= size), None)
             if block is None:
-                self._blocks = [block for block in self._blocks if not block.is_free()]  # they are too small
+                self._blocks = [block for block in self._blocks if not block.is_free()]  # too small
                 block = _Block(size)
                 self._blocks.append(block)
             array = block.lend()
@@ -65,7 +65,7 @@ class Pool:
 
 
 class _Block:
-    """Memory that is lent as an array; a tensor made of that keeps it alive for as long as its storage is in use."""
+    """Memory lent as an array, which a tensor made from it keeps alive while its storage is in use."""
 
     def __init__(self, size: int):
         self.memory = np.empty(max(1, size), np.uint8)
@@ -81,9 +81,9 @@ class _Block:
 
 
 class SharedRing:
-    """Batches of a loader process, in shared memory that is handed to the parent without a copy, in turn.
+    """A ring of shared-memory buffers, in which a loader process passes batches to the parent without a copy.
 
-    The parent must be done with a batch before it asks for the next one.
+    The parent must finish with a batch before it requests the next one.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class SharedRing:
         self._turn = cycle(range(BATCHES_UNDER_WAY))
 
     def take(self, shape: Sequence[int]) -> torch.Tensor:
-        """An uninitialised uint8 tensor; outside a loader process, in memory of its own.
+        """Return an uninitialized uint8 tensor; outside a loader process, in private memory.
 
         Raises:
             DataError: Shared memory is full.

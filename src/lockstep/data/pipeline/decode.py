@@ -1,6 +1,6 @@
-"""One encoded image to pixels: JPEG by libjpeg-turbo, through simplejpeg where it is installed, all else by Pillow.
+"""Decode an image: JPEG with simplejpeg (libjpeg-turbo) if installed, everything else with Pillow.
 
-Pillow also has the last word on what simplejpeg refuses, so what counts as damaged does not depend on the decoder.
+Pillow also decodes what simplejpeg rejects, so which images count as damaged does not depend on the decoder.
 `benchmarks/jpeg_decoders.py` compares the decoders.
 """
 
@@ -28,67 +28,68 @@ except ImportError:  # no wheel for this platform
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 Size = tuple[int, int]  # width, height
-Cut = Callable[[int, int], Box]  # from an image's width and height to the part of it that is wanted
+Cut = Callable[[int, int], Box]  # (width, height) of an image -> the part to decode
 
-# Errors of reading that say nothing about the file: too many open ones, no memory, a failing disk or server.
+# Read errors that are not faults of the file: too many open files, no memory, a failing disk or server.
 MACHINE_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-REDUCTIONS = (8, 4, 2)  # by which a JPEG decoder scales at little cost
-# A reduced image keeps this many times the pixels a side that are wanted, and resizing does the rest: so evaluation's
-# pixels stay within 1 of 255 of those of the whole image, on average.
+REDUCTIONS = (8, 4, 2)  # scale factors that are cheap in a JPEG decoder
+# A reduced image keeps at least this many times the target side, and is then resized. So evaluation's pixels stay
+# within 1 of 255 of those of the full image, on average.
 SPARE = 2.0
 
 
 def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | None = None) -> Pixels:
-    """Decode an image, or the part of it that `cut` chooses, resized to `size` bilinearly with antialiasing.
+    """Decode an image, or the part that `cut` selects, resized to `size` bilinearly with antialiasing.
 
-    Any EXIF rotation is not applied; of 16-bit grey the upper 8 bits are kept; transparency is ignored; CMYK becomes
-    RGB as Pillow converts it, without colour profiles.
+    EXIF rotation is not applied, 16-bit gray is reduced to its upper 8 bits, transparency is ignored, and CMYK is
+    converted to RGB by Pillow, without color profiles.
 
     Args:
-        channels: 1 for grey, 3 for RGB.
+        channels: 1 for gray, 3 for RGB.
 
     Returns:
         uint8 [H, W, channels]
 
     Raises:
-        CorruptImageError: The file is missing, truncated, no image, or far too large; the message names it.
-        DataError: The split that it belongs to cannot be read, or the machine is at fault.
+        CorruptImageError: The file is missing, truncated, not an image, or far too large; the message names it.
+        DataError: Its split cannot be read, or the error is a fault of the machine.
     """
     try:
         return decode_bytes(file.read_bytes(), channels, cut, size)
     except LockstepError:
         raise
     except MemoryError:
-        raise DataError(f"memory ran out over {file}; lower --workers or --batch-size") from None
+        raise DataError(f"out of memory while decoding {file}; lower --workers or --batch-size") from None
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
-            raise DataError(f"{file} cannot be read ({error.strerror}); the image may be whole: mend that") from None
+            raise DataError(
+                f"{file} cannot be read ({error.strerror}); the image may be intact: check this machine"
+            ) from None
         raise CorruptImageError(f"{printable_name(str(file))} {fault_of(error)}") from None
 
 
 def unless_skipped(message: str) -> CorruptImageError:
-    """The error of an image that --skip-corrupt would leave out, for commands with that flag."""
-    return CorruptImageError(f"{message}; fix or remove it, or leave such files out with --skip-corrupt")
+    """Return the error of a corrupt image, for commands with --skip-corrupt."""
+    return CorruptImageError(f"{message}; fix or remove it, or skip such files with --skip-corrupt")
 
 
 def decode_bytes(
     encoded: bytes | memoryview, channels: int, cut: Cut | None = None, size: Size | None = None
 ) -> Pixels:
-    """Decode as `decode` does; what the decoder raises is raised as it is, and has many types."""
+    """Decode as `decode` does, but pass on the exceptions of the decoder, which have many types."""
     check_scans(encoded)
     pixels = _by_simplejpeg(encoded, channels, cut, size)
     return _by_pillow(encoded, channels, cut, size) if pixels is None else pixels
 
 
 class OtherSizeError(DataError):
-    """An image does not have the size of the model's input; the message is its size."""
+    """An image differs in size from the model's input; the message is its size."""
 
 
-def centre(spec: InputSpec, width: int, height: int) -> Box:
-    """The centre of an image that a model is to see in evaluation.
+def center(spec: InputSpec, width: int, height: int) -> Box:
+    """Return the center crop for evaluation.
 
-    The box is as large as `spec.crop_ratio` allows with the input's aspect ratio, as if the image were resized by its
-    short side and the centre cut out.
+    Equivalent to resizing the image by its short side, then cropping the center with the input's aspect ratio.
     """
     scale = spec.crop_ratio * min(width / spec.width, height / spec.height)
     x, y = width / 2, height / 2
@@ -97,18 +98,18 @@ def centre(spec: InputSpec, width: int, height: int) -> Box:
 
 
 def evaluation_pixels(file: ImageFile, spec: InputSpec, resize: bool = True) -> Pixels:
-    """An image as a model is to see it in evaluation: uint8 [spec.height, spec.width, spec.channels].
+    """Return the evaluation input of an image, uint8 [spec.height, spec.width, spec.channels].
 
-    The only source of such pixels: a run's own evaluation, `lockstep eval` and `predict` all call this.
+    Evaluation during training, `lockstep eval` and `lockstep predict` all use this function.
 
     Args:
-        resize: False: refuse an image of another size than the input's.
+        resize: If False, reject images whose size differs from the input's.
 
     Raises:
         CorruptImageError: As `decode` does.
-        OtherSizeError: The image has another size, and `resize` is off.
+        OtherSizeError: The size differs, and `resize` is False.
     """
-    cut = partial(centre if resize else _whole, spec)
+    cut = partial(center if resize else _whole, spec)
     return decode(file, spec.channels, cut, (spec.width, spec.height))
 
 
@@ -119,12 +120,12 @@ def _whole(spec: InputSpec, width: int, height: int) -> Box:
 
 
 def _by_simplejpeg(encoded: bytes | memoryview, channels: int, cut: Cut | None, size: Size | None) -> Pixels | None:
-    """The pixels, or None where it is for Pillow to decode the image or to say what is wrong with it."""
+    """Decode with simplejpeg; None if Pillow must decode the image or report its fault."""
     if simplejpeg is None or bytes(encoded[:2]) != b"\xff\xd8":
         return None
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-        as_is = (colours, channels) in {("Gray", 1), ("Gray", 3), ("YCbCr", 3)}
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
+        as_is = (colors, channels) in {("Gray", 1), ("Gray", 3), ("YCbCr", 3)}
         if not as_is or width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         box, factor = _plan(width, height, cut, size)
@@ -146,7 +147,7 @@ def _by_pillow(encoded: bytes | memoryview, channels: int, cut: Cut | None, size
 
 
 def _plan(width: int, height: int, cut: Cut | None, size: Size | None) -> tuple[Box, int]:
-    """The part that is wanted, and by how much the image may be reduced in decoding."""
+    """Return the part to decode, and the factor by which decoding may reduce the image."""
     box = cut(width, height) if cut else (0.0, 0.0, float(width), float(height))
     if size is None:
         return box, 1
@@ -155,7 +156,7 @@ def _plan(width: int, height: int, cut: Cut | None, size: Size | None) -> tuple[
 
 
 def _resize(pixels: Pixels, box: Box, factor: int, size: Size | None) -> Pixels:
-    """The part `box` of an image, of which `pixels` are all, reduced by `factor`, in `size`."""
+    """Crop `box`, in full-size coordinates, from `pixels`, which are reduced by `factor`, and resize to `size`."""
     height, width, channels = pixels.shape
     left, top = box[0] / factor, box[1] / factor
     right, bottom = min(box[2] / factor, width), min(box[3] / factor, height)
@@ -163,7 +164,7 @@ def _resize(pixels: Pixels, box: Box, factor: int, size: Size | None) -> Pixels:
         pixels = pixels[int(top) : int(bottom), int(left) : int(right)]
         if size is None or size == (pixels.shape[1], pixels.shape[0]):
             return pixels
-        import torch  # here, for images that are only checked are not resized
+        import torch  # imported here: checking images needs no resizing
 
         planes = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
         planes = torch.nn.functional.interpolate(planes, (size[1], size[0]), mode="bilinear", antialias=True)

@@ -1,6 +1,6 @@
 """JPEG decoding on the GPU: loader processes read files and draw crops, the device decodes (nvJPEG) and resizes.
 
-For training images alone: evaluation's crops lie between pixels, and its pixels are to be the same on all machines.
+Only for training images: evaluation's crops have fractional edges, and its pixels must be the same on all machines.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource, Ra
 from lockstep.data.sets import EncodedSplit, ImageFile
 from lockstep.errors import ConfigError, CorruptImageError, LockstepError, first_line
 
-MODES = {"L": 1, "RGB": 3}  # of a JPEG file whose channels are those of its images: their number
-MOST_PIXELS = 1 << 26  # of larger images a batch could fill the device; the CPU reduces them as it decodes
-TAIL = 1024  # bytes at the end of a file in which its last marker is looked for; cameras add some
+MODES = {"L": 1, "RGB": 3}  # channels of JPEG files by Pillow mode
+MOST_PIXELS = 1 << 26  # a batch of larger images could fill the device; the CPU reduces them in decoding
+TAIL = 1024  # search the end marker in this many last bytes; cameras append data
 
 
-Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from files, uint8 [bytes], to images, uint8 [C, H, W]
+Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # files, uint8 [bytes] -> images, uint8 [C, H, W]
 
 
 def batch_decoder(device: torch.device, channels: int) -> Decode:
-    """torchcodec's decoder for a device, or torchvision's, which gives way to it from 0.29 on."""
+    """Return torchcodec's decoder for a device, else torchvision's, which torchcodec replaces from 0.29 on."""
     try:
         from torchcodec.decoders import decode_jpeg
-    except (ImportError, RuntimeError):  # it is not installed, or lacks a library
+    except (ImportError, RuntimeError):  # not installed, or a library is missing
         from torchvision import io
 
         mode = io.ImageReadMode.RGB if channels == 3 else io.ImageReadMode.GRAY
@@ -45,7 +45,7 @@ def batch_decoder(device: torch.device, channels: int) -> Decode:
 
 
 class Wanted(NamedTuple):
-    """The part of an encoded image that is wanted: where its file begins and ends, and the crop."""
+    """The part of an encoded image to decode: start and end of its file in the batch, crop and flip."""
 
     start: int
     end: int
@@ -54,7 +54,7 @@ class Wanted(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A batch of files, one after the other as uint8 [bytes]; what the device cannot decode is there as pixels."""
+    """A batch of concatenated files, uint8 [bytes]; images that the device cannot decode are in `made` as pixels."""
 
     files: torch.Tensor
     size: Size
@@ -91,26 +91,26 @@ class EncodedSource:
         return Raw(Encoded(share(joined), size, wanted, made), self._by_cpu.labels(request), corrupt)
 
     def _plain_jpeg(self, file: ImageFile, cut: Cut) -> tuple[bytes | memoryview, Box] | None:
-        """A whole JPEG file of the right colours, and the box to cut out of it; None: it is for `decode`."""
+        """Return a complete JPEG file with matching channels, and its crop; None if the CPU must decode it."""
         try:
             encoded = file.read_bytes()
             check_scans(encoded)
-            with open_encoded(encoded) as image:  # which reads the header alone
+            with open_encoded(encoded) as image:  # reads only the header
                 plain = image.format == "JPEG" and MODES.get(image.mode) in (self._channels, 1)
                 plain = plain and math.prod(image.size) <= MOST_PIXELS
                 box = cut(*image.size)
         except LockstepError:
             raise
-        except Exception:  # `decode` will say what is wrong
+        except Exception:  # `decode` reports the fault
             return None
         return (encoded, box) if plain and b"\xff\xd9" in bytes(encoded[-TAIL:]) else None
 
 
 class DeviceDecoder:
-    """Makes images of an encoded batch, on a device; what the device refuses is decoded by the CPU."""
+    """Decodes a batch on a device; the CPU decodes images that the device rejects."""
 
     def __init__(self, device: torch.device, channels: int, split: EncodedSplit):
-        """Raises ConfigError where the device decodes nothing."""
+        """Raise ConfigError if the device cannot decode JPEG."""
         self._device, self._channels, self._split = device, channels, split
         self._decode = batch_decoder(device, channels)
         self._warned = False
@@ -121,7 +121,7 @@ class DeviceDecoder:
         except RuntimeError as error:
             raise ConfigError(
                 f"--decode gpu: JPEG cannot be decoded on {device} ({first_line(error)}); "
-                f"pip install 'lockstep-torch[gpu-decode]', or leave --decode out"
+                f"pip install 'lockstep-torch[gpu-decode]', or omit --decode gpu"
             ) from None
 
     def __call__(self, request: BatchRequest, raw: Raw) -> Raw:
@@ -147,7 +147,7 @@ class DeviceDecoder:
         return Raw(images, raw.labels, corrupt)
 
     def _decode_all(self, batch: Encoded) -> dict[int, torch.Tensor | None]:
-        """The images by position; None: the device refuses this one."""
+        """Return the images by position in the batch; None for those that the device rejects."""
         files = {position: batch.files[part.start : part.end] for position, part in batch.wanted.items()}
         if not files:
             return {}
@@ -166,7 +166,7 @@ class DeviceDecoder:
         except RuntimeError as error:
             if not self._warned:
                 logging.getLogger("lockstep").warning(
-                    f"--decode gpu: the GPU refuses an image ({first_line(error)}); the CPU decodes such"
+                    f"--decode gpu: the GPU cannot decode an image ({first_line(error)}); the CPU decodes such images"
                 )
             self._warned = True
             return None

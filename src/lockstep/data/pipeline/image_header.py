@@ -1,6 +1,6 @@
-"""Images as Pillow opens them: what the header alone tells, and pixels of 8 bits. Without torch.
+"""Image headers, and conversion to 8 bits, with Pillow. Without torch.
 
-A file may be anyone's. Pillow refuses more than 2 * MAX_IMAGE_PIXELS (179 million) of them before it decodes.
+Files are untrusted. Pillow rejects images of more than 2 * MAX_IMAGE_PIXELS (179 million) pixels before decoding.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from PIL import Image, UnidentifiedImageError
 from lockstep.data.sets import EncodedSplit
 from lockstep.errors import LockstepError, first_line
 
-GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
+GRAY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
 
 
-# What files of the extensions that are listed hold, and GIF. Pillow knows others that have no place in a data set, and
-# runs another program, Ghostscript, on one of them (EPS), whatever the file's name is.
+# Formats of the listed extensions, and GIF. Pillow supports others that do not occur in data sets, and runs an external
+# program, Ghostscript, on EPS, whatever the file's extension.
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-MOST_SCANS = 100  # of a JPEG; usual ones have up to 12, and each takes the time of a whole decoding
+MOST_SCANS = 100  # of a JPEG; most have up to 12, and each takes as long as decoding the whole image
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """An image whose header alone has been read; Pillow's errors, of many types, are raised as they are."""
+    """Open an image, reading only its header. Passes on Pillow's exceptions, which have many types."""
     return Image.open(file, formats=FORMS)
 
 
 def fault_of(error: Exception) -> str:
-    """What reading or decoding an image raised, to follow its name in a message."""
-    if isinstance(error, UnidentifiedImageError):  # its own text is an address in memory
+    """Describe an error of reading or decoding, to follow an image's name in a message."""
+    if isinstance(error, UnidentifiedImageError):  # its text is a memory address
         return f"cannot be decoded (it is not {', '.join(FORMS[:-1])} or {FORMS[-1]})"
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read ({error.strerror})"
@@ -39,26 +39,26 @@ def fault_of(error: Exception) -> str:
 
 
 def open_encoded(encoded: bytes | memoryview) -> Image.Image:
-    """The same of bytes in memory, which `check_scans` has passed."""
+    """Open an image from bytes that passed `check_scans`, reading only its header."""
     return open_image(BytesIO(encoded))
 
 
 def check_scans(encoded: bytes | memoryview) -> None:
-    """Refuse a JPEG that a small file makes decoders work on for minutes; other images pass.
+    """Reject JPEG bombs: small files with so many scans that decoding takes minutes. Other images pass.
 
     Raises:
-        ValueError: It has more scans than any camera or program writes.
+        ValueError: The image has more than `MOST_SCANS` scans.
     """
     if bytes(encoded[:2]) != b"\xff\xd8" or not _may_have_many_scans(encoded):
         return
     if bytes(encoded).count(b"\xff\xda") > MOST_SCANS:
-        raise ValueError(f"it is a JPEG of more than {MOST_SCANS} scans")
+        raise ValueError(f"it is a JPEG with more than {MOST_SCANS} scans")
 
 
 def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
-    """Whether a JPEG's header does not show it to have one scan alone, as most have: counting takes time.
+    """Return False if a JPEG's header shows that it has only one scan, as most do; counting scans is slower.
 
-    Decoders pass over bytes that fill up and markers without a length; here they end the look, for few files have them.
+    Fill bytes and markers without a length, which are rare, end this check early, with True.
     """
     place, components = 2, -1
     while place + 9 < len(jpeg) and jpeg[place] == 0xFF:
@@ -76,18 +76,18 @@ def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
 
 @dataclass(frozen=True)
 class Header:
-    """What an image's header tells."""
+    """Facts from an image's header."""
 
     form: str
     size: tuple[int, int]
-    grey: bool
+    gray: bool
 
 
 def header(split: EncodedSplit, sample: int) -> Header | None:
-    """An image's header; None: it cannot be read."""
+    """Return an image's header; None if it cannot be read."""
     try:
         with split.open(sample) as file, open_image(file) as image:
-            return Header(image.format or "?", image.size, image.mode in GREY_MODES)
+            return Header(image.format or "?", image.size, image.mode in GRAY_MODES)
     except LockstepError:
         raise
     except Exception:  # Pillow raises many types on damaged files
@@ -95,15 +95,15 @@ def header(split: EncodedSplit, sample: int) -> Header | None:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """An image that converts to "L" and "RGB" as it looks: of 16-bit grey the upper 8 bits are kept.
+    """Convert to a mode that Pillow converts faithfully to "L" and "RGB": 16-bit gray is reduced to its upper 8 bits.
 
     Raises:
-        ValueError: Its pixels are floating, of no known range.
+        ValueError: The pixels are floating-point, with unknown range.
     """
     if image.mode == "F":
-        raise ValueError("floating pixels have no range that is known; store them with 8 or 16 bits")
+        raise ValueError("floating-point pixels have no known range; store them with 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip, not scale
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:  # Pillow would warn of what it cannot keep
+    if image.mode == "P" and "transparency" in image.info:  # avoids a warning of Pillow about transparency
         return image.convert("RGBA")
     return image

@@ -1,7 +1,7 @@
-"""Batches that are made while training runs: files decoded, or the user's data set read, in loader processes.
+"""Loading in processes during training: decode files, or read items of a custom data set.
 
-Pixels travel as uint8 and become numbers on the device. The processes are torch's DataLoader's and live as long as the
-reader.
+Pixels are passed as uint8 and normalized on the device. The processes belong to torch's DataLoader and live as long as
+the reader.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from lockstep.world import accelerator
 
 
 class BatchRequest(NamedTuple):
-    """One batch to make: which samples, in which epoch (None: evaluation)."""
+    """A request for one batch: its samples and epoch (None: evaluation)."""
 
     epoch: int | None
     samples: Indices
 
 
 class Raw(NamedTuple):
-    """One batch as a loader process hands it over: images [N, C, H, W], labels [N], and the files that failed.
+    """One batch from a loader process: images [N, C, H, W], labels [N], and the files that failed.
 
-    Images lie in shared memory; they stay as they are until the next batch is asked for. A source that leaves decoding
-    to the device hands over something else instead, of which `Finish` makes images.
+    Images are in shared memory and valid until the next batch is requested. If the device decodes, `images` is an
+    `Encoded`, which `Finish` turns into images.
     """
 
     images: Any
@@ -58,7 +58,7 @@ class Raw(NamedTuple):
 
 
 class Source(Protocol):
-    """What runs in a loader process."""
+    """Makes batches in a loader process."""
 
     def __getitems__(self, request: BatchRequest) -> Raw: ...
 
@@ -67,7 +67,7 @@ Finish = Callable[[BatchRequest, Raw], Raw]
 
 
 class FileSource:
-    """Decodes, crops and mirrors encoded images."""
+    """Decodes, crops and flips encoded images."""
 
     def __init__(
         self, split: EncodedSplit, spec: InputSpec, config: AugmentConfig, seed: int, sizes: Sizes | None = None
@@ -96,7 +96,7 @@ class FileSource:
         return Raw(pixels, self.labels(request), corrupt)
 
     def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
-        """For training: the part of each image that is wanted, whether it is mirrored, and the size of all."""
+        """Return each training image's crop, which images are flipped, and the common size."""
         draws = Draws(self._seed, request.epoch or 0, request.samples)
         crop, side = RandomCrop(draws, self._config.min_crop), side_at(self._sizes, request.epoch)
         return (
@@ -110,7 +110,7 @@ class FileSource:
 
 
 class UserSource:
-    """Reads the user's data set, item by item; its augmentation is its own, seeded by (seed, epoch, sample)."""
+    """Reads items of a custom data set, whose random numbers are seeded by (seed, epoch, sample)."""
 
     def __init__(self, split: UserSplit, seed: int):
         self._dataset, self._seed = split.dataset, seed
@@ -125,14 +125,14 @@ class UserSource:
             labels = np.array([int(label) for _, label in items], np.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"items {request.samples[:4].tolist()}... of the data set do not make a batch of (image tensor "
-                f"[C, H, W], label): {error}"
+                f"items {request.samples[:4].tolist()}... of the data set cannot be batched as (image tensor [C, H, "
+                f"W], label): {error}"
             ) from None
         return Raw(share(images), labels, {})
 
 
 class StreamReader:
-    """Batches from a source that runs in `processes` loader processes (0: in this one)."""
+    """Reads batches from a source in `processes` loader processes (0: in this process)."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class StreamReader:
         seed: int = 0,
         finish: Finish | None = None,
     ):
-        """`augment`: what is to be done on the device with uint8 training images; the source does the rest."""
+        """`augment`: augmentation of uint8 training images on the device; the source does the rest."""
         self._augment, self._seed = augment or AugmentConfig(), seed
         self._requests: list[BatchRequest] = []
         self._placement = placement
@@ -154,16 +154,16 @@ class StreamReader:
         self._finish = finish
         self._passes = 0
         self.left_out: set[str] = set()
-        # Processes work ahead by themselves; a user's data set draws from the global generators.
+        # Processes prefetch by themselves; custom data sets use the global random generators.
         self.any_thread = processes == 0 and isinstance(source, FileSource)
         self._loader: DataLoader[Raw] = DataLoader(
-            source,  # type: ignore[arg-type]  # DataLoader asks __getitems__ first, and nothing else of it
+            source,  # type: ignore[arg-type]  # DataLoader only calls __getitems__
             batch_sampler=_Requests(self._requests),  # type: ignore[arg-type]
             num_workers=processes,
-            collate_fn=as_it_is,  # type: ignore[arg-type]  # a source hands over whole batches
+            collate_fn=as_it_is,  # type: ignore[arg-type]  # a source returns whole batches
             pin_memory=accelerator.overlaps(placement.device),
             persistent_workers=processes > 0,
-            worker_init_fn=_heed_parent_alone,
+            worker_init_fn=_ignore_group_signals,
         )
 
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]:
@@ -171,24 +171,26 @@ class StreamReader:
         self._requests[:] = requests
         self._passes += 1
         number = self._passes
-        with nullcontext() if self._loader._iterator else _sigterm_blocked():  # it keeps its processes
+        with (
+            nullcontext() if self._loader._iterator else _sigterm_blocked()
+        ):  # an existing iterator keeps its processes
             batches = iter(self._loader)
         try:
             for request in requests:
                 if self._passes != number:
                     raise DataError(
-                        "a new pass over these images has begun, so the older one cannot go on; end it first"
+                        "a new pass over these images has started, so the previous one cannot continue; finish it first"
                     )
                 with lost_loaders_named():
                     batch = self._batch(next(batches), request)
                 yield batch
         except DataError as error:
-            if "Original Traceback" not in str(error):  # which torch adds to an error of a loader process
+            if "Original Traceback" not in str(error):  # added by torch to an error in a loader process
                 raise
             lines = str(error).splitlines()
             raise DataError(lines[-1].removeprefix(f"{DataError.__module__}.DataError: ")) from None
-        except (ConnectionError, EOFError) as error:  # while it handed over a tensor, whose descriptor is asked for
-            if not self._loader.num_workers or "Original Traceback" in str(error):  # it comes out of the data set
+        except (ConnectionError, EOFError) as error:  # while receiving the descriptor of a tensor
+            if not self._loader.num_workers or "Original Traceback" in str(error):  # raised by the data set
                 raise
             raise loader_error(error) from error
 
@@ -196,7 +198,7 @@ class StreamReader:
         device = self._placement.device
         raw = self._finish(request, raw) if self._finish else raw
         labels = torch.from_numpy(raw.labels)
-        if accelerator.overlaps(device):  # not pinned, the copy would wait for the images' before it
+        if accelerator.overlaps(device):  # an unpinned copy would wait for the copy of the images
             labels = labels.pin_memory()
         images, labels = (tensor.to(device, non_blocking=True) for tensor in (raw.images, labels))
         if images.dtype == torch.uint8:
@@ -220,14 +222,14 @@ class StreamReader:
         return Batch(images, labels, weights.to(device))
 
     def close(self) -> None:
-        """End the loader processes, also while a pass is under way."""
+        """Shut down the loader processes, also during a pass."""
         iterator, self._loader._iterator = self._loader._iterator, None
         if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]  # else they live until garbage collection
+            iterator._shutdown_workers()  # type: ignore[attr-defined]  # otherwise they live until garbage collection
 
 
 class _Requests:
-    """The batches to make, in torch's form of a batch sampler; `read` fills in the list before each pass."""
+    """The requested batches as a torch batch sampler; `read` fills the list before each pass."""
 
     def __init__(self, requests: list[BatchRequest]):
         self._requests = requests
@@ -241,10 +243,10 @@ class _Requests:
 
 @contextmanager
 def _sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM in this thread while the block runs, and in the processes that it starts, which inherit that.
+    """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
 
-    In a loader process torch may have started a thread before `_heed_parent_alone` is called: `torch.set_num_threads`
-    does so in the child of a process that has called it, too.
+    torch may start a thread in a loader process before `_ignore_group_signals` runs: after `torch.set_num_threads` in
+    the parent, the child does so, too.
     """
     if not hasattr(signal, "sigwaitinfo"):
         yield
@@ -256,20 +258,20 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _heed_parent_alone(worker: int) -> None:
-    """In a loader process: let signals to the whole process group, which ask for an orderly stop, not break it.
+def _ignore_group_signals(worker: int) -> None:
+    """In a loader process, ignore signals sent to the whole process group to request an orderly stop.
 
-    Ctrl-C goes to all of a terminal's processes, and Slurm signals all of a job step's. A loader process goes on, for
-    the step under way needs its batches, and ends when its parent says so, by SIGTERM at the latest.
+    Ctrl-C signals all processes of a terminal, and Slurm all of a job step. The current step still needs batches, so a
+    loader process runs on until its parent shuts it down, with SIGTERM at the latest.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # which tells a signal's sender; macOS lacks it
+    if hasattr(signal, "sigwaitinfo"):  # gives a signal's sender; missing on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_exit_on_sigterm_of_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_on_sigterm_of_parent() -> None:
     parent = multiprocessing.parent_process()
     while parent and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
@@ -277,5 +279,5 @@ def _end_with_parent() -> None:
 
 
 def as_it_is(raw: Raw) -> Raw:
-    """What a DataLoader does with the batches of a `Source`: nothing."""
+    """Return a batch unchanged; the collate function, since a `Source` returns whole batches."""
     return raw

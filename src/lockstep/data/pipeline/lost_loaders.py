@@ -1,4 +1,4 @@
-"""Loader processes that end, as torch reports them."""
+"""Translate torch's errors about loader processes that exit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lockstep.errors import LoaderError, first_line
 
 @contextmanager
 def lost_loaders_named() -> Iterator[None]:
-    """Raise LoaderError for torch's error about a loader process that ended.
+    """Raise LoaderError for torch's error about a loader process that exited.
 
-    Torch raises it in a signal handler, so anywhere in the main thread.
+    torch raises it in a signal handler, so it may occur anywhere in the main thread.
     """
     try:
         yield
@@ -23,8 +23,8 @@ def lost_loaders_named() -> Iterator[None]:
 
 
 def loader_error(error: Exception) -> LoaderError:
-    """Return the error that reports a loader process's end, from torch's own."""
+    """Return the LoaderError for torch's error."""
     return LoaderError(
-        f"a loader process has ended ({first_line(error).strip()}); if memory or /dev/shm ran out, lower --workers or "
+        f"a loader process exited ({first_line(error).strip()}); if memory or /dev/shm ran out, lower --workers or "
         f"--batch-size"
     )

@@ -1,4 +1,4 @@
-"""Making the next batch while the current one is used: on the GPU's copy stream, or in a thread of the CPU's."""
+"""Prepare the next batch while the current one is used: on a side stream of the GPU, or in a CPU thread."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from lockstep.world import accelerator
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = False) -> Iterator[Batch]:
-    """Yield the same batches, each made one ahead.
+    """Yield batches, each prepared one ahead.
 
     Args:
-        batches: For a GPU, it makes its tensors with non-blocking copies from pinned memory, on the current stream.
-        in_thread: On a CPU, they may be made in a thread, for they touch no global state, such as torch's generator.
-            They are where torch has one thread for the step: several wait for each other after each operation, and
-            another thread beside them on the same cores makes the step half as slow again. Else batches are made when
-            they are asked for.
+        batches: For a GPU, must create its tensors by non-blocking copies from pinned memory, on the current stream.
+        in_thread: On a CPU, whether batches may be made in a thread, since they use no global state, such as torch's
+            generator. This is done only if torch uses one thread: several synchronize after each operation, and an
+            extra thread on the same cores makes a step 1.5 times as slow. Otherwise, batches are made on demand.
     """
     if accelerator.overlaps(device):
         return _by_stream(batches, device)

@@ -1,7 +1,7 @@
-"""Readers: from lists of sample numbers to batches on the device, one kind for each kind of split.
+"""Readers turn lists of sample numbers into batches on the device.
 
-A reader is handed a plan, the samples of each batch to come, and yields the batches in that order. It knows nothing of
-ranks; `loaders.py` makes the plans.
+A reader gets a plan, the samples of each batch, and yields the batches in this order. It is independent of ranks;
+`loaders.py` makes the plans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lockstep.errors import ConfigError
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a batch is to lie: its device, its floating dtype, and NCHW or NHWC order."""
+    """Device, floating dtype and memory format (NCHW or NHWC) of batches."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -34,9 +34,9 @@ class Placement:
 
 
 class Reader(Protocol):
-    """`read` yields one batch for each entry of a plan; `epoch` None means evaluation, without augmentation.
+    """`read` yields one batch per entry of a plan; `epoch` None means evaluation, without augmentation.
 
-    `any_thread`: whether it may run beside a training step, for it touches no global state.
+    `any_thread`: whether `read` may run in a thread during a training step, since it uses no global state.
     """
 
     left_out: set[str]
@@ -45,17 +45,17 @@ class Reader(Protocol):
     def read(self, plan: Sequence[Indices], epoch: int | None) -> Iterator[Batch]: ...
 
     def close(self) -> None:
-        """End what the reader started."""
+        """Stop the reader's processes, if any."""
 
 
 def scale_and_shift(spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """What pixels (0 to 255) are multiplied by, and what is added then, to normalize them: float64 [1, C, 1, 1]."""
+    """Return scale and shift, float64 [1, C, 1, 1]; pixels (0 to 255) times scale plus shift are normalized."""
     mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
     return 1 / (255 * std), -mean / std
 
 
 class Normalizer:
-    """uint8 pixels to normalised numbers, on the device where the pixels are."""
+    """Normalizes uint8 pixels on their device."""
 
     def __init__(self, spec: InputSpec, placement: Placement):
         self._placement = placement
@@ -64,7 +64,7 @@ class Normalizer:
         self._pool = Pool()
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 or floating (0 to 255) [N, C, H, W] to normalised numbers of the same shape."""
+        """Normalize pixels (0 to 255), uint8 or floating [N, C, H, W]; the result has the same shape."""
         images = self._new(pixels)
         scale, shift = self._factors_for(images)
         return images.copy_(pixels).mul_(scale).add_(shift)
@@ -78,7 +78,7 @@ class Normalizer:
         return self._pool.take(pixels.shape, dtype)
 
     def _factors_for(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and shift; for each number of an image, where a CPU would else take the channels of a pixel alone."""
+        """Return scale and shift. For channels-last on a CPU, expand them to a full image, which vectorizes better."""
         if images.device.type != "cpu" or images.is_contiguous():
             return self._scale, self._shift
         factors = self._factors
@@ -89,7 +89,7 @@ class Normalizer:
 
 
 def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) -> torch.Tensor:
-    """RandAugment or TrivialAugment, in place on uint8 [N, C, H, W], where the configuration asks for it."""
+    """Apply RandAugment or TrivialAugment, if configured, to uint8 [N, C, H, W] in place."""
     if config.trivial_augment:
         from lockstep.data.augment.trivial_augment import trivial_augment_  # with torchvision's transforms
 
@@ -102,7 +102,7 @@ def change_at_random(pixels: torch.Tensor, draws: Draws, config: AugmentConfig) 
 
 
 class MemoryReader:
-    """Batches from images that lie in the device's memory."""
+    """Reads batches from images in device memory."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class MemoryReader:
     ):
         if config.shift_padding == "reflect" and config.shift >= min(spec.height, spec.width):
             raise ConfigError(
-                f"--shift {config.shift} with --shift-padding reflect must be below the images' side, which is "
+                f"--shift {config.shift}: with --shift-padding reflect, must be less than the shorter image side, "
                 f"{min(spec.height, spec.width)}"
             )
         self._images = split.images.to(placement.device)

@@ -1,4 +1,4 @@
-"""The way of small arrays to the device, where samples are picked and changed."""
+"""Copy small arrays to the device."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from lockstep.world import accelerator
 
 
 def send(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The same values on a device; a GPU's copy is made from pinned memory, and nobody waits for it."""
+    """Copy an array to a device; to a GPU, asynchronously from pinned memory."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if accelerator.overlaps(device) else tensor.to(device)

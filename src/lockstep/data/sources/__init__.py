@@ -1,7 +1,13 @@
-"""Where images come from.
+"""Sources of images.
 
-`digits` is embedded; `torchvision_sets` are MNIST, Fashion-MNIST and CIFAR, which torchvision fetches; `image_folder`
-(listed by `folder_listing`) is any folder of images, `user_dataset` what the user's function returns, `synthetic`
-random images. `prepare_imagenet` makes folders of ImageNet's archives, `verify` decodes everything once,
-and `describe` says what a data set is.
+| module | contents |
+|---|---|
+| `digits` | the embedded data set |
+| `torchvision_sets` | MNIST, Fashion-MNIST and CIFAR, downloaded by torchvision |
+| `image_folder`, `folder_listing` | any folder of images |
+| `user_dataset` | custom data sets |
+| `synthetic` | random images |
+| `prepare_imagenet` | ImageNet's folder tree from its archives |
+| `verify` | integrity check of a data set |
+| `describe` | facts about a data set |
 """

@@ -1,4 +1,4 @@
-"""What a data set on disk is: for `lockstep data info`."""
+"""Facts about a data set on disk, for `lockstep data info`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLED = 500
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """One split: exact counts, and what the headers of at most `SAMPLED` evenly spaced images tell."""
+    """Facts about one split: exact counts, and statistics of the headers of up to `SAMPLED` evenly spaced images."""
 
     name: str
     samples: int
@@ -36,7 +36,7 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class SetFacts:
-    """A data set; `manifest` is None of a folder."""
+    """Facts about a data set; `manifest` is None for a folder of images."""
 
     classes: tuple[str, ...]
     manifest: Manifest | None
@@ -44,13 +44,13 @@ class SetFacts:
 
 
 def describe(path: Path) -> SetFacts:
-    """Look at a folder or a pack.
+    """Gather facts about a folder or a pack.
 
     Raises:
-        DataError: It is neither, or damaged.
+        DataError: `path` is neither, or is damaged.
     """
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder; name a folder with train/ and val/, or a pack")
+        raise DataError(f"{path} is not a folder; pass a folder with train/ and val/, or a pack")
     manifest = Manifest.read(path) if is_packed(path) else None
     parts: Sequence[EncodedSplit]
     if manifest:
@@ -84,7 +84,7 @@ def _size_bytes(split: EncodedSplit) -> int:
     if isinstance(split, PackedSplit):
         return int(split.index["length"].sum(dtype=np.int64))
     assert isinstance(split, FileSplit)
-    return sum(path.stat().st_size for path in split.paths if path.exists())  # a link may lead nowhere
+    return sum(path.stat().st_size for path in split.paths if path.exists())  # a link may be dangling
 
 
 def _spread(sides: Sequence[int]) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
-"""The files of a folder of images, in the order of torchvision's ImageFolder; without torch, which imports slowly.
+"""List a folder of images in the order of torchvision's ImageFolder. Without torch, which is slow to import.
 
-Unlike there, names that begin with a dot are left out: .ipynb_checkpoints is not a class, and macOS's ._1.jpg not an
-image. Facts: `find_classes` and `make_dataset` in torchvision/datasets/folder.py.
+Unlike ImageFolder, this skips names that begin with a dot: .ipynb_checkpoints is not a class, and macOS's ._1.jpg not
+an image. Source: `find_classes` and `make_dataset` in torchvision/datasets/folder.py.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from lockstep.data.sets import FileSplit
 from lockstep.errors import DataError
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # ImageFolder's
-MOST_WAYS = 100  # by which links lead to one folder; links to links could make more than could ever be listed
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as in ImageFolder
+MOST_WAYS = 100  # of links to one folder; links to links could multiply without end
 
 
 def name_of(folder: Path) -> str:
-    """A data set's name: its folder's, as the user named it, also where that is a link, "." or the like."""
+    """Return a data set's name: its folder's absolute name, without resolving links."""
     return os.path.basename(os.path.abspath(folder))
 
 
 def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
-    """A folder's classes, its training files and its validation files.
+    """Return a folder's classes, training files and validation files.
 
     Raises:
-        DataError: The folder is not FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), or holds no images.
+        DataError: The folder is not FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), or contains no images.
     """
     train_folder = folder / "train"
     if not train_folder.is_dir():
@@ -36,7 +36,7 @@ def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
     classes, present = _list_classes(train_folder), _list_classes(val_folder)
     unknown = sorted(set(present) - set(classes))
     if unknown:
-        raise DataError(f"{val_folder} has classes that {train_folder} lacks: {', '.join(unknown[:5])}")
+        raise DataError(f"{val_folder} has classes that are missing from {train_folder}: {', '.join(unknown[:5])}")
     numbers = {name: number for number, name in enumerate(classes)}
     train, val = (
         _list_files(part, {name: numbers[name] for name in names})
@@ -46,7 +46,11 @@ def list_images(folder: Path) -> tuple[tuple[str, ...], FileSplit, FileSplit]:
 
 
 def validation_folder(folder: Path) -> Path:
-    """Where a folder has its validation images: `val`, or under another usual name."""
+    """Return the folder of validation images: `val` or another common name.
+
+    Raises:
+        DataError: There is none.
+    """
     for name in ("val", "test", "valid", "validation"):
         if (folder / name).is_dir():
             return folder / name
@@ -60,7 +64,7 @@ def _folders(folder: Path) -> list[str]:
 def _found(folder: Path) -> str:
     names = [f"{name}/" for name in _folders(folder)]
     more = ", ..." if len(names) > 5 else ""
-    return f"; {folder} has {', '.join(names[:5])}{more}" if names else f"; {folder} has no folders"
+    return f"; found {', '.join(names[:5])}{more}" if names else "; found no folders"
 
 
 def _list_classes(folder: Path) -> tuple[str, ...]:
@@ -82,13 +86,13 @@ def _list_files(folder: Path, numbers: dict[str, int]) -> FileSplit:
 
 
 def images_in(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
-    """The image files of a folder and all within it.
+    """Return the image files in a folder, recursively.
 
     Args:
         ignored: Counts the other files, by extension.
 
     Raises:
-        DataError: It has no images.
+        DataError: There are no images.
     """
     images: list[Path] = []
     for place, files in sorted(_walk(folder)):
@@ -103,7 +107,7 @@ def images_in(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
 
 
 def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
-    """A folder and all within it, links followed, each with its files; a link back to where it lies is not."""
+    """Walk a folder recursively and yield each folder with its files. Follows links, except to a parent folder."""
     ways: Counter[tuple[int, int]] = Counter()
     above = {str(top): frozenset({_identity(str(top))})}
     for place, inner, files in os.walk(top, followlinks=True):

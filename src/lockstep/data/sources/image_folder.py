@@ -1,4 +1,4 @@
-"""A folder of images: FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), read as by ImageFolder."""
+"""A folder of images: FOLDER/train/CLASS/... and FOLDER/val/CLASS/... (or test), read as ImageFolder does."""
 
 from __future__ import annotations
 
@@ -16,60 +16,61 @@ from lockstep.data.sets import EncodedSplit, ImageData, InputSpec, MemorySplit
 from lockstep.data.sources.folder_listing import list_images, name_of
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
-SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and kept
-MEMORY_BYTES = 4 << 30  # ... if all of them fit here
+SMALL_PIXELS = 64 * 64  # images up to this area are decoded once and held in memory
+MEMORY_BYTES = 4 << 30  # ... if all of them fit into this
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def load(folder: Path, config: DataConfig) -> ImageData:
-    """Read a folder's tree; small images of one size are decoded into memory.
+    """Load a folder of images; small images of one size are decoded into memory.
 
     Raises:
-        DataError: The folder is not laid out as above, or holds no images.
+        DataError: The folder does not have the layout above, or contains no images.
         CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
-        ConfigError: Flags that this folder cannot follow.
+        ConfigError: `--in-memory always` without `--image-size`, but the images differ in size or color.
     """
     classes, train, val = list_images(folder)
     notes = ["there is only one class, so top-1 is always 100 %"] if len(classes) == 1 else []
     if ignored := Counter(train.ignored) + Counter(val.ignored):
         kinds = ", ".join(f"{count:,} {kind or 'without extension'}" for kind, count in ignored.most_common(5))
-        notes.append(f"ignored files that have no image extension: {kinds}")
+        notes.append(f"ignored files without an image extension: {kinds}")
     return replace(from_splits(name_of(folder), classes, train, val, config), notes=notes)
 
 
 def from_splits(
     name: str, classes: tuple[str, ...], train: EncodedSplit, val: EncodedSplit, config: DataConfig
 ) -> ImageData:
-    """The data set of encoded images, wherever they lie; small ones of one size are decoded into memory.
+    """Make a data set from splits of encoded images; small images of one size are decoded into memory.
 
     Raises:
         CorruptImageError: An image cannot be decoded, and `config.skip_corrupt` is off.
-        ConfigError: Flags that these images cannot follow.
+        ConfigError: `--in-memory always` without `--image-size`, but the images differ in size or color.
     """
-    looks = _look_at_first_of_each_class(train)
-    small = _all_small(config, looks, len(train) + len(val))
+    headers = _first_headers(train)
+    small = _all_small(config, headers, len(train) + len(val))
     if config.in_memory == "always" or (config.in_memory == "auto" and small):
         try:
-            return _hold_in_memory(name, classes, train, val, looks, config)
-        except _NotAlikeError as error:
+            return _hold_in_memory(name, classes, train, val, headers, config)
+        except _MixedImagesError as error:
             if config.in_memory == "always":
-                raise ConfigError(f"--in-memory always: {error}; add --image-size N to make them equal") from None
+                raise ConfigError(f"--in-memory always: {error}; add --image-size N to resize them") from None
     side = config.image_size or 224
     spec = InputSpec(3, side, side, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=0.875)
     return ImageData(name, classes, train, val, spec)
 
 
-class _NotAlikeError(Exception):
-    """An image differs from the others in size, or is coloured where they are grey."""
+class _MixedImagesError(Exception):
+    """An image differs from the others in size, or is in color while they are gray."""
 
 
-def _look_at_first_of_each_class(split: EncodedSplit) -> set[Header]:
+def _first_headers(split: EncodedSplit) -> set[Header]:
+    """Return the distinct headers of the first image of each class."""
     _, first = np.unique(np.asarray(split.labels), return_index=True)
-    return {look for sample in first.tolist() if (look := header(split, sample))}
+    return {found for sample in first.tolist() if (found := header(split, sample))}
 
 
-def _all_small(config: DataConfig, looks: set[Header], images: int) -> bool:
-    sizes = {look.size for look in looks}
+def _all_small(config: DataConfig, headers: set[Header], images: int) -> bool:
+    sizes = {each.size for each in headers}
     if len(sizes) != 1 or config.image_size is not None:
         return False
     ((width, height),) = sizes
@@ -81,14 +82,14 @@ def _hold_in_memory(
     classes: tuple[str, ...],
     train: EncodedSplit,
     val: EncodedSplit,
-    looks: set[Header],
+    headers: set[Header],
     config: DataConfig,
 ) -> ImageData:
-    sizes = {look.size for look in looks}
+    sizes = {each.size for each in headers}
     if config.image_size is None and len(sizes) != 1:
-        raise _NotAlikeError(f"the images in {name} differ in size, or none of those looked at can be read")
+        raise _MixedImagesError(f"the images in {name} differ in size, or none of those checked can be read")
     width, height = (config.image_size, config.image_size) if config.image_size else sizes.pop()
-    channels = 1 if looks and all(look.grey for look in looks) else 3
+    channels = 1 if headers and all(each.gray for each in headers) else 3
     spec = InputSpec(channels, height, width, mean=(0.0,) * channels, std=(1.0,) * channels)
     left_out: list[str] = []
     splits = [_decode_all(split, spec, config, left_out) for split in (train, val)]
@@ -109,7 +110,7 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
         else:
             labels.append(int(label))
     if not labels:
-        raise DataError(f"none of {len(split):,} images can be decoded, {split.name(0)} among them")
+        raise DataError(f"none of {len(split):,} images can be decoded, for example {split.name(0)}")
     pixels = torch.from_numpy(images[: len(labels)]).permute(0, 3, 1, 2).contiguous()
     return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64), split)
 
@@ -117,21 +118,21 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
 def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
     file = split.image(sample)
     if spec.channels == 1:
-        _check_grey(split, sample)
+        _check_gray(split, sample)
     try:
         return evaluation_pixels(file, spec, resize)
     except OtherSizeError as error:
-        raise _NotAlikeError(f"{file} is {error}, others are {spec.width} x {spec.height}") from None
+        raise _MixedImagesError(f"{file} is {error}, others are {spec.width} x {spec.height}") from None
 
 
-def _check_grey(split: EncodedSplit, sample: int) -> None:
-    look = header(split, sample)
-    if look and not look.grey:
-        raise _NotAlikeError(f"{split.name(sample)} is coloured, others are grey")
+def _check_gray(split: EncodedSplit, sample: int) -> None:
+    found = header(split, sample)
+    if found and not found.gray:
+        raise _MixedImagesError(f"{split.name(sample)} is in color, others are gray")
 
 
 def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, scaled to 0 to 1, exactly, from its histogram."""
+    """Return the exact mean and standard deviation of each channel, for pixels of 0 to 1, from its histogram."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
     for channel in images.unbind(1):

@@ -1,12 +1,12 @@
-"""ImageNet's folder tree from its official archives (ILSVRC2012), resumable, without unpacking inner archives to disk.
+"""Make ImageNet's folder tree from its official archives (ILSVRC2012). Resumable; inner archives are read in place.
 
-    ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar a class, of n01440764_10026.JPEG, ...
+    ILSVRC2012_img_train.tar          n01440764.tar, ... : one tar per class, of n01440764_10026.JPEG, ...
     ILSVRC2012_img_val.tar            ILSVRC2012_val_00000001.JPEG, ...
-    ILSVRC2012_devkit_t12.tar.gz      the numbers of the validation images' classes
+    ILSVRC2012_devkit_t12.tar.gz      the class numbers of the validation images
 
-Names in archives are held against these forms: nothing else is written, and so nothing outside the target folder.
-Facts and MD5 sums: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes in the order of their
-numbers, from 1 (ILSVRC2012_ID), as the devkit's meta.mat has them in MATLAB's form.
+Only members whose names match these patterns are written, so nothing is written outside the target folder. Source of
+layout and MD5 sums: torchvision/datasets/imagenet.py. imagenet_classes.txt lists the classes by number, from 1
+(ILSVRC2012_ID), as in the devkit's meta.mat.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG", re.ASCII)
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12(/.*)?", re.DOTALL)
 COPY_BYTES = 1 << 20
-MOST_DEVKIT_BYTES = 64 << 20  # the official one unpacks to less than a tenth of that
+MOST_DEVKIT_BYTES = 64 << 20  # more than 10 times the official one
 
 
 @dataclass(frozen=True)
 class Archives:
-    """The three archives, each of which is what it should be, and what there is to do."""
+    """The three archives, checked, and what to extract."""
 
     train: Path
     val: Path
     val_classes: tuple[str, ...]  # of validation image 1, 2, ...
     classes: tuple[str, ...]
-    train_tars: dict[str, tuple[int, int]]  # class: where its tar lies in TRAIN.tar, and its bytes
+    train_tars: dict[str, tuple[int, int]]  # by class: offset of its tar in TRAIN.tar, and its bytes
 
 
 def look(train: Path, val: Path, devkit: Path) -> Archives:
-    """Look at the archives' tables of contents.
+    """Read and check the archives' tables of contents.
 
     Raises:
-        DataError: One is missing, another's, cut off or damaged.
+        DataError: An archive is missing, in the wrong position, truncated or damaged.
     """
     for path, kind in ((train, "training"), (val, "validation"), (devkit, "devkit")):
         _check_kind(path, kind)
     names, truth = numbered_classes(), _read_truth(devkit)
     unknown = sorted(set(truth) - set(range(1, len(names) + 1)))
     if unknown:
-        raise DataError(f"{devkit} labels validation images with class {unknown[0]}, but there are {len(names):,}")
+        raise DataError(
+            f"{devkit} labels validation images with class {unknown[0]}, but there are {len(names):,} classes"
+        )
     val_classes = tuple(names[number - 1] for number in truth)
     classes = tuple(sorted(names))
     tars = {}
@@ -73,16 +75,16 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
         tars[name] = member.offset_data, member.size
     wrong = sorted(set(tars) ^ set(classes))
     if wrong:
-        what = "has" if wrong[0] in tars else "lacks"
+        what = "has unknown" if wrong[0] in tars else "lacks"
         raise DataError(
-            f"{train} {what} class {wrong[0]}; it has {len(tars):,} classes, ImageNet has {len(classes):,}; fetch it "
-            f"again if it is cut off"
+            f"{train} {what} class {wrong[0]}; it has {len(tars):,} classes, ImageNet has {len(classes):,}; "
+            f"download it again if it is truncated"
         )
     return Archives(train, val, val_classes, classes, tars)
 
 
 def md5(path: Path, kind: str) -> tuple[str, bool]:
-    """An archive's MD5 sum, and whether it is the official one's."""
+    """Return an archive's MD5 sum, and whether it matches the official one."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(COPY_BYTES):
@@ -91,16 +93,16 @@ def md5(path: Path, kind: str) -> tuple[str, bool]:
 
 
 def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) -> tuple[int, int]:
-    """Write DEST/train and DEST/val; what is there already is compared by names and sizes, and kept.
+    """Write DEST/train and DEST/val. Existing files with matching names and sizes are kept.
 
     Args:
-        advance: Called with bytes of the archives as they are done.
+        advance: Called with the number of archive bytes done since the last call.
 
     Returns:
-        How many training and validation images there are.
+        The numbers of training and validation images.
 
     Raises:
-        DataError: An archive is damaged, DEST holds other things, or it cannot be written.
+        DataError: An archive is damaged, or DEST contains other files or cannot be written.
     """
     with ExitStack() as stack:
         with _writing(folder):
@@ -108,22 +110,22 @@ def prepare(archives: Archives, folder: Path, advance: Callable[[int], None]) ->
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(holding(folder, "lockstep data prepare"))
         count, left = 0, _size(archives.train)
-        for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # as they lie on disk
+        for name in sorted(archives.train_tars, key=lambda name: archives.train_tars[name]):  # in disk order
             start, size = archives.train_tars[name]
             count += _extract_class(archives.train, start, size, folder / "train" / name)
             advance(size)
             left -= size
-        advance(left)  # its headers
+        advance(left)  # the tar headers
         return count, _extract_validation(archives, folder / "val", advance)
 
 
 def _extract_class(archive: Path, start: int, size: int, target: Path) -> int:
-    """Write one class's images under another name, and give the folder its name when all are there."""
+    """Extract one class's images into a temporary folder, renamed when complete; return their number."""
     end = start + size
     with _damage_named(archive, target.name), _inner_tar(archive, start) as inner:
         members = {_matching(TRAIN_IMAGE, member, archive)[0]: member for member in _files(inner, archive, end)}
         if not members:
-            raise DataError(f"{archive} has no images of class {target.name}; fetch it again")
+            raise DataError(f"{archive} has no images of class {target.name}; download it again")
         for _ in _fill(target, inner, members):
             pass
     return len(members)
@@ -138,7 +140,8 @@ def _extract_validation(archives: Archives, target: Path, advance: Callable[[int
             images[int(match[1])] = match[0], member
         if sorted(images) != list(range(1, len(archives.val_classes) + 1)):
             raise DataError(
-                f"{path} has {len(images):,} images, the devkit labels {len(archives.val_classes):,}; fetch it again"
+                f"{path} has {len(images):,} images, but the devkit labels {len(archives.val_classes):,}; download it "
+                f"again"
             )
         members = {f"{archives.val_classes[number - 1]}/{name}": member for number, (name, member) in images.items()}
         for size in _fill(target, archive, members):
@@ -149,19 +152,19 @@ def _extract_validation(archives: Archives, target: Path, advance: Callable[[int
 
 
 def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> Iterator[int]:
-    """Write what is missing of a folder's files under another name, and give it its own when all are there.
+    """Extract the missing files of a folder under a temporary name, and rename it when complete.
 
-    Yields the bytes of each file, as it is done. A whole folder keeps its name all along.
+    Yields the size in bytes of each extracted file. A complete folder is not renamed.
     """
     partial = partial_of(target)
     with _writing(target):
         if target.is_dir() and partial.is_dir():
-            raise DataError(f"{target} and {partial} are both there; remove {partial}, and run the same command again")
+            raise DataError(f"{target} and {partial} both exist; remove {partial} and run the same command again")
         found = _sizes(target if target.is_dir() else partial)
         others = sorted({_finished(name) for name in found} - members.keys())
         if others:
             raise DataError(
-                f"{target} holds {others[0]}, which is not in the archives; remove it, or name another DEST"
+                f"{target} contains {others[0]}, which is not in the archives; remove it, or choose another DEST"
             )
         missing = [name for name, member in members.items() if found.get(name) != member.size]
         if target.is_dir() and not missing:
@@ -178,17 +181,17 @@ def _fill(target: Path, archive: tarfile.TarFile, members: dict[str, tarfile.Tar
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The bytes of all that lies in a folder and below, by names in it."""
+    """Return the sizes in bytes of all files in a folder, recursively, by relative path."""
     return {str(path.relative_to(folder)): path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()}
 
 
 def _finished(name: str) -> str:
-    """A file's name in a folder, as it will be when the file is whole."""
+    """Return a file's final name, without the prefix of partial files."""
     return str(Path(name).with_name(Path(name).name.removeprefix(PARTIAL)))
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write one file, whole or not at all."""
+    """Extract one file atomically."""
     source = archive.extractfile(member)
     assert source is not None
     content = source.read()
@@ -200,51 +203,53 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 def _check_target(folder: Path, classes: tuple[str, ...]) -> None:
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file; name a new folder, or one that this command has begun")
+        raise DataError(f"{folder} is a file; choose a new folder, or one that this command started")
     for part in (folder / "train", folder / "val", partial_of(folder / "val")):
         found = {path.name.removeprefix(PARTIAL) for path in part.iterdir()} if part.is_dir() else set()
         others = sorted(found - set(classes))
         if others:
-            raise DataError(f"{part} holds {others[0]}, which is not in the archives; remove it, or name another DEST")
+            raise DataError(
+                f"{part} contains {others[0]}, which is not in the archives; remove it, or choose another DEST"
+            )
 
 
 def _check_kind(path: Path, kind: str) -> None:
-    """Refuse an archive that is another of the three, or none."""
+    """Raise DataError unless `path` is the archive of this kind."""
     if not path.is_file():
-        raise DataError(f"{path}, the {kind} archive, is not there; fetch it from image-net.org: {ORDER}")
+        raise DataError(f"{kind} archive {path} not found; download it from image-net.org and run: {ORDER}")
     try:
         with tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive:
             member = archive.next()
-    except Exception as error:  # tarfile passes on what gzip and zlib raise
+    except Exception as error:  # tarfile passes on errors of gzip and zlib
         raise DataError(
-            f"{path}, the {kind} archive, is no tar or damaged ({first_line(error)}); fetch it again"
+            f"{kind} archive {path} is damaged or not a tar file ({first_line(error)}); download it again"
         ) from None
     name = member.name if member else ""
     forms = {"training": CLASS_TAR, "validation": VAL_IMAGE, "devkit": DEVKIT}
     found = next((known for known, form in forms.items() if form.fullmatch(name.removeprefix("./"))), None)
     if found != kind:
-        what = f"the {found} archive" if found else f"none of ImageNet's archives (it begins with {name!r})"
-        raise DataError(f"{path} is {what}, where the {kind} archive is expected; the order is {ORDER}")
+        what = f"the {found} archive" if found else f"an unknown archive (first member: {name!r})"
+        raise DataError(f"{path}: expected the {kind} archive, found {what}; usage: {ORDER}")
 
 
 @cache
 def numbered_classes() -> tuple[str, ...]:
-    """The WordNet numbers of ImageNet's classes 1, 2, ..."""
+    """Return the WordNet ids of ImageNet's classes 1, 2, ..."""
     return tuple(files(__package__).joinpath("imagenet_classes.txt").read_text(encoding="ascii").split())
 
 
 def _read_truth(path: Path) -> list[int]:
-    """The numbers of the validation images' classes."""
+    """Return the class numbers of the validation images."""
     try:
         with tarfile.open(fileobj=BytesIO(_unpacked(path)), mode="r:") as archive:
             truth = _content(archive, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt")
         return [int(line) for line in truth.split()]
-    except Exception as error:  # on damaged files tarfile and gzip raise many types
-        raise DataError(f"{path} is not the devkit, or damaged ({first_line(error)}); fetch it again") from None
+    except Exception as error:  # tarfile and gzip raise many types on damaged files
+        raise DataError(f"{path} is damaged or not the devkit ({first_line(error)}); download it again") from None
 
 
 def _unpacked(path: Path) -> bytes:
-    """The tar within the devkit, which need not be compressed."""
+    """Return the devkit's tar; the file may be uncompressed."""
     with gzip.open(path) if _is_gzip(path) else path.open("rb") as content:
         tar = content.read(MOST_DEVKIT_BYTES + 1)
     if len(tar) > MOST_DEVKIT_BYTES:
@@ -260,7 +265,7 @@ def _is_gzip(path: Path) -> bool:
 def _content(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
-        raise KeyError(f"{name} is no file")
+        raise KeyError(f"{name} is not a file")
     return file.read()
 
 
@@ -270,34 +275,36 @@ def _members(path: Path) -> list[tarfile.TarInfo]:
 
 
 def _files(archive: tarfile.TarFile, path: Path, end: int) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar that ends at byte `end` of `path`, each a plain file with a name of its own.
+    """Yield the members of a tar that ends at byte `end` of `path`: regular files with unique names.
 
     Raises:
-        tarfile.ReadError: There is more after the last of them than the zeros that end a tar.
+        DataError: A member is not a regular file, or a name occurs twice.
+        tarfile.ReadError: The tar is truncated, or data other than zeros follows the last member.
     """
     seen = set()
     for member in archive:
         if not member.isreg() or member.issparse() or member.name in seen:
             raise DataError(
-                f"{path} holds {member.name!r} as a link, a folder or twice, as ImageNet's never do; fetch it again"
+                f"{path} contains {member.name!r} as a link, a folder or a duplicate, unlike ImageNet; download it "
+                f"again"
             )
         if member.offset_data + member.size > path.stat().st_size:
-            raise tarfile.ReadError(f"it ends within {member.name}")
+            raise tarfile.ReadError(f"it is truncated in {member.name}")
         seen.add(member.name)
         yield member
     _check_end(path, archive.offset, end)
 
 
 def _check_end(path: Path, start: int, end: int) -> None:
-    """tarfile takes a damaged header for the end, and says nothing of what comes after it."""
+    """Check that only zeros follow: tarfile silently treats a damaged header as the end."""
     if start >= end:
-        raise tarfile.ReadError("it has no end")
+        raise tarfile.ReadError("its end marker is missing")
     with path.open("rb") as file:
         file.seek(start)
         while start < end:
             piece = file.read(min(COPY_BYTES, end - start))
             if not piece or piece.strip(b"\0"):
-                raise tarfile.ReadError(f"no tar header at byte {start:,}, where there should be one")
+                raise tarfile.ReadError(f"expected a tar header at byte {start:,}")
             start += len(piece)
 
 
@@ -309,13 +316,13 @@ def _size(path: Path) -> int:
 def _matching(form: re.Pattern[str], member: tarfile.TarInfo, path: Path) -> re.Match[str]:
     match = form.fullmatch(member.name.removeprefix("./"))
     if match is None:
-        raise DataError(f"{path} holds {member.name!r}, a name that ImageNet's never have; fetch it again")
+        raise DataError(f"{path} contains {member.name!r}, which is not in ImageNet; download it again")
     return match
 
 
 @contextmanager
 def _inner_tar(archive: Path, start: int) -> Iterator[tarfile.TarFile]:
-    """A tar that lies inside another, read in place."""
+    """Open a tar inside another tar, in place."""
     with archive.open("rb") as file:
         file.seek(start)
         with tarfile.open(fileobj=file, mode="r:") as inner:
@@ -329,10 +336,11 @@ def _damage_named(path: Path, what: str) -> Iterator[None]:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); mend that and run the same command again") from None
+        raise DataError(f"{path} cannot be read ({error}); fix this and run the same command again") from None
     except Exception as error:  # tarfile raises many types on damaged headers
         raise DataError(
-            f"{path} is cut off or damaged at {what} ({first_line(error)}); fetch it again: the same command goes on"
+            f"{path} is truncated or damaged at {what} ({first_line(error)}); download it again and run the same "
+            f"command to resume"
         ) from None
 
 
@@ -341,4 +349,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error}); mend that and run the same command again") from None
+        raise DataError(f"{path} cannot be written ({error}); fix this and run the same command again") from None

@@ -1,4 +1,4 @@
-"""Synthetic images: noise of the right shape, to measure training without reading anything."""
+"""Synthetic images: noise in memory, to measure training without input."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TRAIN_SAMPLES, VAL_SAMPLES = 1024, 256
 
 
 def load(side: int) -> ImageData:
-    """1,024 training and 256 validation images, uint8 [3, side, side], with random labels of 1,000 classes.
+    """Return 1,024 training and 256 validation images, uint8 [3, side, side], with random labels of 1,000 classes.
 
     Raises:
-        DataError: The machine does not have that much memory.
+        DataError: The machine has too little memory.
     """
     needed = 3 * side**2 * (TRAIN_SAMPLES + VAL_SAMPLES)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:
         raise DataError(
             f"--image-size {side}: synthetic images of {side} x {side} pixels need {needed / 1e9:,.0f} GB of memory, "
-            f"and this machine has {memory / 1e9:,.0f} GB; choose a smaller size"
+            f"but this machine has {memory / 1e9:,.0f} GB; choose a smaller size"
         )
     generator = torch.Generator().manual_seed(0)
 

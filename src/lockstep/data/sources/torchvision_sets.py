@@ -1,4 +1,4 @@
-"""The small public data sets, fetched and checked by torchvision, held in memory as uint8 tensors."""
+"""Small public data sets, downloaded and checked by torchvision and held in memory as uint8 tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.data.sets import ImageData, InputSpec, MemorySplit
 from lockstep.errors import DataError, first_line
 from lockstep.files.untrusted import read_bytes
 
-MOST_BYTES = 1 << 30  # of a file; CIFAR-100's training images take 155 million
+MOST_BYTES = 1 << 30  # per file; CIFAR-100's training images take 155 million
 
 _MNIST = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
 _CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
@@ -31,21 +31,21 @@ _STATISTICS = {
 
 
 def load(name: str, root: Path, download: bool) -> ImageData:
-    """Load a set from `root`, fetching it first if it is not there and `download` allows it.
+    """Load a data set from `root`, after downloading it if it is missing and `download` is set.
 
     Raises:
-        DataError: It is not there and may not or cannot be fetched, or a file is damaged.
+        DataError: It is missing and was not downloaded, or a file is damaged.
     """
     read = _read_mnist if name in _MNIST else _read_cifar
     try:
         train, val, classes = read(name, root, download)
     except DataError:
         raise
-    except (RuntimeError, OSError, ValueError, AssertionError) as error:  # the last two, of damaged files
+    except (RuntimeError, OSError, ValueError, AssertionError) as error:  # the last two: damaged files
         raise DataError(
-            f"{name} is not in {root}, or damaged, and could not be made ready ({first_line(error)}); "
-            f"fetch it where there is a network with `lockstep data get {name} --data-dir {root}`, "
-            f"or name the folder that has it with --data-dir"
+            f"{name} is missing from {root} or damaged ({first_line(error)}); "
+            f"download it on a machine with network access: `lockstep data get {name} --data-dir {root}`, "
+            f"or pass the folder that contains it with --data-dir"
         ) from error
     channels, height, width = train.images.shape[1:]
     mean, std = _STATISTICS[name]
@@ -54,7 +54,7 @@ def load(name: str, root: Path, download: bool) -> ImageData:
 
 def _read_mnist(name: str, root: Path, download: bool) -> tuple[MemorySplit, MemorySplit, tuple[str, ...]]:
     kind: Any = _MNIST[name]
-    # torchvision calls unpacking "download" too: where the archives lie ready, that needs no network.
+    # torchvision unpacks only with download=True, which needs no network if the archives are present.
     raw = root / kind.__name__ / "raw"
     archived = all(check_integrity(str(raw / archive), md5) for archive, md5 in kind.resources)
     splits = []
@@ -82,10 +82,11 @@ def _read_cifar(name: str, root: Path, download: bool) -> tuple[MemorySplit, Mem
 
 
 def _unpickled(folder: Path, files: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """What CIFAR's files hold, by name and MD5: pickles, which may run anything, but these are their authors' bytes.
+    """Unpickle CIFAR's files. Pickles can execute code, so each file must match its official MD5.
 
     Raises:
-        RuntimeError: One is missing, or has other bytes.
+        OSError: A file cannot be read.
+        RuntimeError: A file does not match its MD5.
     """
     contents = {}
     for name, md5 in files:

@@ -1,4 +1,4 @@
-"""The user's own data sets: what Lockstep needs to know of them, read from their first item."""
+"""Custom data sets, described by their first item."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from lockstep.errors import DataError
 def describe(name: str, train: Any, val: Any) -> ImageData:
     """Wrap two map-style data sets whose items are (image tensor [C, H, W], label).
 
-    Class names are taken from `train.classes`; without it they are the numbers up to the largest label in both sets.
+    Class names are `train.classes`; without it, the numbers from 0 to the largest label of both sets.
 
     Raises:
-        DataError: A set has no length or no items, or its items are of another form.
+        DataError: A set has no length or no items, or its items have another form.
     """
     for role, dataset in (("training", train), ("validation", val)):
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise DataError(f"{name}: the {role} set needs __len__ and __getitem__; it is {type(dataset).__name__}")
+            raise DataError(
+                f"{name}: the {role} set needs __len__ and __getitem__; its type is {type(dataset).__name__}"
+            )
         if len(dataset) == 0:
             raise DataError(f"{name}: the {role} set is empty")
     image, _ = _item(name, "training", train, 0)
@@ -39,7 +41,7 @@ def describe(name: str, train: Any, val: Any) -> ImageData:
 
 
 def _classes_of(dataset: Any) -> Any:
-    """The set's `classes`, or those of the set that it is a torch Subset of."""
+    """Return `dataset.classes`; for a torch Subset, those of the underlying data set."""
     while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     return getattr(dataset, "classes", None)

@@ -1,4 +1,4 @@
-"""Verifying a data set: a pack by its checksums, a folder by decoding each image; by all cores."""
+"""Verify a data set on all cores: a pack by its checksums, a folder by decoding each image."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ FILES_A_TASK = 256
 
 @dataclass(frozen=True)
 class Verification:
-    """What to look at, in pieces that processes take one by one."""
+    """A verification, split into tasks for the processes."""
 
     samples: int
     tasks: Sequence[VerifyShardTask | FilesTask]
-    bad: list[str]  # what is known to be wrong before a sample is read
+    bad: list[str]  # faults found before any sample is read
 
 
 @dataclass(frozen=True)
 class VerifyShardTask:
-    """One shard of the split in `folder`, and its samples' rows of the index: none where that is damaged."""
+    """One shard of the split in `folder`, and its rows of the index; no rows if the index is damaged."""
 
     folder: Path
     shard: Shard
@@ -58,13 +58,13 @@ class FilesTask:
 
 
 def plan(path: Path) -> Verification:
-    """What there is to verify.
+    """Plan the verification of a pack or a folder.
 
     Raises:
         DataError: `path` is neither a pack nor a folder of images, or the pack's dataset.json is damaged.
     """
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder; name a folder with train/ and val/, or a pack")
+        raise DataError(f"{path} is not a folder; pass a folder with train/ and val/, or a pack")
     if is_packed(path):
         return _plan_pack(path, Manifest.read(path))
     _, train, val = list_images(path)
@@ -89,17 +89,17 @@ def _plan_pack(path: Path, manifest: Manifest) -> Verification:
 
 
 def _read_index(folder: Path, part: PackedPart, classes: int) -> tuple[npt.NDArray[np.void], list[str]]:
-    """A split's index, empty where it is damaged, and what is wrong with it."""
+    """Return a split's index, empty if damaged, and its faults."""
     try:
         index = open_index(folder, part.shards)
         check_index(folder, index, part, classes)
     except DataError as error:
         return np.empty(0, ROW), [str(error)]
-    return np.array(index), []  # a file that shrinks while it is mapped would kill the process
+    return np.array(index), []  # copied: if a mapped file shrinks, reading it kills the process
 
 
 def run(verification: Verification, processes: int, advance: Advance) -> list[str]:
-    """Verify, and return what is damaged, a line each.
+    """Verify, and return one line per fault.
 
     Raises:
         DataError: A process was killed.
@@ -109,7 +109,7 @@ def run(verification: Verification, processes: int, advance: Advance) -> list[st
 
 
 def verify_task(task: VerifyShardTask | FilesTask, advance: Advance) -> list[str]:
-    """What is damaged in one piece."""
+    """Return the faults of one task."""
     return _verify_shard(task, advance) if isinstance(task, VerifyShardTask) else _verify_files(task, advance)
 
 
@@ -118,15 +118,15 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
     bad, digest, position = [], hashlib.sha256(), 0
     try:
         task.shard.check_size(task.folder)
-        with path.open("rb") as file:  # read, not mapped: a failing disk is an error then, and not a signal
+        with path.open("rb") as file:  # read, not mapped: a failing disk raises OSError instead of SIGBUS
             for _, _, start, offset, length, crc in task.rows.tolist():
                 if not position <= start <= offset <= offset + length <= task.shard.size_bytes:
-                    raise DataError(f"{path} is not what its index describes")
+                    raise DataError(f"{path} does not match its index")
                 before, content = file.read(offset - position), file.read(length)
                 digest.update(before)
                 digest.update(content)
                 if crc32(content) != crc:
-                    bad.append(f"{path}!{member_name(before[start - position :])} differs from what was packed")
+                    bad.append(f"{path}!{member_name(before[start - position :])} has changed since it was packed")
                 position = offset + length
                 done += 1
                 advance(1)
@@ -134,7 +134,7 @@ def _verify_shard(task: VerifyShardTask, advance: Advance) -> list[str]:
                 digest.update(piece)
         if not bad and digest.hexdigest() != task.shard.sha256:
             where = ", outside the images" if len(task.rows) else ""
-            bad.append(f"{path} differs from what was packed{where}")
+            bad.append(f"{path} has changed since it was packed{where}")
     except DataError as error:
         bad.append(str(error))
     except OSError as error:

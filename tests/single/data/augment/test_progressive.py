@@ -47,7 +47,7 @@ def test_sizes_that_a_model_cannot_take_are_refused() -> None:
     check_sizes(fixed, {0: 8}, spec)
     assert fixed.training
     assert all(torch.equal(*pair) for pair in zip(fixed.state_dict().values(), before, strict=True))
-    with pytest.raises(ConfigError, match="--progressive-sizes: this model cannot take images of 6 pixels"):
+    with pytest.raises(ConfigError, match="--progressive-sizes: this model does not accept images of 6 pixels"):
         check_sizes(fixed, {0: 6, 1: 8}, spec)
     check_sizes(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1)), {0: 6, 1: 8}, spec)
 
@@ -55,7 +55,7 @@ def test_sizes_that_a_model_cannot_take_are_refused() -> None:
 def test_whatever_a_model_raises_is_said_and_one_without_parameters_is_tried() -> None:
     vit = models.VisionTransformer(16, 8, num_layers=1, num_heads=1, hidden_dim=8, mlp_dim=8, num_classes=2)
     spec = InputSpec(3, 16, 16, (0.5,) * 3, (0.5,) * 3)
-    with pytest.raises(ConfigError, match=r"cannot take images of 8 pixels \(Wrong image height"):
+    with pytest.raises(ConfigError, match=r"does not accept images of 8 pixels \(Wrong image height"):
         check_sizes(vit, {0: 8, 1: 16}, spec)
     assert vit.training
     check_sizes(nn.Flatten(), {0: 8}, spec)

@@ -114,7 +114,7 @@ def test_a_damaged_image_stops_with_its_name_or_is_left_out(packed: Path) -> Non
 def _cut(packed: Path) -> str:
     path = packed / "train" / "train-000001.tar"
     path.write_bytes(path.read_bytes()[:-1000])
-    return f"{path} has .* bytes and was packed with"
+    return f"{path} has .* bytes instead of"
 
 
 def _remove(packed: Path) -> str:
@@ -130,7 +130,7 @@ def _cut_index(packed: Path) -> str:
 
 def _other_index(packed: Path) -> str:
     (packed / "train" / "index.npy").write_bytes((packed / "val" / "index.npy").read_bytes())
-    return "not the index of these 40 samples"
+    return "does not match the 40 samples"
 
 
 def _manifest(change: Callable[[dict[str, Any]], object], words: str) -> Callable[[Path], str]:
@@ -185,14 +185,14 @@ def _empty_manifest(packed: Path) -> str:
         _manifest(lambda values: values.update(version=2), "update Lockstep"),
         _manifest(lambda values: values.pop("classes"), "dataset.json is damaged"),
         _manifest(lambda values: values.update(splits={}), "dataset.json is damaged"),
-        _manifest(lambda values: values.update(classes=["one"]), "labels without a class"),
+        _manifest(lambda values: values.update(classes=["one"]), "labels outside the range of classes"),
         _manifest(lambda values: values.update(classes=[1, 2]), "dataset.json is damaged"),
         _manifest(lambda values: _first(values).update(samples="x"), "dataset.json is damaged"),
         _manifest(lambda values: _first(values).update(file=5), "dataset.json is damaged"),
         _manifest(lambda values: _first(values).update(file="../val/val-000000.tar"), "dataset.json is damaged"),
-        _index("label", -5, "labels without a class"),
-        _index("shard", 1, "samples that are not in its tar files' order"),
-        _index("label", 1, "is not the index that was packed", is_told=False),
+        _index("label", -5, "labels outside the range of classes"),
+        _index("shard", 1, "lists samples in a different order"),
+        _index("label", 1, "does not match its checksum", is_told=False),
         _empty_manifest,
     ],
 )

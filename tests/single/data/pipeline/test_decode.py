@@ -148,7 +148,7 @@ class _Failing(NamedTuple):
     [
         (OSError(errno.EMFILE, "Too many open files"), r"seven\.jpg cannot be read \(Too many open files\)"),
         (OSError(errno.EIO, "Input/output error"), r"seven\.jpg cannot be read \(Input/output error\)"),
-        (MemoryError(), r"memory ran out over seven\.jpg; lower --workers"),
+        (MemoryError(), r"out of memory while decoding seven\.jpg; lower --workers"),
     ],
 )
 def test_a_fault_of_the_machine_does_not_make_an_image_corrupt(error: BaseException, words: str) -> None:

@@ -107,8 +107,8 @@ def test_what_the_device_refuses_is_decoded_by_the_cpu_and_said_once(
     for ours, theirs in zip(there, here, strict=True):
         assert (ours.images - theirs.images).abs().mean() < 0.5
     assert torch.equal(there[0].images[0], here[0].images[0])
-    assert [record.message for record in caplog.records if "the GPU refuses" in record.message] == [
-        "--decode gpu: the GPU refuses an image (nvJPEG: unsupported); the CPU decodes such"
+    assert [record.message for record in caplog.records if "the GPU cannot decode" in record.message] == [
+        "--decode gpu: the GPU cannot decode an image (nvJPEG: unsupported); the CPU decodes such images"
     ]
 
 
@@ -120,7 +120,7 @@ def test_a_device_that_decodes_nothing_is_refused_at_once(split: FileSplit, monk
         return decode
 
     monkeypatch.setattr(device_decode, "batch_decoder", lacking)
-    with pytest.raises(ConfigError, match=r"not compiled with nvJPEG.*leave --decode out"):
+    with pytest.raises(ConfigError, match=r"not compiled with nvJPEG.*omit --decode gpu"):
         _read(split, on_device=True)
 
 

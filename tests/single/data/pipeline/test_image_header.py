@@ -31,10 +31,10 @@ def test_grey_of_every_depth_is_the_same_in_training_and_in_a_pack(
     assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
     look = header(FileSplit([path], [0]), 0)
     assert look is not None
-    assert (look.form, look.size, look.grey) == ("TIFF", (40, 40), True)
+    assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
 
 
 def test_floating_pixels_are_refused_in_training_too(tmp_path: Path) -> None:
     Image.new("F", (40, 40), 0.5).save(tmp_path / "x.tiff")
-    with pytest.raises(CorruptImageError, match="floating pixels"):
+    with pytest.raises(CorruptImageError, match="floating-point pixels"):
         decode(tmp_path / "x.tiff", 3)

@@ -236,7 +236,7 @@ def test_an_older_pass_cannot_go_on_beside_a_new_one(split: FileSplit, processes
     next(older)
     newer = reader.read(PLAN, 1)
     first = next(newer)
-    with pytest.raises(DataError, match="a new pass over these images has begun"):
+    with pytest.raises(DataError, match="a new pass over these images has started"):
         next(older)
     expected = _read(_reader(split), 1)
     assert _same([first, *newer], expected)
@@ -285,7 +285,7 @@ def test_an_error_in_the_users_own_set_says_what_the_user_raised(
 def test_a_loader_process_that_ends_is_an_error_with_a_remedy(act: Callable[[], object]) -> None:
     """As when the kernel ends it for want of memory."""
     reader = _reader(UserSplit(_Broken(act)), processes=2)
-    with pytest.raises(LoaderError, match=r"a loader process has ended.*--workers"):
+    with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
         _read(reader, 0)
     reader.close()
 
@@ -304,7 +304,7 @@ def test_a_loader_process_that_ends_while_it_hands_a_tensor_over_is_that_error_t
 ) -> None:
     reader = _reader(UserSplit(_Broken(int)), processes=1)
     monkeypatch.setattr("torch.multiprocessing.reductions.rebuild_storage_fd", end)
-    with pytest.raises(LoaderError, match=r"a loader process has ended \(.+\).*--workers"):
+    with pytest.raises(LoaderError, match=r"a loader process exited \(.+\).*--workers"):
         _read(reader, 0)
     reader.close()
 

@@ -66,7 +66,7 @@ def test_links_that_lead_in_circles_are_not_followed_and_pipes_not_waited_for(tm
     os.mkfifo(tmp_path / "train" / "a" / "0.jpg")
     _, train, _ = list_images(tmp_path)
     assert train.paths[0].name == "0.jpg"
-    with pytest.raises(ValueError, match="no plain file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         train.open(0)
 
 
@@ -110,7 +110,7 @@ def test_files_that_are_no_images_are_counted(folder: Path) -> None:
     assert not _load(folder).notes
     for name in ("a.gif", "b.GIF", "notes"):
         (folder / "train" / "red" / name).touch()
-    assert _load(folder).notes == ["ignored files that have no image extension: 2 .gif, 1 without extension"]
+    assert _load(folder).notes == ["ignored files without an image extension: 2 .gif, 1 without extension"]
 
 
 def test_a_single_class_is_noted(folder: Path) -> None:
@@ -157,8 +157,8 @@ def _empty(name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_without("train"), ["no train/", "has elsewhere/, val/"]),
-        (_without("val"), ["val/", "test/", "has elsewhere/, train/"]),
+        (_without("train"), ["no train/", "found elsewhere/, val/"]),
+        (_without("val"), ["val/", "test/", "found elsewhere/, train/"]),
         (_empty("train"), ["train"]),
         (_empty("val"), ["val"]),
         (_empty_class, ["green"]),

@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 from lockstep.config.schema import AugmentConfig, DataConfig
-from lockstep.data.pipeline.decode import centre, evaluation_pixels
+from lockstep.data.pipeline.decode import center, evaluation_pixels
 from lockstep.data.pipeline.loader_processes import BatchRequest, FileSource
 from lockstep.data.sets import FileSplit, ImageData
 from lockstep.data.sources import image_folder
@@ -45,7 +45,7 @@ def test_evaluations_pixels_are_those_of_pillow(photographs: ImageData) -> None:
             image = file.convert("RGB")
         ours = evaluation_pixels(path, spec).astype(int)
         size = (spec.width, spec.height)
-        theirs = image.resize(size, Image.Resampling.BILINEAR, box=centre(spec, *image.size))
+        theirs = image.resize(size, Image.Resampling.BILINEAR, box=center(spec, *image.size))
         differences.append(np.abs(ours - np.asarray(theirs)).mean())
     assert mean(differences) < 0.1  # of 255
     assert max(differences) < 2

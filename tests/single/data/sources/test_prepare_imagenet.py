@@ -104,7 +104,7 @@ def test_it_goes_on_after_a_cut_and_mends_what_is_missing_or_short(archives: Arc
     whole = train.read_bytes()
     ready = look(*archives)
     train.write_bytes(whole[: ready.train_tars["n02000000"][0] + 700])  # cut in its third class's first image
-    with pytest.raises(DataError, match=f"{train}.*fetch it again"):
+    with pytest.raises(DataError, match=f"{train}.*download it again"):
         prepare(ready, dest, lambda count: None)
     assert (dest / "train" / "n03000000").is_dir()
     assert not (dest / "train" / "n02000000").exists()
@@ -162,15 +162,15 @@ def _text(archives: Archives) -> Archives:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_order(1, 0, 2), r"val\.tar is the validation archive, where the training.*TRAIN.tar VAL.tar"),
-        (_order(0, 2, 1), r"devkit\.tar\.gz is the devkit archive"),
-        (_missing, r"val\.tar, the validation archive, is not there"),
-        (_text, r"train\.tar, the training archive, is no tar"),
-        (_cut(0, 0.5), r"train\.tar.*fetch"),
-        (_cut(1, 0.5), r"val\.tar.*fetch it again"),
-        (_cut(2, 0.5), r"devkit.*fetch it again"),
+        (_order(1, 0, 2), r"val\.tar: expected the training archive, found the validation.*TRAIN.tar VAL.tar"),
+        (_order(0, 2, 1), r"devkit\.tar\.gz: .* found the devkit archive"),
+        (_missing, r"validation archive .*val\.tar not found"),
+        (_text, r"training archive .*train\.tar is damaged or not a tar"),
+        (_cut(0, 0.5), r"train\.tar.*download it again"),
+        (_cut(1, 0.5), r"val\.tar.*download it again"),
+        (_cut(2, 0.5), r"devkit.*download it again"),
         (_without_a_class, "n02000000"),
-        (_other_labels(1, 2, 3), "has 5 images, the devkit labels 3"),
+        (_other_labels(1, 2, 3), "has 5 images, but the devkit labels 3"),
         (_other_labels(1, 2, 3, 4, 1), "class 4, but there are 3"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_damaged_header_between_images_is_named_not_taken_for_the_end(
         start = begin + archive.getmembers()[1].offset
     content[start : start + 512] = spoil(bytes(content[start : start + 512]))
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{path} is cut off or damaged.*no tar header at byte {start:,}"):
+    with pytest.raises(DataError, match=f"{path} is truncated or damaged.*expected a tar header at byte {start:,}"):
         _prepare(archives, tmp_path / "dest")
 
 
@@ -255,7 +255,7 @@ def test_a_class_that_is_there_twice_names_what_to_remove(archives: Archives, tm
     dest = tmp_path / "dest"
     _prepare(archives, dest)
     (dest / "train" / ".partial-n01000000").mkdir()
-    with pytest.raises(DataError, match=r"are both there; remove .*\.partial-n01000000"):
+    with pytest.raises(DataError, match=r"both exist; remove .*\.partial-n01000000"):
         _prepare(archives, dest)
 
 

@@ -54,7 +54,7 @@ def test_one_changed_bit_of_an_image_names_the_image(packed: Path, processes: in
     _flip(packed / "train" / train.shards[row["shard"]].file, int(row["offset"]) + 300)
     (line,) = _verify(packed, processes)
     assert line.startswith(train.name(25))
-    assert "differs" in line
+    assert "has changed" in line
 
 
 def test_changes_outside_images_are_found_too(packed: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_changed_image_is_named_beside_a_cut_shard(packed: Path) -> None:
 def test_another_index_is_one_line_and_the_shards_are_compared_all_the_same(packed: Path) -> None:
     np.save(packed / "train" / "index.npy", np.zeros(40))
     (line,) = _verify(packed)
-    assert line == f"{packed}/train/index.npy is not the index of these 40 samples; copy it again, or pack anew"
+    assert line == f"{packed}/train/index.npy does not match the 40 samples of its shards; copy it again, or repack"
     _flip(packed / "train" / "train-000000.tar", 2000)
-    assert _verify(packed) == [line, f"{packed}/train/train-000000.tar differs from what was packed"]
+    assert _verify(packed) == [line, f"{packed}/train/train-000000.tar has changed since it was packed"]
 
 
 def test_a_shard_that_shrinks_while_it_is_read_does_not_kill_the_process(packed: Path) -> None:
