@@ -75,8 +75,9 @@ def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made(
     (here / "file").touch()
     (here / "loop").symlink_to("loop")
     for flags in ([], ["--dry-run"]):
-        assert main(["train", *flags, "--run-dir", run, "--epochs", "1"]) == 2
-        assert words in capsys.readouterr().err
+        code = main(["train", *flags, "--run-dir", run, "--epochs", "1"])
+        error = capsys.readouterr().err.encode(errors="backslashreplace").decode()  # pytest's workers send only UTF-8
+        assert (code, words in error) == (2, True), error
 
 
 def test_a_dry_run_checks_the_checkpoint_that_is_gone_on_from(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
