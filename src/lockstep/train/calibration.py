@@ -27,7 +27,7 @@ def calibrate(model: nn.Module, arch: str, data: ImageData) -> None:
         return
     if not isinstance(data.train, MemorySplit):
         raise ConfigError(
-            f"--arch {arch} computes its first layer from training images in memory, which {data.name}'s are not; "
+            f"--arch {arch} computes its first layer from training images in memory, but {data.name}'s are not; "
             f"for a folder of small images add --in-memory always, or choose another model"
         )
     images = data.train.images[:: max(1, -(-len(data.train) // SAMPLES))]

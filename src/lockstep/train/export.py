@@ -70,7 +70,7 @@ class Program(nn.Module):
         return pixels if self.dtype == torch.uint8 else Normalizer(self.spec, Placement(torch.device("cpu")))(pixels)
 
     def describe_input(self) -> str:
-        values = "pixels" if self.dtype == torch.uint8 else "normalised"
+        values = "pixels" if self.dtype == torch.uint8 else "normalized"
         kind = str(self.dtype).removeprefix("torch.")
         return f"images [N, {self.spec.channels}, {self.spec.height}, {self.spec.width}], {kind}, {values}"
 
@@ -95,7 +95,7 @@ def export(
         LockstepError: The model cannot be expressed in the format, or the file gives other logits than the model.
     """
     if kind == "safetensors" and with_normalization:
-        raise ConfigError("--with-normalization is for programs (--format torch or onnx); safetensors holds weights")
+        raise ConfigError("--with-normalization needs --format torch or onnx; a safetensors file holds only weights")
     if kind == "onnx":
         missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
         if missing:
@@ -126,7 +126,7 @@ def _write_weights(weights: Tensors, about: Mapping[str, Any], partial: Path, ou
     again, _ = load_model(partial)
     same = again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in weights)
     if not same:
-        raise LockstepError(f"{output}: what was written is not what was to be written; is the disk sound?")
+        raise LockstepError(f"{output}: the file read back differs from the weights; check the disk")
     return Exported(output, f"{len(weights)} tensors", 0.0)
 
 
@@ -153,8 +153,8 @@ def _write_program(
     limit = TOLERANCE * max(1.0, expected.abs().max().item())
     if difference is not None and not difference <= limit:
         raise LockstepError(
-            f"{output} was not written: its logits differ from the model's by up to {difference:.2g} (at most "
-            f"{limit:.2g} is expected of rounding)"
+            f"{output} was not written: its logits differ from the model's by up to {difference:.2g} (rounding "
+            f"explains at most {limit:.2g})"
         )
     return Exported(output, program.describe_input(), difference)
 

@@ -169,12 +169,12 @@ def fit(
     given = dict(locals())
     own_optimizer = None if isinstance(optimizer, str) else optimizer
     if isinstance(optimizer, str) and optimizer not in _OPTIMIZERS:
-        raise ConfigError(f"optimizer={optimizer!r} is not one of {', '.join(_OPTIMIZERS)}, nor an optimizer")
+        raise ConfigError(f"optimizer={optimizer!r}: must be one of {', '.join(_OPTIMIZERS)}, or an optimizer")
     _check_unused(given, "optimizer", own_optimizer, _OF_OUR_OPTIMIZERS)
     _check_unused(given, "optimizer", own_optimizer, _OF_OUR_SCHEDULES)
     _check_unused(given, "scheduler", scheduler, _OF_OUR_SCHEDULES)
     if loss is not None and label_smoothing:
-        raise ConfigError("label_smoothing= is for the default loss, but loss= is given; smooth the targets there")
+        raise ConfigError("label_smoothing= applies only to the default loss; with loss=, smooth the targets there")
     custom = CustomParts(
         loss, metrics or {}, callbacks, own_optimizer, scheduler, scheduler_interval, measures_classes=True
     )
@@ -208,7 +208,7 @@ def _check_unused(given: Mapping[str, Any], name: str, value: Any, settings: Seq
     if void:
         raise ConfigError(
             f"{', '.join(f'{setting}=' for setting in void)} has no effect with {name}={type(value).__name__}, which "
-            f"decides that itself; leave out one of them"
+            f"sets this itself; leave out one of the two"
         )
 
 

@@ -61,18 +61,18 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
     try:
         about = About.read(said)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
+        raise CheckpointError(f"{path}: invalid model metadata: {error!r}") from None
     classes, spec = about.classes, about.input
     arch = agree_on_arch(path, about.arch, arch)
     try:
         model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: its model {arch} cannot be built by name ({error}); load the weights into your own with "
+            f"{path}: cannot build its model {arch} by name ({error}); load the weights into your own model with "
             f"safetensors.torch.load_file"
         ) from None
     if nan := next((name for name, tensor in weights.items() if tensor.isnan().any()), None):
-        raise CheckpointError(f"{path}: {nan} has NaN, so its figures would mean nothing; name another checkpoint")
+        raise CheckpointError(f"{path}: {nan} contains NaN; use another checkpoint")
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     try:
         (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
@@ -90,11 +90,10 @@ def agree_on_arch(path: Path, named: str, given: str | None) -> str:
         CheckpointError: The user names another network, or none where the file wants code run.
     """
     if given is not None and given != named:
-        raise CheckpointError(f"{path} holds {named}, not -a {given}; leave -a out, or name the file of that network")
+        raise CheckpointError(f"{path} contains {named}, not -a {given}; leave out -a, or name another file")
     if given is None and ":" in named:
         raise CheckpointError(
-            f"{path} holds the network {named}, which is code that was not imported; if you trust that code, add "
-            f"-a {named}"
+            f"{path} names the network {named}, which is code and was not imported; if you trust it, add -a {named}"
         )
     return named
 
@@ -111,9 +110,7 @@ def load_old_network(old: OldCheckpoint, arch: str | None, data: ImageData) -> L
     """
     if arch is None:
         if old.arch is None:
-            raise CheckpointError(
-                f"{old.path} does not say which network it holds; add -a NAME (see `lockstep models`)"
-            )
+            raise CheckpointError(f"{old.path} does not name its network; add -a NAME (see `lockstep models`)")
         arch = agree_on_arch(old.path, old.arch, None)
     side = min(data.input.height, data.input.width)
     model = registry.build(arch, len(data.classes), data.input.channels, side)
@@ -139,7 +136,7 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
     if is_old(path):
         old = read(path)
         if not (config.data.dataset or config.data.data):
-            raise ConfigError(f"{path} does not say on which data it was trained; name the data set or folder as well")
+            raise ConfigError(f"{path} does not record its training data; name the data set or folder as well")
         data = load_data(config, world)
         network = load_old_network(old, arch, data)
     else:
@@ -147,13 +144,15 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
         config = replace(config, data=_data_for(network, path, config.data))
         data = load_data(config, world)
     if data.classes != network.classes:
-        raise CheckpointError(f"{path} knows the classes {_few(network.classes)}, {data.name} has {_few(data.classes)}")
+        raise CheckpointError(
+            f"{path} has the classes {_few(network.classes)}, but {data.name} has {_few(data.classes)}"
+        )
     shape, expected = (
         data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input),
         _shape(network.input),
     )
     if shape != expected and not isinstance(data.val, EncodedSplit):
-        raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
+        raise CheckpointError(f"{path} takes images of shape {expected} (C, H, W), but {data.name} has {tuple(shape)}")
     return _evaluate(config, world, network, data)
 
 
@@ -167,7 +166,7 @@ def _data_for(network: LoadedNetwork, path: Path, asked: DataConfig) -> DataConf
     _, height, width = _shape(network.input)
     if asked.image_size not in (None, height) or asked.image_size not in (None, width):
         raise ConfigError(
-            f"--image-size {asked.image_size}: {path} takes images of {width} x {height} pixels; leave --image-size out"
+            f"--image-size {asked.image_size}: {path} takes images of {width} x {height} pixels; leave out --image-size"
         )
     if not (asked.dataset or asked.data):
         if ":" in network.data and not Path(network.data).is_dir():
@@ -192,7 +191,7 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
     """
     source = config.model.pretrained
     if source is None or not (config.data.dataset or config.data.data):
-        raise ConfigError("--evaluate --pretrained: name the data set or folder to evaluate the weights on")
+        raise ConfigError("--evaluate --pretrained: name the data set or folder to evaluate on")
     data = load_data(config, world)
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)

@@ -84,7 +84,7 @@ class Result:
             ValueError: There is no confusion matrix.
         """
         if self.confusion_matrix is None:
-            raise ValueError("answers were not counted by class: only fit() does, with up to 2,000 classes")
+            raise ValueError("no confusion matrix: only fit() counts predictions by class, with up to 2,000 classes")
         right, samples = self.confusion_matrix.diagonal(), self.confusion_matrix.sum(1)
         return {
             name: float(right[index] / samples[index]) if samples[index] else math.nan

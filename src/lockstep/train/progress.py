@@ -82,15 +82,15 @@ class Progress:
         progress = cls(**{**values, "epoch_totals": totals})
         counts = [progress.step, progress.skipped_steps, progress.skipped_in_a_row, progress.best_step]
         if not isinstance(progress.overflowed, list):
-            raise TypeError("overflowed is no list")
+            raise TypeError("overflowed is not a list")
         for count in (*counts, *progress.overflowed):
             if type(count) is not int or not 0 <= count < LARGEST_STEP:
-                raise ValueError(f"{str(count)[:40]} is no number of steps")
+                raise ValueError(f"invalid step count: {str(count)[:40]}")
         in_epoch = [progress.epoch_seconds, progress.epoch_wait_seconds, progress.epoch_excluded_seconds]
         times = [progress.seconds, *in_epoch]
         for figure in (*times, progress.best_top1, *asdict(totals).values()):
             if type(figure) not in (int, float):
-                raise TypeError(f"{str(figure)[:40]} is no number")
+                raise TypeError(f"{str(figure)[:40]} is not a number")
         if not all(0 <= each < LARGEST_STEP for each in times) or progress.skipped_steps > progress.step:
-            raise ValueError("its times or skipped steps cannot be")
+            raise ValueError("invalid times or skipped steps")
         return progress

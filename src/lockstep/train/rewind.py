@@ -52,15 +52,15 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.interval.restart()
     job.replicas.forget()
     if progress.step >= trouble.step:
-        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
+        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not older than that step")
     checkpoint_folder.go_back(job.saving.checkpoints, progress, job.world)
     job.saving.snapshots.forget_after(progress.step, NONE)
     job.progress.become(progress)
     job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
     job.say(
         [
-            f"{trouble}; back from step {reached} to {path.name}, to take the steps since again without the update of "
-            f"step {trouble.step}"
+            f"{trouble}; rewinding from step {reached} to {path.name}, to repeat the steps since then without the "
+            f"update of step {trouble.step}"
         ],
         ALWAYS,
     )

@@ -85,7 +85,7 @@ def _run(
                 written = finish_saving(job.saving, job.tracker, job.world, export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
                 if written.problem:
-                    raise CheckpointError(f"trained to the end, but {written.problem}")
+                    raise CheckpointError(f"training finished, but {written.problem}")
         except StoppedError as stop:
             logger.info(str(stop))
             world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing
@@ -142,7 +142,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
-        f"{steps} step{'s' if steps > 1 else ''} an epoch = {sharding.samples:,} / {sharding.global_batch}"
+        f"{steps} step{'s' if steps > 1 else ''} per epoch = {sharding.samples:,} / {sharding.global_batch}"
         f"{'' if exact else rest}",
         f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.saving.folder.path}",
@@ -186,7 +186,7 @@ def _describe_sizes(config: TrainConfig, data: ImageData) -> list[str]:
     if not sizes:
         return []
     sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
-    return [f"training images have {sides}; evaluation's have {min(spec.height, spec.width)}"]
+    return [f"training images have {sides}; validation images have {min(spec.height, spec.width)}"]
 
 
 def _conclude(job: Job, result: Result, written: Written) -> list[str]:
@@ -206,7 +206,7 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
 def _describe_weights(job: Job, exported_step: int) -> str:
     """Which weights are on the disk for use: there may have been room only for those of an earlier best."""
     if exported_step == -1:
-        return "its weights are not written"
+        return "its weights were not written"
     if exported_step == job.progress.best_step:
         return f"its weights: {job.saving.folder.model}"
-    return f"its weights are not written; {job.saving.folder.model} has those of step {exported_step:,}"
+    return f"its weights were not written; {job.saving.folder.model} has those of step {exported_step:,}"

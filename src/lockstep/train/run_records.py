@@ -77,8 +77,8 @@ def report_overflow(job: Job, step: int) -> None:
     job.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
-            f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
-            f"{step}, now at loss scale {scale:g}. "
+            f"the gradient was NaN or infinite in {progress.skipped_in_a_row} steps in a row up to step {step}, now "
+            f"at loss scale {scale:g}. "
             + ("Use --loss-scale dynamic" if scale > 1 else f"{job.advice()}, or use --precision bf16")
         )
 
@@ -154,8 +154,8 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         elif step not in skipped:
             raise NonFiniteLossError(
                 f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.optim.optimizer.param_groups[0]['lr']:g} "
-                f"now). {job.advice()}"
+                f"{(step - 1) // job.steps_per_epoch + 1}, current learning rate "
+                f"{job.optim.optimizer.param_groups[0]['lr']:g}). {job.advice()}"
             )
     return finite
 

@@ -53,7 +53,7 @@ def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
     if not are_finite(job.world, job.network.weights):
         step = job.progress.step
         job.guard.refuse_weights(
-            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint of them is written"
+            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint was written"
         )
     if job.optim.kept is not None:  # an optimizer of the caller's
         check_savable(stepping(job.optim.optimizer))
@@ -74,7 +74,7 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
     noun = "checkpoint" if durably else "snapshot"
-    job.tracker.say(f"{noun} of step {job.progress.step:,} is written in the background", DETAIL)
+    job.tracker.say(f"writing the {noun} of step {job.progress.step:,} in the background", DETAIL)
     if durably:
         job.hooks.saved(job.saving)
 
@@ -110,6 +110,6 @@ def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool =
     problems += tracker.unwritten()
     if problems:
         resume = how_to_resume(saving.folder.path, world.place.launcher != "none")
-        way_out = f"; {resume}" if newest else " and start again: there is nothing to resume"
-        problems[-1] += f". Make room{way_out}"
+        next_step = f"; {resume}" if newest else " and start again: there is nothing to resume"
+        problems[-1] += f". Free disk space{next_step}"
     return Written(*world.from_main(["; ".join(problems), str(newest or ""), exported_step]))

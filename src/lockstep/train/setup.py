@@ -194,7 +194,7 @@ def _build_optimizer(
 ) -> Optimizer:
     if not any(parameter.requires_grad for parameter in weights.parameters()):
         raise ConfigError(
-            "no parameter of the model is left to train: each has requires_grad=False or is frozen by --freeze"
+            "the model has no trainable parameters: all have requires_grad=False or are frozen by --freeze"
         )
     if custom.optimizer is None:
         return build_optimizer(weights, config.optim, strategy)
@@ -268,9 +268,9 @@ def check_decoding(config: TrainConfig, data: ImageData, device: str, worker: st
     if config.data.decode != "gpu":
         return
     if not isinstance(data.train, EncodedSplit):
-        raise ConfigError(f"--decode gpu: only for image files read while training, which {data.name} is not")
+        raise ConfigError(f"--decode gpu: needs image files that are read during training, but {data.name} has none")
     if device != "cuda":
-        raise ConfigError(f"--decode gpu: {worker} computes on {device}; leave --decode out there")
+        raise ConfigError(f"--decode gpu: {worker} runs on {device}; leave out --decode")
 
 
 def _build_reader(

@@ -144,8 +144,8 @@ class CheckpointFolder(Checkpoints):
             checkpoint_format.export(path, best.usable, best.about)
         except OSError as error:
             raise CheckpointError(
-                f"{path} with the best weights not written: {error.strerror or error}; `lockstep export "
-                f"{best_or_newest(self.folder)}` writes them when there is room"
+                f"{path} (the best weights) was not written: {error.strerror or error}; free disk space, then run "
+                f"`lockstep export {best_or_newest(self.folder)}`"
             ) from error
         return best.step
 
@@ -164,7 +164,7 @@ class CheckpointFolder(Checkpoints):
             self._failure = "; ".join(filter(None, (self._failure, best)))
             self._unwritten_best = self._unwritten_best if best else None
         if self._failure:
-            self._tell(f"{self._failure}; training goes on")
+            self._tell(f"{self._failure}; training continues")
 
     def _try(self, snapshot: Snapshot, is_best: bool) -> str:
         """Write a checkpoint; returns why that cannot be, or nothing."""
@@ -182,14 +182,14 @@ class CheckpointFolder(Checkpoints):
         with suppress(OSError):
             self._clear_partial()
         last = newest(self.folder)
-        which = f"the newest is step {step_of(last):,}" if last else f"there is none in {self.folder} yet"
-        return f"{self.noun} of step {snapshot.step:,} not written: {problem}; {which}"
+        which = f"the newest is step {step_of(last):,}" if last else f"{self.folder} has none yet"
+        return f"{self.noun} of step {snapshot.step:,} was not written: {problem}; {which}"
 
     def _lack_of_room(self, snapshot: Snapshot) -> str:
         """What is missing on the disk for it, or nothing."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
         needed, free = snapshot.size_bytes + SPARE_BYTES, shutil.disk_usage(there).free
-        return f"needs {_megabytes(needed)}, {_megabytes(free)} is free in {there}" if free < needed else ""
+        return f"needs {_megabytes(needed)}, but {there} has {_megabytes(free)} free" if free < needed else ""
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         target = self.folder / name_of(snapshot.step)
@@ -293,7 +293,7 @@ def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
         else:
             return path, problems
     if problems:
-        raise CheckpointError(f"no checkpoint in {folder} is sound: {'; '.join(problems)}")
+        raise CheckpointError(f"all checkpoints in {folder} are damaged: {'; '.join(problems)}")
     return None, []
 
 
@@ -318,7 +318,8 @@ def locate(path: Path) -> Path:
     found = newest(path / "checkpoints") or newest(path)
     if found is None:
         raise CheckpointError(
-            f"{path} is no checkpoint and holds none; give a run folder or one of its checkpoints/{PREFIX}... folders"
+            f"{path} is not a checkpoint and contains none; name a run folder or one of its checkpoints/{PREFIX}... "
+            f"folders"
         )
     return found
 

@@ -85,7 +85,7 @@ def verify(path: Path) -> None:
         for name in names:
             if wrong(path / name, files[name]):
                 raise CheckpointError(
-                    f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
+                    f"{path / name} is damaged: it does not match manifest.json; resume from another checkpoint in "
                     f"{path.parent}"
                 )
 
@@ -137,11 +137,11 @@ def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(METADATA_KEY)
     if text is None:
-        raise CheckpointError(f"{path} does not say which model it holds; give a file that Lockstep exported")
+        raise CheckpointError(f"{path} has no Lockstep metadata; name a file that Lockstep exported")
     try:
         return weights, dict(_mapping(parse_json(text)))
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
+        raise CheckpointError(f"{path}: invalid model metadata: {error}") from None
 
 
 def _has_other_size(path: Path, expected: Mapping[str, Any]) -> bool:
@@ -224,28 +224,28 @@ def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, A
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"a {type(value).__name__} where there should be a mapping")
+        raise TypeError(f"expected a mapping, found a {type(value).__name__}")
     return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{str(value)[:40]} is no number of steps")
+        raise ValueError(f"invalid step count: {str(value)[:40]}")
     return value
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = _read_json(path / MANIFEST_FILE)
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
+        raise CheckpointError(f"{path} has format {manifest.get('format')}, but this Lockstep reads format {FORMAT}")
     files = manifest.get("files")
     if not isinstance(files, dict):
-        raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it names no files")
+        raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it lists no files")
     for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *(files.keys() & OPTIONAL)):
         known = files.get(name)
         if not (isinstance(known, dict) and type(known.get("bytes")) is int and _is_sha256(known.get("sha256"))):
             raise CheckpointError(
-                f"{path / MANIFEST_FILE} is damaged: it has no size and SHA-256 of {name}; resume from another "
+                f"{path / MANIFEST_FILE} is damaged: it lacks the size or SHA-256 of {name}; resume from another "
                 f"checkpoint in {path.parent}"
             )
     return manifest
@@ -261,5 +261,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
+        raise CheckpointError(f"{path} does not contain a JSON object")
     return value

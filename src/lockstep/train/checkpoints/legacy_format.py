@@ -57,11 +57,11 @@ def read(path: Path) -> OldCheckpoint:
     """
     content = saved_weights.read(path)
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not the dictionary that older scripts save")
+        raise CheckpointError(f"{path} contains a {type(content).__name__}, not the dictionary that older scripts save")
     key, weights = find_weights(content)
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError(
-            f"{path} is no checkpoint that Lockstep knows: it holds {few(content)}, and no weights under "
+            f"{path}: unknown checkpoint format: it contains {few(content)}, but no weights under "
             f"{', '.join(saved_weights.NESTED)}"
         )
     best = next((content[key] for key in ("best_prec1", "best_acc1", "acc") if key and key in content), None)
@@ -105,8 +105,8 @@ def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
 
 def _hint(old: OldCheckpoint, arch: str) -> str:
     if old.arch == arch:
-        return f"it names {arch} too, which for images of more than 64 pixels is -a torchvision/{arch}"
-    return f"it was written for -a {old.arch}" if old.arch else "choose the network it was written for with -a"
+        return f"for images larger than 64 pixels, use -a torchvision/{arch}"
+    return f"it was written for -a {old.arch}" if old.arch else "use -a to name the network it was written for"
 
 
 def _finished_epochs(path: Path, content: Mapping[str, Any], key: str | None) -> int | None:
@@ -117,7 +117,7 @@ def _finished_epochs(path: Path, content: Mapping[str, Any], key: str | None) ->
         return None
     epoch = _number(path, "epoch", content["epoch"])
     if epoch != int(epoch) or epoch < 0:
-        raise CheckpointError(f"{path}: its epoch is {epoch:g}")
+        raise CheckpointError(f"{path}: invalid epoch: {epoch:g}")
     return int(epoch) + (key != "state_dict")
 
 
@@ -127,6 +127,6 @@ def _number(path: Path, name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        said = "too large" if isinstance(value, int) else f"{value!r:.100}, not a number"
-        raise CheckpointError(f"{path}: its {name} is {said}")
+        problem = "too large" if isinstance(value, int) else f"{value!r:.100} is not a number"
+        raise CheckpointError(f"{path}: invalid {name}: {problem}")
     return number

@@ -48,11 +48,11 @@ def take_over(
     best = f", best top-1 {100 * old.top1:.2f} %" if old.top1 is not None else ""
     lines = [f"weights from {path}: {epochs} epochs finished{best}"]
     if old.epochs is None:
-        lines[0] = f"weights from {path}, which does not say how many epochs are finished; --start-epoch N does"
+        lines[0] = f"weights from {path}, which does not record the number of finished epochs; add --start-epoch N"
     if epochs >= config.epochs and config.run.start_epoch is None:
-        lines.append(f"no epoch of --epochs {config.epochs} is left to train: the weights are evaluated as they are")
+        lines.append(f"no epochs left to train (--epochs {config.epochs}): evaluating the weights as they are")
     lines.append(
-        f"the optimizer begins anew: {obstacle}" if obstacle else "the optimizer goes on with the file's state"
+        f"optimizer state not restored: {obstacle}" if obstacle else f"optimizer state restored from {path.name}"
     )
     return Progress(step=epochs * steps_per_epoch), lines
 
@@ -89,25 +89,25 @@ def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optim
         Why that cannot be, or nothing; the optimizer is then as it was.
     """
     if state is None:
-        return "the file has no state of it"
+        return "the file has no optimizer state"
     # --shard-optimizer wraps one that holds this worker's share.
     kind = type(optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer)
     remembered = next((names for each, names in REMEMBERED.items() if issubclass(kind, each)), None)
     if remembered is None:
-        return f"no older script's state fits {kind.__name__}"
+        return f"older scripts have no state for {kind.__name__}"
     try:
         entries = _in_order(state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"the file's state is of another form ({error!r})"
+        return f"the file's state has an unknown form ({error!r})"
     if not any(entries):
-        return "the file has no state of it"
+        return "the file has no optimizer state"
     ours = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     order = _places(entries, _group_sizes(state), model, optimizer, ours)
     if order is None:
-        return "its parameters are grouped in another way, or are not as many or as large"
+        return "the file's parameter groups, or the number or shapes of its parameters, differ"
     foreign = {name for entry in entries for name in entry if entry[name] is not None} - remembered
     if foreign:
-        return f"the file's state is of another optimizer (it has {', '.join(sorted(foreign))})"
+        return f"the file's state is from another optimizer (it has {', '.join(sorted(foreign))})"
     taken = {place: _with_tensor_step(entry) for place, entry in zip(order, entries, strict=True) if entry}
     load_keeping_flags(optimizer, {"state": taken, "param_groups": _numbered_groups(optimizer)})
     return ""
@@ -136,7 +136,7 @@ def _in_order(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     keys = [key for group in state["param_groups"] for key in group["params"]]
     entries = [state["state"].get(key, {}) for key in keys]
     if not all(isinstance(entry, Mapping) for entry in entries):
-        raise TypeError("an entry is no dictionary")
+        raise TypeError("an entry is not a dictionary")
     return entries
 
 

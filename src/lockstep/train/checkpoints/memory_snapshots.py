@@ -40,7 +40,7 @@ class SnapshotFolder(CheckpointFolder):
         def tell_once(line: str) -> None:
             if not told:
                 told.append(line)
-                tell(f"{line}; a restart would go on from a checkpoint")
+                tell(f"{line}; a restart will resume from a checkpoint")
 
         super().report_to(tell_once, writing)
 

@@ -32,25 +32,25 @@ class About:
         """
         classes, data = said["classes"], said.get("data", "")
         if not (isinstance(said["arch"], str) and isinstance(data, str)):
-            raise TypeError("its arch or data is no text")
+            raise TypeError("arch or data is not a string")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise TypeError("its classes are no list of texts")
+            raise TypeError("classes is not a list of strings")
         if not 1 <= len(classes) <= MOST_CLASSES:
-            raise ValueError(f"it has {len(classes):,} classes")
+            raise ValueError(f"{len(classes):,} classes; expected 1 to {MOST_CLASSES:,}")
         return cls(said["arch"], tuple(classes), _input(said["input"]), data)
 
 
 def _input(said: Mapping[str, Any]) -> InputSpec:
     if not isinstance(said, Mapping) or not all(isinstance(said[name], list) for name in ("mean", "std")):
-        raise TypeError("its input is of another form")
+        raise TypeError("input is not a mapping with lists mean and std")
     spec = InputSpec(**{**said, "mean": tuple(said["mean"]), "std": tuple(said["std"])})
     for name, most in (("channels", MOST_CHANNELS), ("height", MOST_SIDE), ("width", MOST_SIDE)):
         value = getattr(spec, name)
         if type(value) is not int or not 1 <= value <= most:
-            raise ValueError(f"its input has {name} {str(value)[:40]}")
+            raise ValueError(f"invalid input {name}: {str(value)[:40]}")
     figures = (*spec.mean, *spec.std, spec.crop_ratio)
     if not all(type(figure) in (int, float) and abs(figure) < math.inf for figure in figures):
-        raise ValueError("its mean, std or crop_ratio is no number")
+        raise ValueError("mean, std or crop_ratio is not a number")
     if not len(spec.mean) == len(spec.std) == spec.channels or not all(spec.std) or not 0 < spec.crop_ratio <= 1:
-        raise ValueError("its mean, std or crop_ratio cannot be")
+        raise ValueError(f"invalid mean, std or crop_ratio: {spec.mean}, {spec.std}, {spec.crop_ratio}"[:200])
     return spec

@@ -112,7 +112,7 @@ def begin(
         point = ResumePoint()  # its run has no folder of ours
     elif point.state is not None:
         progress = restore(point, identity, weights, optim)
-        notes = ["going on from memory: the state of this step was kept there"] * point.is_snapshot
+        notes = ["resuming from a snapshot in memory"] * point.is_snapshot
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
@@ -139,9 +139,7 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
     """
     memory = world.place.snapshots
     if memory is not None and config.run.run_dir is None:
-        raise ConfigError(
-            "workers that are started anew (--max-restarts) find their run by its folder: add --run-dir DIR"
-        )
+        raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
     found: Path | None = None
     again, notes = False, list[str]()
     if world.is_main and world.place.restart:
@@ -186,7 +184,7 @@ def _find(config: TrainConfig, own: Path | None) -> tuple[Path | None, list[str]
 def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint there that is sound, and what to say of newer ones."""
     found, problems = checkpoint_folder.newest_sound(folder)
-    return found, [f"{problem}; going on from {found}" for problem in problems]
+    return found, [f"{problem}; resuming from {found}" for problem in problems]
 
 
 def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool) -> Checkpoints:
@@ -210,10 +208,10 @@ def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool) -> None:
         ConfigError: The folder holds another run's checkpoints.
     """
     if is_new and checkpoint_folder.newest(folder.checkpoints):
-        way_out = "add --resume auto to go on with it, or choose another folder"
+        fix = "add --resume auto to continue it, or choose another folder"
         if config.run.start_epoch is not None:
-            way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
-        raise ConfigError(f"--run-dir {folder.path} holds the checkpoints of an earlier run; {way_out}")
+            fix = "--start-epoch starts a new run: choose another folder, or leave out --start-epoch"
+        raise ConfigError(f"--run-dir {folder.path} contains checkpoints of an earlier run; {fix}")
 
 
 def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, optim: Optimization) -> Progress:

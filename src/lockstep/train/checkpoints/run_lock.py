@@ -16,7 +16,7 @@ from lockstep.train.run_folder import RunFolder, newest_run_path, run_of
 from lockstep.world.job_series import describe_batch_job, series_of
 from lockstep.world.world import World
 
-WAY_OUT = "wait for that job to end, end it, or choose another folder with --run-dir"
+WAY_OUT = "wait for that job to finish, stop it, or choose another folder with --run-dir"
 
 
 def _nothing() -> None:

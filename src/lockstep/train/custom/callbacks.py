@@ -192,8 +192,8 @@ def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
     for callback in callbacks:
         missing = [name for name in _EVENTS if not callable(getattr(callback, name, None))]
         if isinstance(callback, type) or missing:
-            lack = "is a class, not an object of it" if isinstance(callback, type) else f"has no {missing[0]}"
-            raise ConfigError(f"callbacks=: {callback!r:.80} {lack}; derive from lockstep.train.Callback")
+            problem = "is a class, not an instance" if isinstance(callback, type) else f"has no {missing[0]}"
+            raise ConfigError(f"callbacks=: {callback!r:.80} {problem}; pass instances of lockstep.train.Callback")
     called = {name: [each for each in callbacks if _overrides(each, name)] for name in _EVENTS}
     events = world.union(name for name in _EVENTS if called[name])
     return CallbackHooks(called, events, world) if events else Hooks()

@@ -44,15 +44,16 @@ class CustomLoss:
         if losses.shape not in ((), (samples,)):
             raise ConfigError(f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_WANTED}")
         if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
-            raise ConfigError("loss= returned a tensor without a gradient; compute it from outputs by torch alone")
+            raise ConfigError(
+                "loss= returned a tensor without a gradient; compute it from outputs with torch functions"
+            )
         if losses.ndim:
             return losses
         if self._per_sample:
             raise ConfigError(
-                "loss= returned the mean, but mixup and cutmix weigh the loss of each sample; return one for each "
-                '(reduction="none")'
+                'loss= returned the mean, but mixup and cutmix need one loss per sample (reduction="none")'
             )
         return losses.expand(samples)
 
 
-_WANTED = 'return one loss for each sample (reduction="none"), or their mean'
+_WANTED = 'return one loss per sample (reduction="none"), or their mean'

@@ -41,7 +41,7 @@ def take_optimizer(
         if shards:
             raise ConfigError(
                 "shard_optimizer=True needs optimizer= as a function of the parameters, such as torch.optim.AdamW or "
-                "functools.partial(torch.optim.SGD, lr=0.1): each worker builds it over its share"
+                "functools.partial(torch.optim.SGD, lr=0.1); each worker calls it with its shard"
             )
         optimizer = given
         _move(optimizer, dict(zip(map(id, before), weights.parameters(), strict=True)))
@@ -63,7 +63,7 @@ def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
         for parameter in group["params"]:
             if id(parameter) not in parameters:
                 raise ConfigError(
-                    f"optimizer= holds a tensor of shape {list(parameter.shape)} that is no parameter of the model; "
+                    f"optimizer= holds a tensor of shape {list(parameter.shape)} that is not in the model; "
                     f"build it over model.parameters()"
                 )
     state = optimizer.state_dict() if optimizer.state else None
@@ -76,7 +76,9 @@ def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
 
 def _check(optimizer: Optimizer) -> None:
     if isinstance(optimizer, LBFGS):
-        raise ConfigError("optimizer=LBFGS computes the loss several times in a step, which fit() cannot; use another")
+        raise ConfigError(
+            "optimizer=LBFGS evaluates the loss several times per step, which fit() does not support; use another one"
+        )
     check_savable(optimizer)
 
 
@@ -90,14 +92,14 @@ def check_savable(optimizer: Optimizer) -> None:
         for name, value in group.items():
             if name != "params" and not _is_json(value):
                 raise ConfigError(
-                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; give a number"
+                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot store; use a number"
                 )
     for state in optimizer.state.values():
         for name, value in state.items():
             if not _is_savable(value):
                 raise ConfigError(
-                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; use an "
-                    f"optimizer that keeps tensors, numbers and lists of them"
+                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot store; use an "
+                    f"optimizer whose state is tensors, numbers and lists of them"
                 )
 
 

@@ -45,9 +45,12 @@ class CustomSchedule:
         self.peak = max(float(group["lr"]) for group in optimizer.param_groups)
         self._scheduler = _take_scheduler(scheduler, optimizer)
         if interval not in ("epoch", "step"):
-            raise ConfigError(f"scheduler_interval={interval!r}: it must be epoch or step")
+            raise ConfigError(f"scheduler_interval={interval!r}: must be 'epoch' or 'step'")
         if interval == "step" and isinstance(self._scheduler, ReduceLROnPlateau):
-            raise ConfigError('scheduler_interval="step": ReduceLROnPlateau goes by the validation loss of epochs')
+            raise ConfigError(
+                'scheduler_interval="step" does not work with ReduceLROnPlateau, which needs the validation loss of '
+                'each epoch; use "epoch"'
+            )
         self._by_step, self._epochs, self._steps_per_epoch = interval == "step", epochs, steps_per_epoch
         self._first_groups = [
             {name: deepcopy(value) for name, value in group.items() if name in SCHEDULED}
@@ -76,7 +79,7 @@ class CustomSchedule:
         changes = "constant"
         if self._scheduler:
             changes = f"{type(self._scheduler).__name__}, each {'step' if self._by_step else 'epoch'}"
-        return f"{self.peak:g}, as the optimizer has it; {changes}"
+        return f"{self.peak:g}, set by the optimizer; {changes}"
 
     def describe_missing(self, steps: int) -> list[str]:
         """What to say where the records lack epochs whose losses a scheduler goes by; none of it where they do not."""
@@ -86,7 +89,7 @@ class CustomSchedule:
         if not missing or not isinstance(self._scheduler, ReduceLROnPlateau):
             return []
         which = f"epoch {missing[0]}" if len(missing) == 1 else f"{len(missing)} epochs, the first {missing[0]}"
-        return [f"ReduceLROnPlateau goes on without the validation loss of {which}: no record has it"]
+        return [f"ReduceLROnPlateau continues without the validation loss of {which}: not in the records"]
 
     def _advance(self) -> None:
         self._done += 1
@@ -117,7 +120,7 @@ def _take_scheduler(given: LRScheduler | SchedulerFactory | None, optimizer: Opt
         )
     if scheduler.optimizer is not optimizer:
         raise ConfigError(
-            "scheduler= belongs to another optimizer than the one that trains; pass that one as optimizer=, or give a "
-            "function from the optimizer to a scheduler"
+            "scheduler= was built for another optimizer; pass that one as optimizer=, or pass a function from the "
+            "optimizer to a scheduler"
         )
     return scheduler

@@ -34,11 +34,11 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ):
         if patience < 1:
-            raise ConfigError(f"EarlyStopping(patience={patience}): it must be at least 1")
+            raise ConfigError(f"EarlyStopping(patience={patience}): must be at least 1")
         if mode not in ("auto", "min", "max"):
-            raise ConfigError(f"EarlyStopping(mode={mode!r}): it must be auto, min or max")
+            raise ConfigError(f"EarlyStopping(mode={mode!r}): must be 'auto', 'min' or 'max'")
         if not min_delta >= 0:
-            raise ConfigError(f"EarlyStopping(min_delta={min_delta}): it must be 0 or more")
+            raise ConfigError(f"EarlyStopping(min_delta={min_delta}): must be at least 0")
         self._patience, self._monitor, self._min_delta = patience, monitor, min_delta
         self._sign = -1.0 if mode == "min" or (mode == "auto" and monitor in FALLING) else 1.0
 
@@ -48,9 +48,9 @@ class EarlyStopping(Callback):
     def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
         if self._monitor not in figures:
             known = ", ".join(name for name in figures if name != "samples")
-            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): the evaluation has {known}")
+            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): unknown metric; choose from {known}")
         if np.ndim(figures[self._monitor]):
-            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): that metric is no single number")
+            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): this metric is not a single number")
         self._look(run)
 
     def _look(self, run: TrainingState) -> None:

@@ -57,7 +57,9 @@ class CustomMeasures(Measures):
         """Raises ConfigError for names that cannot be."""
         for name, metric in metrics.items():
             if not (isinstance(name, str) and name.isidentifier()) or name in TAKEN:
-                raise ConfigError(f"metrics= {name!r}: choose a name that is an identifier and not {', '.join(TAKEN)}")
+                raise ConfigError(
+                    f"metrics= {name!r}: the name must be a Python identifier other than {', '.join(TAKEN)}"
+                )
             if not callable(metric):
                 raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_WANTED}")
         self._metrics, self._world = metrics, world
@@ -72,7 +74,7 @@ class CustomMeasures(Measures):
             if before is not None and before.shape != row.shape:
                 raise ConfigError(
                     f"metrics={{{name!r}: ...}} returned a sum of shape {list(row.shape[1:])} after one of shape "
-                    f"{list(before.shape[1:])}; return the same shape for every batch"
+                    f"{list(before.shape[1:])}; the shape must be the same for every batch"
                 )
             self._sums[name] = row if before is None else before + row
         if self._classes:

@@ -49,7 +49,7 @@ _OWN = (
     "run.track",
     "run.time_limit",
 )
-_REMEDIES = {
+_FIXES = {
     "software": "install the same on both",
     "configuration": "start all workers with the same flags and the same recipe",
     "code": "give all workers the same files",
@@ -72,7 +72,7 @@ def check_same_job(
         _compare(world, config, data, model)
     if unshaped := [name for name, value in (model.state_dict().items() if model else ()) if is_lazy(value)]:
         raise ConfigError(
-            f"the model's {unshaped[0]} has no shape yet, being lazy: pass a batch through the model first, or give "
+            f"the model's {unshaped[0]} is lazy and has no shape yet: run a batch through the model first, or give "
             f"its layers their sizes"
         )
 
@@ -115,7 +115,7 @@ def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
 def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[int, str, tuple[str, Any]]) -> str:
     (_, host, (name, value)), (rank, their_host, (their_name, theirs)) = first, other
     if part == "model" or name != their_name:
-        said = f"it has {f'{their_name} {theirs}'.strip()} where that has {f'{name} {value}'.strip()}"
+        said = f"{f'{their_name} {theirs}'.strip()} instead of {f'{name} {value}'.strip()}"
     elif isinstance(value, list) and isinstance(theirs, list):
         pairs = enumerate(zip_longest(theirs, value, fillvalue="missing"))
         place, (their_item, item) = next((index, (a, b)) for index, (a, b) in pairs if a != b)
@@ -123,8 +123,8 @@ def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[i
     else:
         said = f"{name} is {theirs}, not {value}"
     return (
-        f"worker {rank}'s {part} is not worker 0's: {said} (worker {rank} is on {their_host}, worker 0 on {host}); "
-        f"{_REMEDIES[part]}"
+        f"worker {rank}'s {part} differs from worker 0's: {said} (worker {rank} is on {their_host}, worker 0 on "
+        f"{host}); {_FIXES[part]}"
     )
 
 

@@ -78,10 +78,10 @@ class DeferredWatch(Watch):
     def _found(self, job: Training, step: int) -> None:
         finite = job.world.gather(job.meter.is_finite(job.progress.step - step))
         bad = [rank for rank, good in enumerate(finite) if not good]
-        whose = f"; the loss is no number on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
+        whose = f"; so is the loss on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
         raise NonFiniteLossError(
-            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {job.advice()}. --on-nan skip looks at "
-            f"each step, and names the layer"
+            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {job.advice()}. --on-nan skip checks "
+            f"each step and names the layer"
         )
 
 
@@ -100,8 +100,7 @@ class Skip(Watch):
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings):
             raise NonFiniteLossError(
-                f"{_describe(job, findings)}. Leaving out steps does not help; --on-nan rewind goes back. "
-                f"{job.advice()}"
+                f"{_describe(job, findings)}. Skipping steps cannot repair weights; use --on-nan rewind. {job.advice()}"
             )
         _leave_out(job, _describe(job, findings))
         return False
@@ -133,11 +132,11 @@ class ScaledRewind(Guard):
         raise self._back(after - job.progress.skipped_in_a_row, why)
 
     def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
-        _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} has spoilt the weights")
+        _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} made the weights NaN or infinite")
 
     def _back(self, step: int, why: str) -> Exception:
         if step in self._left_out:
-            return NonFiniteLossError(f"{why}, although the update of step {step} was left out")
+            return NonFiniteLossError(f"{why}, although the update of step {step} was skipped")
         self._left_out.add(step)
         return RewindError(step, why)
 
@@ -179,9 +178,9 @@ def _leave_out(job: Training, why: str) -> None:
     """
     progress = job.progress
     progress.leave_out(progress.step + 1)
-    job.say([f"{why}; step left out"], ALWAYS)
+    job.say([f"{why}; step skipped"], ALWAYS)
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
-        raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {job.advice()}")
+        raise NonFiniteLossError(f"{why}, the last of {progress.skipped_in_a_row} such steps in a row. {job.advice()}")
 
 
 def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
@@ -193,15 +192,15 @@ def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
 
 def _where(job: Training, step: int) -> str:
     epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optim.optimizer.param_groups[0]["lr"]
-    return f"step {step} (epoch {epoch}, learning rate {rate:g} now)"
+    return f"step {step} (epoch {epoch}, current learning rate {rate:g})"
 
 
 def _whose(findings: Sequence[FirstBadNumber]) -> str:
     bad = [
         f"worker {rank} on {finding.host} "
-        + (f"has it first in {finding.what}" if finding.what else "had no memory to look where")
+        + (f"has it first in {finding.what}" if finding.what else "ran out of memory searching for it")
         for rank, finding in enumerate(findings)
         if finding.what or not finding.looked
     ]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
-    return ", ".join([*bad[:4], *more]) or "each worker's own numbers are finite, their sum is not"
+    return ", ".join([*bad[:4], *more]) or "each worker's values are finite, but their sum is not"

@@ -153,7 +153,7 @@ def _sample(job: Training, position: int) -> str:
     epoch, step = divmod(job.progress.step, job.steps_per_epoch)
     share = next(iter(job.loading.train_loader.sharding.epoch(epoch, step)))
     if position >= len(share):
-        return "a filler"
+        return "a padding sample"
     sample, split = int(share[position]), job.loading.data.train
     return f"sample {sample} of the training set" + (
         f" ({split.name(sample)})" if isinstance(split, EncodedSplit) else ""

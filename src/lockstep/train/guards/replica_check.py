@@ -126,15 +126,15 @@ def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[Wo
     unlike = _unlike(workers)
     if unlike:
         return (
-            f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, "
-            f"first in {names[0]}. {unlike}, and unlike processors may round differently: train on hosts that are "
-            f"alike, or add --check-replicas 0"
+            f"the replicas differ after step {step}: {_different_ranks(workers)} in {len(names)} of {tensors} "
+            f"tensors, first in {names[0]}. {unlike}, and different processors may round differently: use identical "
+            f"hosts, or add --check-replicas 0"
         )
     return (
-        f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, first in "
-        f"{names[0]}. Likely causes: code that changes weights on one worker (if rank == 0: ...), weights that a "
-        f"module draws or loads on its own, or a faulty processor or memory. Go on from the last good checkpoint with "
-        f"--resume auto; if it is the same host again, leave that host out"
+        f"the replicas differ after step {step}: {_different_ranks(workers)} in {len(names)} of {tensors} tensors, "
+        f"first in {names[0]}. Likely causes: code that changes weights on one worker (if rank == 0: ...), a module "
+        f"that initializes or loads weights itself, or a faulty processor or memory. Resume from the last good "
+        f"checkpoint with --resume auto; if the same host differs again, exclude it"
     )
 
 
@@ -145,7 +145,7 @@ def _unlike(workers: Sequence[Worker]) -> str:
     for rank, (_, values, kind) in enumerate(workers):
         if tuple(values) != usual and kind not in kinds:
             other, first = next(iter(kinds.items()))
-            return f"Worker {rank} computes on {kind}, worker {first} on {other}"
+            return f"Worker {rank} runs on {kind}, worker {first} on {other}"
     return ""
 
 
@@ -154,11 +154,11 @@ def _usual(workers: Sequence[Worker]) -> tuple[tuple[int, ...], int]:
     return Counter(tuple(values) for _, values, _ in workers).most_common(1)[0]
 
 
-def _who(workers: Sequence[Worker]) -> str:
+def _different_ranks(workers: Sequence[Worker]) -> str:
     """The workers that differ from more than half of all, or all of them where no majority agrees."""
     usual, count = _usual(workers)
     if 2 * count <= len(workers):
-        return f"{_named(workers, range(len(workers)))} differ from each other"
+        return f"{_named(workers, range(len(workers)))} differ from one another"
     odd = [rank for rank, (_, values, _) in enumerate(workers) if tuple(values) != usual]
     return f"{_named(workers, odd)} differ{'s' * (len(odd) == 1)} from the other {count}"
 

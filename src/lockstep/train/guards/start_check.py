@@ -56,7 +56,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
         model = _build_network(config, catalog.NAMED[source].images)
         _check_norms(model, config, workers)
         freeze(model, config.model.freeze)
-        return [f"{source} is not in {config.data.data_dir}; the first worker of each node fetches it"]
+        return [f"{source} is not in {config.data.data_dir}; the first worker of each node downloads it"]
     check_decoding(config, data, "cpu" if config.device == "cpu" else "cuda", "every worker")
     model = build_model(config, data)
     _check_norms(model, config, workers)
@@ -74,7 +74,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
                 check_unused(config, RunFolder(path), is_new)
             facts = f"{len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes"
             lines = [f"{data.name}: {facts}", f"{config.model.arch}: {_size(job.network.model):,} parameters"]
-            resumed = [f"goes on from {point.state}, after step {begun.step:,}"] if point.state else []
+            resumed = [f"resumes from {point.state}, after step {begun.step:,}"] if point.state else []
             return [*lines, *point.notes, *resumed]
 
 

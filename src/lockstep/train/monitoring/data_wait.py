@@ -80,21 +80,21 @@ def advise(loading: LoadingFacts) -> str:
         return _advise_on_memory(loading)
     if processes.number < cores and not processes.is_measured:
         hint = "" if processes.reason else "; -j auto measures what helps"
-        return f"raise -j from {processes.number} to {cores}, the cores of this worker{hint}"
+        return f"raise -j from {processes.number} to {cores}, the number of cores of this worker{hint}"
     if loading.kind == "user":
         return (
-            f"your data set's items take longer than a step, with {count_processes(processes.number)}: make them "
-            f"cheaper, or store what is the same in every epoch; more cores for each worker help, too"
+            f"loading a batch of your data set with {count_processes(processes.number)} takes longer than a step: "
+            f"make __getitem__ cheaper, cache what is the same in every epoch, or give each worker more cores"
         )
     if loading.network:
         return (
-            f"the images lie on {loading.network}, where each file costs a round trip to its server: pack the set into "
-            f"large files with `lockstep data pack`, or copy it to a disk of this node"
+            f"the images are on {loading.network}, where each file costs a round trip to the server: pack the set into "
+            f"large files with `lockstep data pack`, or copy it to a local disk"
         )
     if 0 < processes.number < cores and loading.kind == "files":
         return (
-            f"more than {count_processes(processes.number)} were no faster when measured, so storage is the limit: "
-            f"pack the set into large files with `lockstep data pack`, or copy it to a faster disk"
+            f"more than {count_processes(processes.number)} were no faster when measured, so storage is the "
+            f"bottleneck: pack the set into large files with `lockstep data pack`, or copy it to a faster disk"
         )
     return _advise_on_cores(loading)
 
@@ -104,10 +104,10 @@ def _advise_on_memory(loading: LoadingFacts) -> str:
     flags = ("rotate", "zoom", "shear", "rand_augment", "trivial_augment")
     heavy = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags if getattr(augment, flag))
     if heavy:
-        return f"the images are in memory, and augmenting them takes this time: use less of {heavy}"
+        return f"the images are in memory, and augmentation is the bottleneck: reduce {heavy}"
     return (
-        "the images are in memory, and the model computes so little that picking and normalising them shows: a larger "
-        "-b makes fewer batches"
+        "the images are in memory, and the model is so small that selecting and normalizing them takes longer than a "
+        "step: raise -b for fewer batches"
     )
 
 
@@ -115,21 +115,21 @@ def _advise_on_cores(loading: LoadingFacts) -> str:
     """The cores decode all the time: less to decode for each image, or more cores."""
     if loading.decode == "gpu":
         return (
-            "reading files and decoding them on the GPU take this time: make the files smaller with "
-            "`lockstep data pack`, or leave --decode gpu out"
+            "reading files and decoding them on the GPU is the bottleneck: make the files smaller with "
+            "`lockstep data pack`, or leave out --decode gpu"
         )
-    where = "which the model computes on as well" if loading.device == "cpu" else "all busy with decoding"
+    where = "shared with the model" if loading.device == "cpu" else "all busy decoding"
     ways = []
     if loading.decoded_bytes <= loading.room_bytes:
         size = f"{loading.decoded_bytes / 1e9:.1f} GB"
         ways.append(f"--in-memory always --image-size {loading.side} decodes once ({size}, without random crops)")
     ways.append(f"a smaller --image-size than {loading.side}")
     if loading.kind == "files":
-        ways.append("smaller files, as `lockstep data pack` can make them")
+        ways.append("smaller files (`lockstep data pack`)")
     if loading.device == "cuda":
         ways.append("--decode gpu, if they are JPEG")
     ways.append("more cores for each worker")
-    return f"the cores are the limit ({_cores(loading.cores)} a worker, {where}): {'; '.join(ways)}"
+    return f"the CPU is the bottleneck ({_cores(loading.cores)} per worker, {where}): {'; '.join(ways)}"
 
 
 def _cores(number: int) -> str:

@@ -60,7 +60,7 @@ class History:
 
         names = ["loss", "top1", *metrics]
         if unknown := [name for name in metrics if name not in self.val]:
-            raise ValueError(f"no figure {unknown[0]!r}; there are {', '.join(self.val)}")
+            raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(self.val)}")
         figure = ShownFigure(figsize=(4 * len(names), 3.2), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for label, figures in (("training", self.train), ("validation", self.val)):

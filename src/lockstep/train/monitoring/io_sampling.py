@@ -19,7 +19,7 @@ from lockstep.files.jsonl import RecordWriter
 from lockstep.train.monitoring.io_counters import CountersMissingError, IoCounters
 from lockstep.world.world import World
 
-MISSING = "no I/O records: this platform does not count what a process reads (Linux does, in /proc/PID/io)"
+MISSING = "no I/O records: this platform does not count the I/O of a process (Linux does, in /proc/PID/io)"
 
 
 class IoSampler:
@@ -61,7 +61,7 @@ class _Counting(IoSampler):
                     self._sample(writer)
                 self._sample(writer)
         except (OSError, CountersMissingError) as error:  # a full disk ends these records, not the training
-            logging.getLogger("lockstep").warning("I/O is not recorded any more: %r", error)
+            logging.getLogger("lockstep").warning("I/O recording stopped: %r", error)
 
     def _sample(self, writer: RecordWriter) -> None:
         amounts, now = self._counters.take(), time.monotonic()

@@ -39,7 +39,7 @@ class LoaderProcesses:
 
     def describe(self) -> list[str]:
         """A line for people, where the number was not theirs."""
-        return [f"{count_processes(self.number)} a worker ({self.reason})"] if self.reason else []
+        return [f"{count_processes(self.number)} per worker ({self.reason})"] if self.reason else []
 
 
 def cores_of_worker(world: World) -> int:
@@ -57,7 +57,7 @@ def usual_processes(config: TrainConfig, world: World, split: Split) -> LoaderPr
     if config.data.loader_workers != "auto":
         return LoaderProcesses(config.data.loader_workers)
     cores = min(world.gather(cores_of_worker(world)))
-    return LoaderProcesses(min(USUAL_MOST, cores), "by its cores, not measured")
+    return LoaderProcesses(min(USUAL_MOST, cores), "one per core, not measured")
 
 
 def choose_processes(
@@ -84,7 +84,7 @@ def choose_processes(
     if len(tried) == 1:
         return usual
     if images < FEWEST_IMAGES:
-        return LoaderProcesses(usual.number, "by its cores; so short a run is not measured")
+        return LoaderProcesses(usual.number, "one per core; the run is too short to measure")
     begun = time.monotonic()
     rates: dict[int, float] = {}
     samples = np.random.default_rng([config.seed, world.rank]).integers(len(split), size=1 << 15)
@@ -107,7 +107,7 @@ def choose_processes(
     figures = ", ".join(f"{processes}: {show_rate(rate)}" for processes, rate in rates.items())
     reason = f"measured{over}: {figures} images/s"
     if number < usual.number and len(rates) < len(tried) and not is_flat(rates):
-        return LoaderProcesses(usual.number, f"by its cores; {reason}, too slow to try more")
+        return LoaderProcesses(usual.number, f"one per core; {reason}, too slow to try more")
     return LoaderProcesses(number, reason, is_measured=True)
 
 

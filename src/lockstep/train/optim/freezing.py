@@ -28,8 +28,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[nn.Module, ...]:
             around = [".".join(name.split(".")[:depth]) for name in named for depth in range(1, name.count(".") + 2)]
             near = get_close_matches(pattern, dict.fromkeys(around), n=1)
             first = ", ".join(dict.fromkeys(name.partition(".")[0] for name in named))
-            hint = f"did you mean {near[0]}?" if near else f"its modules are {first}"
-            raise ConfigError(f"--freeze {pattern}: no parameter of the model has such a name; {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"the model's modules are {first}"
+            raise ConfigError(f"--freeze {pattern}: no parameter matches; {hint}")
         for parameter in matched:
             parameter.requires_grad_(False)
     norms = [

@@ -29,7 +29,7 @@ from lockstep.world.world import World
 TIME_LIMIT = 1  # noted as if it were a signal; below all of those, so that a signal is told instead if both come
 APART_SECONDS = 0.05  # in so much time, several workers agree once; nobody feels that a stop comes so much later
 MOST_LEFT_OUT = 31
-STOPPING = b"\nlockstep: stopping after this step, with a checkpoint; Ctrl-C again ends at once\n"
+STOPPING = b"\nlockstep: stopping after this step, with a checkpoint; press Ctrl-C again to exit at once\n"
 
 
 class Stopping:

@@ -20,8 +20,8 @@ def check_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and type(module) not in (*PLAIN, nn.SyncBatchNorm, GlobalBatchNorm):
             raise ConfigError(
-                f"--sync-bn cannot stand in for {type(module).__name__} (layer {name}), which is not just batch norm; "
-                f"leave --sync-bn out, or choose a model with torch's own BatchNorm"
+                f"--sync-bn cannot replace {type(module).__name__} (layer {name}), which does more than batch norm; "
+                f"leave out --sync-bn, or choose a model with torch's BatchNorm"
             )
 
 

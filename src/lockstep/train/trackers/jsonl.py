@@ -47,7 +47,7 @@ class RecordTracker(Tracker):
             return PatientFile(self._path, self._tell)
         except OSError as error:
             raise ConfigError(
-                f"{self._path} cannot be written: {error}; make room, or choose another --run-dir"
+                f"{self._path} cannot be written: {error}; free disk space, or choose another --run-dir"
             ) from None
 
     def record(self, record: Record) -> None:

@@ -45,7 +45,7 @@ class TensorBoardTracker(Tracker):
                 self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
             if not self._told:
-                self._tell(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl has all")
+                self._tell(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
             self._told = True
             self._give_up()
 
@@ -65,7 +65,7 @@ class TensorBoardTracker(Tracker):
         try:
             writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
         except UnicodeEncodeError:
-            raise OSError(errno.EINVAL, "TensorBoard takes no name that is not UTF-8") from None
+            raise OSError(errno.EINVAL, "TensorBoard needs a path that is valid UTF-8") from None
         self._hidden_from = None
         return writer
 
@@ -79,7 +79,7 @@ class TensorBoardTracker(Tracker):
         if shutil.disk_usage(self._folder).free < ROOM_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if not os.access(self._folder, os.W_OK):
-            raise OSError(errno.EROFS, "it is read-only")
+            raise OSError(errno.EROFS, "read-only")
 
     def _give_up(self) -> None:
         writer, self._writer = self._writer, None
