@@ -125,7 +125,7 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
     assert "Skipping steps cannot repair weights; use --on-nan rewind. The last good checkpoint: " in skip[0]
     assert rewind == ["", ""]
     said = [
-        line for line in _log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "step skipped" in line
+        line for line in _log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "; step skipped" in line
     ]
     ends = ("without the update of step 4", "without the update of step 3", "step skipped")
     assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 3
@@ -136,7 +136,7 @@ def test_rewind_in_fp16_leaves_out_the_update_that_has_spoilt_the_weights(tmp_pa
     """Step 4 overflows for it, so step 3 was to blame."""
     settings = {"checkpoint_steps": 2, "on_nan": "rewind", "max_steps": 5, "precision": "O1"}
     assert run_in_workers(2, _spoil, tmp_path, settings) == ["", ""]
-    said = [line for line in _log(tmp_path).splitlines() if "step-00000002" in line or "step skipped" in line]
+    said = [line for line in _log(tmp_path).splitlines() if "step-00000002" in line or "; step skipped" in line]
     ends = ("without the update of step 3", "made the weights NaN or infinite; step skipped")
     assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 2
     assert all_finite(tmp_path)

@@ -1,4 +1,4 @@
-"""What a file of weights says of itself, read as anybody may have written it: types and sizes are checked."""
+"""Metadata of a weights file. Files are untrusted, so types and sizes are checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.data.sets import InputSpec
 
-MOST_CLASSES = 1_000_000  # the logits of as many are 4 MB an image
+MOST_CLASSES = 1_000_000  # 4 MB of logits per image
 MOST_SIDE = 16_384  # pixels
 MOST_CHANNELS = 1_024
 
@@ -25,10 +25,10 @@ class About:
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> About:
-        """Read what an exported file or a checkpoint says.
+        """Parse the metadata of an exported file or a checkpoint.
 
         Raises:
-            KeyError, TypeError, ValueError: Something is missing, of another type, or none that a network can have.
+            KeyError, TypeError, ValueError: A value is missing, of the wrong type, or out of range.
         """
         classes, data = said["classes"], said.get("data", "")
         if not (isinstance(said["arch"], str) and isinstance(data, str)):
