@@ -72,7 +72,7 @@ class HostCopies:
         self._copied: torch.Event | None = None
 
     def steady(self, tensors: Tensors) -> Tensors:
-        """Return the tensors, or copies on the device if copying is asynchronous, for tensors changed before `protect`."""
+        """Return the tensors, or clones on the device if copying is asynchronous; the clones need no `protect`."""
         return {name: tensor.clone() for name, tensor in tensors.items()} if self._side else tensors
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""An optimizer of the caller's: an object over the model's parameters, or a function that builds one."""
+"""Custom optimizers: an object over the model's parameters, or a function that builds one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lockstep.errors import ConfigError
 from lockstep.train.strategies import Strategy
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""From the parameters to train to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
+"""Maps trainable parameters to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
 
 COMPUTED_BY = ("fused", "foreach", "capturable", "differentiable")
-"""What says in an optimizer's groups how it computes, which may differ from session to session."""
+"""Keys of an optimizer's groups that select an implementation; they may differ between sessions."""
 
 
 def take_optimizer(
@@ -27,14 +27,14 @@ def take_optimizer(
     strategy: Strategy,
     shards: bool,
 ) -> Optimizer:
-    """The optimizer, over the parameters of `weights`.
+    """Return the optimizer, over the parameters of `weights`.
 
     Args:
-        before: The model's parameters as the caller knows them, in the order of those of `weights`.
-        shards: Whether the optimizer's state is shared out over the workers.
+        before: The parameters of the user's model, in the same order as in `weights`.
+        shards: Whether the optimizer's state is sharded over the workers.
 
     Raises:
-        ConfigError: It is none, or one that the training loop cannot use.
+        ConfigError: `given` is not an optimizer, or the training loop does not support it.
     """
     optimizer: Any = None
     if isinstance(given, Optimizer):
@@ -58,7 +58,7 @@ def take_optimizer(
 
 
 def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
-    """Have an optimizer change other parameters than those, by identity, that it was built over."""
+    """Replace an optimizer's parameters; `parameters` maps the id of each old parameter to the new one."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in parameters:
@@ -83,10 +83,10 @@ def _check(optimizer: Optimizer) -> None:
 
 
 def check_savable(optimizer: Optimizer) -> None:
-    """Refuse what no checkpoint can hold.
+    """Check that a checkpoint can store the optimizer.
 
     Raises:
-        ConfigError: There is such a value in the groups or the state.
+        ConfigError: The groups or the state contain an unsupported value.
     """
     for group in optimizer.param_groups:
         for name, value in group.items():

@@ -1,7 +1,7 @@
-"""A learning rate that a scheduler of torch's sets, or that an optimizer of the caller's keeps.
+"""Learning rates set by a torch scheduler, or by a custom optimizer.
 
-A scheduler has no state in checkpoints: where a run goes on or goes back, its steps are taken again from the first one,
-which leads to the same rates.
+Checkpoints store no scheduler state: after a resume or rewind, the scheduler's steps are replayed from the first one,
+which gives the same rates.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lockstep.errors import ConfigError
 from lockstep.train.monitoring.history import EpochRecords
 
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum")
-"""What torch's schedulers change or keep in an optimizer's groups."""
+"""Keys that torch's schedulers change or store in an optimizer's groups."""
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 class CustomSchedule:
-    """Rates as the optimizer's groups have them, changed by a scheduler if there is one.
+    """The rates in the optimizer's groups, changed by a scheduler if there is one.
 
     Args:
-        interval: What the scheduler's steps are: optimizer steps that were taken, or epochs.
-        epochs: Whose validation loss ReduceLROnPlateau sees.
+        interval: Step the scheduler after each optimizer step taken, or after each epoch.
+        epochs: Records with the validation losses for ReduceLROnPlateau.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CustomSchedule:
         epochs: EpochRecords,
         steps_per_epoch: int,
     ):
-        """Raises ConfigError where `scheduler` is none, or is another optimizer's."""
+        """Raise ConfigError if `scheduler` is not a scheduler, or belongs to another optimizer."""
         self.peak = max(float(group["lr"]) for group in optimizer.param_groups)
         self._scheduler = _take_scheduler(scheduler, optimizer)
         if interval not in ("epoch", "step"):
@@ -61,28 +61,28 @@ class CustomSchedule:
         self._is_new = True
 
     def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
-        """Set the rates of the coming step, as `Schedule.apply` does."""
+        """Set the rates of the next step, as `Schedule.apply` does."""
         if self._scheduler is None:
             return
         target = steps_taken if self._by_step else steps // self._steps_per_epoch
         if target < self._done:
             self._restart(optimizer)
         with warnings.catch_warnings() if self._is_new else nullcontext():
-            if self._is_new:  # after a resume, the optimizer has taken none of these steps
+            if self._is_new:  # after a resume, torch warns that the optimizer took none of these steps
                 warnings.simplefilter("ignore", UserWarning)
             for _ in range(self._done, target):
                 self._advance()
         self._is_new = False
 
     def describe(self, config: OptimConfig, global_batch: int) -> str:
-        """The rate and its course, for people."""
+        """Describe the rate and its schedule."""
         changes = "constant"
         if self._scheduler:
             changes = f"{type(self._scheduler).__name__}, each {'step' if self._by_step else 'epoch'}"
         return f"{self.peak:g}, set by the optimizer; {changes}"
 
     def describe_missing(self, steps: int) -> list[str]:
-        """What to say where the records lack epochs whose losses a scheduler goes by; none of it where they do not."""
+        """Return a line if the records lack validation losses that the scheduler needs, else no line."""
         epochs = steps // self._steps_per_epoch
         known = set(self._epochs.history().val["epoch"])
         missing = [epoch for epoch in range(1, epochs + 1) if epoch not in known]

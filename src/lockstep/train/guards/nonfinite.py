@@ -1,8 +1,8 @@
-"""Gradients that are infinite or not a number: found before the update, traced to their layer, and what follows.
+"""`--on-nan`: detect NaN and infinite gradients before the update, and stop, skip the step or rewind.
 
-The reduced gradients are the same bits on all workers, so all decide alike, without a word to each other. `stop` and
-`skip` look at them in each step; where that would wait for a GPU, `stop` keeps what it saw on the device until the next
-report, as `rewind` always does. In fp16 the loss scaler sees to infinite gradients, and nobody looks here.
+The reduced gradients are bitwise equal on all workers, so all decide alike without communication. `skip` checks them in
+each step, and so does `stop` on a CPU. `stop` on a GPU, and `rewind` always, keep the flags on the device until the
+next report. In fp16 the loss scaler handles infinite gradients instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lockstep.train.trackers.base import ALWAYS
 
 
 class Watch(Guard):
-    """--on-nan stop: reads the norm of each step's gradient, which must be on the host."""
+    """--on-nan stop: checks the norm of each step's gradient on the host."""
 
     def __init__(self) -> None:
         self._norms = torch.zeros(1)
@@ -33,7 +33,7 @@ class Watch(Guard):
         gradients = gradients_of(optimizer)
         if not gradients:
             return None
-        # The largest magnitude does not overflow as a sum of squares may; but on a CPU it takes 12 times as long.
+        # The largest magnitude cannot overflow as a sum of squares may, but takes 12 times as long on a CPU.
         by_squares = of_order_two or gradients[0].device.type == "cpu"
         norms = torch._foreach_norm(gradients, 2.0 if by_squares else math.inf)
         self._norms = torch.stack(norms)
@@ -43,9 +43,9 @@ class Watch(Guard):
         return bool(self._is_finite(job.optim.optimizer)) or self._goes_on(job, passes)
 
     def _is_finite(self, optimizer: Optimizer) -> torch.Tensor:
-        """Whether the gradients are, as a scalar on their device."""
+        """Return whether the gradients are finite, as a scalar on their device."""
         finite = self._norms.max().isfinite()
-        if finite.device.type == "cpu" and not finite:  # or is it their squares alone that are not?
+        if finite.device.type == "cpu" and not finite:  # perhaps only the squares overflowed
             return torch.tensor(all(bool(gradient.isfinite().all()) for gradient in gradients_of(optimizer)))
         return finite
 
@@ -54,7 +54,7 @@ class Watch(Guard):
 
 
 class DeferredWatch(Watch):
-    """The same on a GPU, read with each report alone."""
+    """--on-nan stop on a GPU: reads the flags only with each report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DeferredWatch(Watch):
             self._found(job, step)
 
     def _first(self, job: Training) -> int:
-        """The first of the steps since the last report whose gradient was none; 0: there is none such."""
+        """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
         good = torch.stack(self._kept).tolist() if self._kept else []
         self._kept.clear()
         return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
@@ -86,7 +86,7 @@ class DeferredWatch(Watch):
 
 
 class Skip(Watch):
-    """--on-nan skip: the update is left out, and what the step's passes did to buffers is undone."""
+    """--on-nan skip: skips the update, and restores the buffers that the step's passes changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,9 +107,9 @@ class Skip(Watch):
 
 
 class ScaledRewind(Guard):
-    """--on-nan rewind in fp16: goes back from weights that are no numbers any more, and takes the steps since anew.
+    """--on-nan rewind in fp16: rewinds when weights are NaN or infinite.
 
-    Without the update of the step that has spoilt them: the newest that was taken, since what is left out spoils none.
+    The repeated steps skip the update that caused it, which is the newest one that was taken.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class ScaledRewind(Guard):
 
 
 class Rewind(ScaledRewind, DeferredWatch):
-    """--on-nan rewind: goes back from bad gradients too, and leaves out the update of the first bad one."""
+    """--on-nan rewind: also rewinds after bad gradients, and skips the update of the first bad step."""
 
     def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
         step = job.progress.step + 1
@@ -162,8 +162,8 @@ class Rewind(ScaledRewind, DeferredWatch):
 
 
 def build_guard(config: NumericsConfig, precision: Precision, device_type: str) -> Guard:
-    """The guard that --on-nan asks for, on a type of device."""
-    if precision.state_dict():  # it scales the loss, and leaves out what overflows
+    """Return the guard for --on-nan on a type of device."""
+    if precision.state_dict():  # scales the loss and skips overflows
         return ScaledRewind() if config.on_nan == "rewind" else Guard()
     if config.on_nan == "stop":
         return Watch() if device_type == "cpu" else DeferredWatch()
@@ -171,10 +171,10 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
 
 
 def _leave_out(job: Training, why: str) -> None:
-    """Count and say that the step which is being taken changes nothing.
+    """Count and report the current step as skipped.
 
     Raises:
-        NonFiniteLossError: Too many in a row; raised on all workers.
+        NonFiniteLossError: Too many steps in a row were skipped; raised on all workers.
     """
     progress = job.progress
     progress.leave_out(progress.step + 1)
@@ -184,7 +184,7 @@ def _leave_out(job: Training, why: str) -> None:
 
 
 def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
-    """What is wrong in the step that is being taken, in one clause."""
+    """Describe the problem of the current step in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
     return f"{what} at {_where(job, job.progress.step + 1)}: {_whose(findings)}"
