@@ -1,4 +1,4 @@
-"""metrics.jsonl, the ground truth of a run."""
+"""metrics.jsonl, the authoritative record of a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lockstep.train.trackers.base import Record, Tracker
 
 
 class RecordTracker(Tracker):
-    """Appends every record, also over a disk that is full for a while.
+    """Appends every record; while the disk is full, records wait in memory.
 
-    A resumed run first drops those that it will write again.
+    A resumed run first removes the records that it will write again.
 
     Args:
-        in_epoch: The run goes on within an epoch, so that what was recorded of its end comes again, too.
-        tell: Takes a line for people when records cannot be written.
+        in_epoch: The run resumes within an epoch, so the record of the epoch's end is written again, too.
+        tell: Called with a line to print when records cannot be written.
 
     Raises:
         ConfigError: The file cannot be opened.
@@ -41,7 +41,7 @@ class RecordTracker(Tracker):
                 self._recorded.add((start_step, record.get("split")))
             return 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
 
-        self._recorded: set[tuple[int, Any]] = set()  # a run that is already complete evaluates once more
+        self._recorded: set[tuple[int, Any]] = set()  # a complete run that is resumed repeats its last evaluation
         try:
             keep_records(self._path, keep)
             return PatientFile(self._path, self._tell)

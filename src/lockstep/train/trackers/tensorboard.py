@@ -17,22 +17,21 @@ from lockstep.train.trackers.base import Record, Tracker, scalars
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-ROOM_BYTES = 1 << 20  # free on the disk, or nothing is written
+ROOM_BYTES = 1 << 20  # free disk space required to write
 
 
 class TensorBoardTracker(Tracker):
-    """Writes scalars over optimizer steps; a resumed run hides the steps that it takes again.
+    """Writes scalars over optimizer steps; a resumed run hides the steps that it repeats.
 
-    A disk that takes no more ends the event file, which is told once; when there is room, another one goes on. The
-    curve has a gap there: `metrics.jsonl` has all of it. TensorBoard is imported for the first figures, not before the
-    first step.
+    On a full disk the event file is closed, with one warning, and a new one is opened when there is space. The curve
+    has a gap; `metrics.jsonl` is complete. TensorBoard is imported with the first record, not before the first step.
     """
 
     def __init__(self, folder: Path, start_step: int, tell: Callable[[str], None] = logger.warning):
         self._folder = folder
         self._tell, self._told = tell, False
         self._writer: SummaryWriter | None = None
-        self._hidden_from: int | None = start_step + 1  # the step from which the next file hides what others tell
+        self._hidden_from: int | None = start_step + 1  # the next file hides earlier files from this step on
 
     def record(self, record: Record) -> None:
         figures = scalars(record)
@@ -52,7 +51,7 @@ class TensorBoardTracker(Tracker):
     def rewind(self, step: int, in_epoch: bool) -> None:
         self._give_up()
         self._hidden_from = step + 1
-        with suppress(OSError):  # else the next record opens one
+        with suppress(OSError):  # on failure, the next record opens one
             self._writer = self._open()
 
     def close(self) -> None:
@@ -70,10 +69,10 @@ class TensorBoardTracker(Tracker):
         return writer
 
     def _check_room(self) -> None:
-        """Foresee a full or read-only disk: TensorBoard's thread would end on it with a traceback on standard error.
+        """Check the disk first, because an error in TensorBoard's thread would print a traceback to stderr.
 
         Raises:
-            OSError: There is no room, or no folder that can be written to.
+            OSError: The disk is full, or the folder cannot be written to.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self._folder).free < ROOM_BYTES:
@@ -84,5 +83,5 @@ class TensorBoardTracker(Tracker):
     def _give_up(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            with suppress(OSError):  # raised again for what is not written yet
+            with suppress(OSError):  # raised again for buffered data
                 writer.close()
