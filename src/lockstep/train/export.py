@@ -175,7 +175,7 @@ def _write_onnx(program: Program, metadata: str, path: Path) -> Run | None:
     exported = torch.onnx.export(
         _capture(program), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"]
     )
-    assert exported is not None  # it is None without dynamo only
+    assert exported is not None  # None only without dynamo
     exported.model.metadata_props[METADATA_KEY] = metadata
     exported.save(path, external_data=False)
     if find_spec("onnxruntime") is None:

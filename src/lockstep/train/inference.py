@@ -56,9 +56,9 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
     Raises:
         CheckpointError: The file is missing, damaged, another network, or its model cannot be built by name.
     """
-    weights, said = load_model(path)
+    weights, metadata = load_model(path)
     try:
-        about = About.read(said)
+        about = About.read(metadata)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}: invalid model metadata: {error!r}") from None
     classes, spec = about.classes, about.input

@@ -108,7 +108,9 @@ def train(job: Job) -> Result:
     job.interval.restart()
     figures: dict[str, Any] | None = None
     measured = Measured()
-    if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
+    if (
+        progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0
+    ):  # resumed between training and evaluation
         figures, measured = _end_epoch(job)
     while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
         before = progress.step
@@ -116,12 +118,12 @@ def train(job: Job) -> Result:
             train_epoch(job)
             if figures is None or progress.step > before:
                 figures, measured = _end_epoch(job)
-            elif not _is_due(job, figures):  # a callback ended the run before the epoch's first step
+            elif not _is_due(job, figures):  # a callback stopped the run before the epoch's first step
                 _save_evaluated(job, figures)
         except RewindError as trouble:
             rewind(job, trouble)
             figures = None
-    if figures is None:  # the resumed run was already complete, or as accurate as desired
+    if figures is None:  # the resumed run was already complete
         figures, measured = _end_epoch(job)
     return Result(
         top1=figures["top1"],
@@ -174,7 +176,7 @@ def train_epoch(job: Job) -> None:
                 save(job, durably=due)
         if stop:
             raise _stopped(job)
-        if finished or progress.step >= job.last_step:  # a callback may have ended the run at the checkpoint
+        if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
 
 

@@ -1,4 +1,4 @@
-"""The loss of each sample of a batch, mixed or not."""
+"""The loss of each sample of a batch, including mixed images."""
 
 from __future__ import annotations
 

@@ -108,18 +108,18 @@ class Meter:
             self._waiting.clear()
 
     def is_finite(self, back: int) -> bool:
-        """Whether this worker's own loss was finite in the last step (0), or so many steps before."""
+        """Return whether this worker's loss was finite in the step `back` steps before the last one (0: the last)."""
         self._count_waiting()
         return bool(self._steps[-1 - back][0].isfinite())
 
     def forget(self) -> None:
-        """Empty the meter."""
+        """Discard all steps and passes."""
         self._last = self._step = None
         self._waiting.clear()
         self._steps.clear()
 
     def reduce(self) -> list[Totals]:
-        """The totals of each step since the last call, over all workers, the same on each; empties the meter.
+        """Return the totals of each step since the last call, over all workers. Collective; equal on each worker.
 
         All workers must have ended the same number of steps.
         """
@@ -131,7 +131,7 @@ class Meter:
         return [Totals(*row) for row in table.tolist()]
 
     def reduce_passes(self) -> Totals:
-        """The sum of all passes since the last call; workers may have added different numbers of them, even none."""
+        """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""
         self._end_pass()
         row = torch.zeros(4, dtype=torch.float64) if self._step is None else self._step
         self._step = None

@@ -1,4 +1,4 @@
-"""The folder of a run: config.yaml, environment.json, metrics.jsonl, io/, tensorboard/, checkpoints/, logs/."""
+"""The run folder: config.yaml, environment.json, metrics.jsonl, io/, tensorboard/, checkpoints/, logs/."""
 
 from __future__ import annotations
 

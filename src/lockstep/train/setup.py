@@ -304,7 +304,7 @@ def _memory_format(config: TrainConfig) -> torch.memory_format:
 
 def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
     """Load the --pretrained weights and return lines to print; local rank 0 of each node downloads them first."""
-    source, said = config.model.pretrained, ""
+    source, note = config.model.pretrained, ""
     if source is None:
         return []
     if source == "default":
@@ -312,6 +312,6 @@ def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) 
     else:
         load = partial(pretrained.load_own, Path(source), model)
     if world.place.local_rank == 0:
-        said = load()
+        note = load()
     world.barrier()
-    return [said or load()]
+    return [note or load()]

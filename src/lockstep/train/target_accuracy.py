@@ -41,7 +41,7 @@ def describe(config: TrainConfig, progress: Progress, steps_per_epoch: int) -> l
     where = f"top-1 {best} after epoch {_epoch(step, steps_per_epoch)}, step {step:,}"
     if not is_reached(config, progress):
         return [f"desired accuracy {100 * desired:.2f} % not reached: the best is {where}"]
-    took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # else it took less
+    took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # unknown for earlier steps
     return [f"desired accuracy {100 * desired:.2f} % reached: {where}{took}"]
 
 

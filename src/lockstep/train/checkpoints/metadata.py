@@ -24,26 +24,26 @@ class About:
     data: str = ""
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> About:
+    def read(cls, values: Mapping[str, Any]) -> About:
         """Parse the metadata of an exported file or a checkpoint.
 
         Raises:
             KeyError, TypeError, ValueError: A value is missing, of the wrong type, or out of range.
         """
-        classes, data = said["classes"], said.get("data", "")
-        if not (isinstance(said["arch"], str) and isinstance(data, str)):
+        classes, data = values["classes"], values.get("data", "")
+        if not (isinstance(values["arch"], str) and isinstance(data, str)):
             raise TypeError("arch or data is not a string")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise TypeError("classes is not a list of strings")
         if not 1 <= len(classes) <= MOST_CLASSES:
             raise ValueError(f"{len(classes):,} classes; expected 1 to {MOST_CLASSES:,}")
-        return cls(said["arch"], tuple(classes), _input(said["input"]), data)
+        return cls(values["arch"], tuple(classes), _input(values["input"]), data)
 
 
-def _input(said: Mapping[str, Any]) -> InputSpec:
-    if not isinstance(said, Mapping) or not all(isinstance(said[name], list) for name in ("mean", "std")):
+def _input(values: Mapping[str, Any]) -> InputSpec:
+    if not isinstance(values, Mapping) or not all(isinstance(values[name], list) for name in ("mean", "std")):
         raise TypeError("input is not a mapping with lists mean and std")
-    spec = InputSpec(**{**said, "mean": tuple(said["mean"]), "std": tuple(said["std"])})
+    spec = InputSpec(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
     for name, most in (("channels", MOST_CHANNELS), ("height", MOST_SIDE), ("width", MOST_SIDE)):
         value = getattr(spec, name)
         if type(value) is not int or not 1 <= value <= most:

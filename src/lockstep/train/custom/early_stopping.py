@@ -42,7 +42,7 @@ class EarlyStopping(Callback):
         self._sign = -1.0 if mode == "min" or (mode == "auto" and monitor in FALLING) else 1.0
 
     def on_epoch_begin(self, run: TrainingState) -> None:
-        self._look(run)  # a resumed run may have met the condition already
+        self._check(run)  # a resumed run may have met the condition already
 
     def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
         if self._monitor not in figures:
@@ -50,9 +50,9 @@ class EarlyStopping(Callback):
             raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): unknown metric; choose from {known}")
         if np.ndim(figures[self._monitor]):
             raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): this metric is not a single number")
-        self._look(run)
+        self._check(run)
 
-    def _look(self, run: TrainingState) -> None:
+    def _check(self, run: TrainingState) -> None:
         values = run.history.val.get(self._monitor, np.zeros(0))
         best, since = -np.inf, 0
         for value in self._sign * values:

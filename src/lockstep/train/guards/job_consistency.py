@@ -57,7 +57,7 @@ _FIXES = {
     "data": "give all workers the same data set",
     "model": "build the same model on every worker",
 }
-_LOOKED_AT = 16  # files of a split whose name and size are compared
+_FILES_COMPARED = 16  # per split, by name and size
 
 
 def check_same_job(
@@ -116,15 +116,15 @@ def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
 def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[int, str, tuple[str, Any]]) -> str:
     (_, host, (name, value)), (rank, their_host, (their_name, theirs)) = first, other
     if part == "model" or name != their_name:
-        said = f"{f'{their_name} {theirs}'.strip()} instead of {f'{name} {value}'.strip()}"
+        detail = f"{f'{their_name} {theirs}'.strip()} instead of {f'{name} {value}'.strip()}"
     elif isinstance(value, list) and isinstance(theirs, list):
         pairs = enumerate(zip_longest(theirs, value, fillvalue="missing"))
-        place, (their_item, item) = next((index, (a, b)) for index, (a, b) in pairs if a != b)
-        said = f"{name}[{place}] is {their_item}, not {item}"
+        index, (their_item, item) = next((i, (a, b)) for i, (a, b) in pairs if a != b)
+        detail = f"{name}[{index}] is {their_item}, not {item}"
     else:
-        said = f"{name} is {theirs}, not {value}"
+        detail = f"{name} is {theirs}, not {value}"
     return (
-        f"worker {rank}'s {part} differs from worker 0's: {said} (worker {rank} is on {their_host}, worker 0 on "
+        f"worker {rank}'s {part} differs from worker 0's: {detail} (worker {rank} is on {their_host}, worker 0 on "
         f"{host}); {_FIXES[part]}"
     )
 
@@ -231,7 +231,7 @@ def _content(split: Split) -> dict[str, str]:
             "labels": _digest(split.labels.cpu().numpy()),
             "images": _digest(ends.cpu().contiguous().numpy()) + f" of shape {list(split.images.shape)}",
         }
-    chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), _LOOKED_AT)).astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), _FILES_COMPARED)).astype(int)).tolist()
     if isinstance(split, EncodedSplit):
         files = [[*Path(split.name(sample)).parts[-2:], _size_of(split, sample)] for sample in chosen]
         labels = np.ascontiguousarray(split.labels, dtype=np.int64)

@@ -110,12 +110,12 @@ def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tupl
     named = [(name, parameter) for name, parameter in job.network.model.named_parameters() if parameter.requires_grad]
     bad_gradients: set[str] = set()
 
-    def look(name: str, module: nn.Module, output: Any) -> None:
+    def check_output(name: str, module: nn.Module, output: Any) -> None:
         if any(_is_bad(tensor) for tensor in (output if isinstance(output, tuple | list) else [output])):
             outputs.append(f"the output of layer {name or 'the whole model'} ({type(module).__name__})")
 
     hooks = [
-        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
+        module.register_forward_hook(lambda module, _, output, name=name: check_output(name, module, output))
         for name, module in job.network.model.named_modules()
     ]
     done = 0

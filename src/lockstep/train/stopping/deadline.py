@@ -28,22 +28,22 @@ class Deadline:
         self._clock = clock
         self._end = clock() + seconds
         self._reserve = min(RESERVE_SECONDS, RESERVE_SHARE * seconds)
-        self._looked = math.nan
+        self._checked = math.nan
         self._between, self._round, self._write = _Longest(), _Longest(), _Longest()
 
     def is_near(self) -> bool:
         """Return whether to request a stop now, at the start of a round."""
         now = self._clock()
-        if not math.isnan(self._looked):
-            self._between.add(now - self._looked)
-        self._looked = now
+        if not math.isnan(self._checked):
+            self._between.add(now - self._checked)
+        self._checked = now
         margin = self._between.seconds + self._round.seconds + self._write.seconds + self._reserve
         return now + margin >= self._end
 
     def end_round(self) -> None:
         """End the round that started with the last `is_near`."""
-        if not math.isnan(self._looked):
-            self._round.add(self._clock() - self._looked)
+        if not math.isnan(self._checked):
+            self._round.add(self._clock() - self._checked)
 
     @contextmanager
     def writing(self) -> Iterator[None]:

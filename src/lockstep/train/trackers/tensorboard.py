@@ -29,7 +29,7 @@ class TensorBoardTracker(Tracker):
 
     def __init__(self, folder: Path, start_step: int, tell: Callable[[str], None] = logger.warning):
         self._folder = folder
-        self._tell, self._told = tell, False
+        self._tell, self._has_warned = tell, False
         self._writer: SummaryWriter | None = None
         self._hidden_from: int | None = start_step + 1  # the next file hides earlier files from this step on
 
@@ -43,9 +43,9 @@ class TensorBoardTracker(Tracker):
             for tag, value in figures.items():
                 self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
-            if not self._told:
+            if not self._has_warned:
                 self._tell(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
-            self._told = True
+            self._has_warned = True
             self._give_up()
 
     def rewind(self, step: int, in_epoch: bool) -> None:
