@@ -226,7 +226,7 @@ def configure(**settings: Any) -> TrainConfig:
     for name, value in settings.items():
         if name not in own and name not in home:
             near = get_close_matches(name, [*own, *home], n=1)
-            raise ConfigError(f"fit() has no setting {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+            raise ConfigError(f"fit() has no argument {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         target = top if name in own else grouped[home[name]]
         target[name] = _as_field(name, value)
     return TrainConfig(**top, **{group: kind(**grouped[group]) for group, kind in _GROUPS.items()})

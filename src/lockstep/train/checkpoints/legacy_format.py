@@ -95,7 +95,7 @@ def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
         for name, tensor in weights.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
-    wrong = [f"it has no {few(sorted(missing))}"] if missing else []
+    wrong = [f"the file has no {few(sorted(missing))}"] if missing else []
     wrong += [f"the model has no {few(sorted(unknown))}"] if unknown else []
     wrong += [few(shapes)] if shapes else []
     if wrong:

@@ -26,7 +26,7 @@ class CustomLoss:
     def __init__(self, loss: Loss, device: torch.device, per_sample: bool = False):
         """Raise ConfigError if `loss` is not a valid loss."""
         if not callable(loss):
-            raise ConfigError(f"loss={loss!r}: give a function of (outputs, targets), such as torch.nn.MSELoss()")
+            raise ConfigError(f"loss={loss!r}: must be a function of (outputs, targets), such as torch.nn.MSELoss()")
         if isinstance(loss, nn.Module):
             if any(parameter.requires_grad for parameter in loss.parameters()):
                 raise ConfigError(

@@ -50,7 +50,7 @@ def take_optimizer(
         optimizer = strategy.build_optimizer(given, trained, {})  # type: ignore[arg-type]  # called like a class
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"optimizer={given!r:.80}: give a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
+            f"optimizer={given!r:.80}: must be a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
             f"model.parameters(), or a function from parameters to one"
         )
     _check(optimizer)

@@ -115,8 +115,8 @@ def _take_scheduler(given: LRScheduler | SchedulerFactory | None, optimizer: Opt
     scheduler = given(optimizer) if callable(given) and not isinstance(given, LRScheduler) else given
     if not isinstance(scheduler, LRScheduler):
         raise ConfigError(
-            f"scheduler={given!r:.80}: give a scheduler of torch.optim.lr_scheduler over optimizer=, or a function "
-            f"from the optimizer to one, such as lambda optimizer: StepLR(optimizer, 30)"
+            f"scheduler={given!r:.80}: must be a torch.optim.lr_scheduler scheduler of optimizer=, or a function from "
+            f"the optimizer to one, such as lambda optimizer: StepLR(optimizer, 30)"
         )
     if scheduler.optimizer is not optimizer:
         raise ConfigError(

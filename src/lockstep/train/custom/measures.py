@@ -116,7 +116,7 @@ def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
         return torch.stack(torch.broadcast_tensors(total, count))
     except (TypeError, ValueError, RuntimeError):
         pass
-    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; {_WANTED}")
+    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_WANTED}")
 
 
-_WANTED = "give a function of (outputs, targets) that returns (sum, count), numbers or tensors of one shape"
+_WANTED = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"

@@ -61,7 +61,7 @@ def test_a_loss_with_mixed_images_must_be_one_for_each_sample(tmp_path: Path) ->
         (lambda outputs, targets: outputs, r"shape \[16, 3\] for 16 samples; return one loss per sample"),
         (lambda outputs, targets: 1.0, "returned a float, not a tensor"),
         (lambda outputs, targets: outputs.detach().mean(), "without a gradient"),
-        ("mse", "loss='mse': give a function"),
+        ("mse", "loss='mse': must be a function"),
         (nn.Sequential(nn.Linear(3, 3)), "has parameters, which fit"),
     ],
 )
