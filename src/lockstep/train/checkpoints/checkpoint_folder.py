@@ -36,8 +36,8 @@ SPARE_BYTES = 4 << 20  # free space required besides the tensors, for other file
 class Checkpoints:
     """Writes nothing: for workers whose state another worker saves."""
 
-    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
-        """Report failed writes to `tell`, from any thread; enter `writing` around each write."""
+    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Report failed writes to `warn`, from any thread; enter `writing` around each write."""
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Write a checkpoint of the snapshot that `take` returns; it must not be modified afterwards."""
@@ -81,14 +81,14 @@ class CheckpointFolder(Checkpoints):
         self._token = secrets.token_hex(4)  # keeps the partial files of two writers apart
         self._keep = keep
         self._durable = durable
-        self._tell: Callable[[str], None] = logging.getLogger("lockstep").warning
+        self._warn: Callable[[str], None] = logging.getLogger("lockstep").warning
         self._writing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._writer = BackgroundWriter()
         self._failure = ""  # of the last save
         self._unwritten_best: Snapshot | None = None
 
-    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
-        self._tell, self._writing = tell, writing
+    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._warn, self._writing = warn, writing
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
         """Take a snapshot, and write it in the background; checkpoints that are no longer kept are removed.
@@ -164,7 +164,7 @@ class CheckpointFolder(Checkpoints):
             self._failure = "; ".join(filter(None, (self._failure, best)))
             self._unwritten_best = self._unwritten_best if best else None
         if self._failure:
-            self._tell(f"{self._failure}; training continues")
+            self._warn(f"{self._failure}; training continues")
 
     def _try(self, snapshot: Snapshot, is_best: bool) -> str:
         """Write a checkpoint. Return the problem, or "" on success."""

@@ -33,16 +33,16 @@ class SnapshotFolder(CheckpointFolder):
     def __init__(self, folder: Path):
         super().__init__(folder, keep=1, durable=False)
 
-    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
         """Report only the first failure: later snapshots will not fit into memory either."""
         reported: list[str] = []
 
-        def tell_once(line: str) -> None:
+        def warn_once(line: str) -> None:
             if not reported:
                 reported.append(line)
-                tell(f"{line}; a restart will resume from a checkpoint")
+                warn(f"{line}; a restart will resume from a checkpoint")
 
-        super().report_to(tell_once, writing)
+        super().report_to(warn_once, writing)
 
 
 def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:

@@ -110,8 +110,8 @@ class Hooks:
     last_step = sys.maxsize
     """The step after which callbacks stopped the run."""
 
-    def begin(self, state: TrainingState, tell: Callable[[str], None]) -> None:
-        """Start the run; `tell` prints a line."""
+    def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
+        """Start the run; `say` prints a line."""
 
     def begin_epoch(self) -> None: ...
 
@@ -137,8 +137,8 @@ class CallbackHooks(Hooks):
         self._called, self._events, self._world = called, events, world
         self._announced = -1  # the step of the last on_checkpoint
 
-    def begin(self, state: TrainingState, tell: Callable[[str], None]) -> None:
-        self._state, self._tell = state, tell
+    def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
+        self._state, self._say = state, say
 
     def begin_epoch(self) -> None:
         self._state.epoch = self._state.step // self._state.steps_per_epoch + 1
@@ -180,7 +180,7 @@ class CallbackHooks(Hooks):
             return
         reasons = [each for each in self._world.gather(reason) if each]
         self.last_step = self._state.step
-        self._tell(f"stopping after step {self._state.step:,}: {reasons[0]}")
+        self._say(f"stopping after step {self._state.step:,}: {reasons[0]}")
 
 
 def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:

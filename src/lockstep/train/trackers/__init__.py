@@ -29,16 +29,16 @@ def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progres
         return Tracker()
     console = build_console(config.run, classes)
 
-    def tell(line: str) -> None:
+    def warn(line: str) -> None:
         console.say(line, ALWAYS)
         logger.warning(line)
 
-    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, tell=tell)
+    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, warn=warn)
     trackers: list[Tracker] = [records, console]
     if "tensorboard" in config.run.track:
         from lockstep.train.trackers.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step, tell))
+        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step, warn))
     if "mlflow" in config.run.track:
         from lockstep.train.trackers.mlflow import MlflowTracker
 

@@ -20,16 +20,16 @@ class RecordTracker(Tracker):
 
     Args:
         in_epoch: The run resumes within an epoch, so the record of the epoch's end is written again, too.
-        tell: Called with a line to print when records cannot be written.
+        warn: Called with a line to print when records cannot be written.
 
     Raises:
         ConfigError: The file cannot be opened.
     """
 
     def __init__(
-        self, path: Path, start_step: int, in_epoch: bool = False, tell: Callable[[str], None] = logger.warning
+        self, path: Path, start_step: int, in_epoch: bool = False, warn: Callable[[str], None] = logger.warning
     ):
-        self._path, self._tell = path, tell
+        self._path, self._warn = path, warn
         self._file = self._begin(start_step, in_epoch)
 
     def _begin(self, start_step: int, in_epoch: bool) -> PatientFile:
@@ -44,7 +44,7 @@ class RecordTracker(Tracker):
         self._recorded: set[tuple[int, Any]] = set()  # a complete run that is resumed repeats its last evaluation
         try:
             keep_records(self._path, keep)
-            return PatientFile(self._path, self._tell)
+            return PatientFile(self._path, self._warn)
         except OSError as error:
             raise ConfigError(
                 f"{self._path} cannot be written: {error}; free disk space, or choose another --run-dir"

@@ -27,9 +27,9 @@ class TensorBoardTracker(Tracker):
     has a gap; `metrics.jsonl` is complete. TensorBoard is imported with the first record, not before the first step.
     """
 
-    def __init__(self, folder: Path, start_step: int, tell: Callable[[str], None] = logger.warning):
+    def __init__(self, folder: Path, start_step: int, warn: Callable[[str], None] = logger.warning):
         self._folder = folder
-        self._tell, self._has_warned = tell, False
+        self._warn, self._has_warned = warn, False
         self._writer: SummaryWriter | None = None
         self._hidden_from: int | None = start_step + 1  # the next file hides earlier files from this step on
 
@@ -44,7 +44,7 @@ class TensorBoardTracker(Tracker):
                 self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
             if not self._has_warned:
-                self._tell(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
+                self._warn(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
             self._has_warned = True
             self._give_up()
 
