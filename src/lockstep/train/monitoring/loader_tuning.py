@@ -1,4 +1,4 @@
-"""Choose the number of loader processes per worker: measured if the run is long enough, else one per core.
+"""Choose the number of loader processes per worker: measured if the run is long enough, else one per core, at most 8.
 
 Random draws depend on the position only, so the number of processes does not change results, and each machine may
 measure its own. All workers measure at the same time, as in training, and agree on each next step. A training step
@@ -57,7 +57,7 @@ def usual_processes(config: TrainConfig, world: World, split: Split) -> LoaderPr
     if config.data.loader_workers != "auto":
         return LoaderProcesses(config.data.loader_workers)
     cores = min(world.gather(cores_of_worker(world)))
-    return LoaderProcesses(min(USUAL_MOST, cores), "one per core, not measured")
+    return LoaderProcesses(min(USUAL_MOST, cores), "from the number of cores, not measured")
 
 
 def choose_processes(
@@ -84,7 +84,7 @@ def choose_processes(
     if len(tried) == 1:
         return usual
     if images < FEWEST_IMAGES:
-        return LoaderProcesses(usual.number, "one per core; the run is too short to measure")
+        return LoaderProcesses(usual.number, "from the number of cores; the run is too short to measure")
     begun = time.monotonic()
     rates: dict[int, float] = {}
     samples = np.random.default_rng([config.seed, world.rank]).integers(len(split), size=1 << 15)
@@ -109,7 +109,7 @@ def choose_processes(
     figures = ", ".join(f"{processes}: {show_rate(rate)}" for processes, rate in rates.items())
     reason = f"measured{over}: {figures} images/s"
     if number < usual.number and len(rates) < len(tried) and not is_flat(rates):
-        return LoaderProcesses(usual.number, f"one per core; {reason}, too slow to try more")
+        return LoaderProcesses(usual.number, f"from the number of cores; {reason}, too slow to try more")
     return LoaderProcesses(number, reason, is_measured=True)
 
 

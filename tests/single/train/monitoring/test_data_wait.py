@@ -48,7 +48,7 @@ def load(): return Slow(), Slow()
         ({"kind": "packed", "device": "cpu"}, "smaller --image-size than 224; more cores for each worker"),
         ({"decode": "gpu"}, "or leave out --decode gpu"),
         (
-            {"processes": LoaderProcesses(2, "one per core, not measured")},
+            {"processes": LoaderProcesses(2, "from the number of cores, not measured")},
             "raise -j from 2 to 4, the number of cores of this worker",
         ),
         (
