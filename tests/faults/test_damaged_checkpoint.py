@@ -31,7 +31,7 @@ def test_the_one_before_is_used_and_that_is_said(
     train(run, {}, resume=resume.replace("RUN", str(run)))
     said = capsys.readouterr().out
     assert (
-        f"{last / 'optimizer.safetensors'} is damaged: it is not as manifest.json says; going on from {before}" in said
+        f"{last / 'optimizer.safetensors'} is damaged: it does not match manifest.json; resuming from {before}" in said
     )
     assert "resumed after step 40" in said
     assert newest_step(run) == STEPS
@@ -45,6 +45,6 @@ def test_where_all_are_damaged_all_are_named(tmp_path: Path) -> None:
     paths = checkpoint_folder.complete(run / "checkpoints")
     for path in paths:
         _damage(path / "state.json")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound") as error:
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged") as error:
         train(run, {}, resume="auto")
     assert [str(path / "state.json") in str(error.value) for path in paths] == [True] * len(paths)

@@ -54,25 +54,25 @@ def test_a_disk_full_for_a_while_costs_only_the_checkpoints_meanwhile(
     assert (run / "model.safetensors").exists()
     said = capsys.readouterr()
     for step in range(20, 46, 5):
-        assert f"checkpoint of step {step} not written: needs 4." in said.out
+        assert f"checkpoint of step {step} was not written: needs 4." in said.out
     assert "is free in " in said.out
-    assert "the newest is step 15; training goes on" in said.out
+    assert "the newest is step 15; training continues" in said.out
     assert said.out.count("metrics.jsonl cannot be written: No space left on device") == 1
     assert said.out.count("metrics.jsonl is writable again; no lines were lost") == 1
     assert "Traceback" not in said.err
-    assert "checkpoint of step 20 not written" in (run / "logs" / "worker-0.log").read_text()
+    assert "checkpoint of step 20 was not written" in (run / "logs" / "worker-0.log").read_text()
 
 
 def test_a_disk_full_at_the_end_is_an_error_after_the_results(
     small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_disk.path / "run"
-    with pytest.raises(CheckpointError, match=r"trained to the end, but checkpoint of step 60 .*metrics.jsonl cannot"):
+    with pytest.raises(CheckpointError, match=r"training finished, but checkpoint of step 60 .*metrics.jsonl cannot"):
         train(run, {32: lambda: _fill(small_disk, run, 30)})
     printed = capsys.readouterr().out
     assert "validation images right" in printed
     # Of all evaluations after the disk was full, none has its weights there.
-    assert re.search(r"best .* after step [3-6]\d; its weights are not written", printed), printed
+    assert re.search(r"best .* after step [3-6]\d; its weights were not written", printed), printed
     small_disk.empty()
     assert newest_step(run) == 30
     train(run, {}, resume="auto")
@@ -86,11 +86,11 @@ def test_a_disk_that_was_full_all_the_time_leaves_nothing_to_resume(
     run = small_disk.path / "run"
     with pytest.raises(CheckpointError) as error:
         train(run, {2: small_disk.fill})
-    assert str(error.value).endswith("Make room and start again: there is nothing to resume")
-    assert str(error.value).count("Make room") == 1
-    assert "is no checkpoint" not in str(error.value)
+    assert str(error.value).endswith("Free disk space and start again: there is nothing to resume")
+    assert str(error.value).count("Free disk space") == 1
+    assert "is not a checkpoint" not in str(error.value)
     assert "resume with" not in str(error.value)
-    assert "its weights are not written" in capsys.readouterr().out
+    assert "its weights were not written" in capsys.readouterr().out
     assert not (run / "model.safetensors").exists()
 
 
@@ -111,7 +111,7 @@ def test_a_readonly_disk_costs_only_the_checkpoints_meanwhile(
 
     train(run, {18: switch(False), 48: switch(True)})
     assert newest_step(run) == STEPS
-    assert "checkpoint of step 20 not written: Read-only file system" in capsys.readouterr().out
+    assert "checkpoint of step 20 was not written: Read-only file system" in capsys.readouterr().out
 
 
 def test_a_run_folder_removed_while_training_is_made_again(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_all_workers_end_alike_where_the_checkpoint_of_a_stop_does_not_fit(
     run = small_disk.path / "run"
     errors = run_in_workers(2, _stop_on_a_full_disk, small_disk, run)
     assert errors[0] == errors[1]
-    assert re.match(r"stopped by SIGTERM after step 3[34], but checkpoint of step 3\d not written: ", errors[0])
+    assert re.match(r"stopped by SIGTERM after step 3[34], but checkpoint of step 3\d was not written: ", errors[0])
     assert newest_step(run) == 30
 
 

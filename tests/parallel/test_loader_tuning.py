@@ -47,4 +47,4 @@ def test_workers_agree_on_the_number_that_the_slowest_needs(tmp_path: Path) -> N
     run_in_workers(2, _choose, tmp_path)
     lines = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
     assert lines[0] == lines[1]
-    assert lines[0] == "2 loader processes a worker (measured over 2 workers: 1: 40, 2: 80 images/s)"
+    assert lines[0] == "2 loader processes per worker (measured over 2 workers: 1: 40, 2: 80 images/s)"

@@ -84,7 +84,9 @@ def test_the_worker_the_step_and_the_cause_are_named(tmp_path: Path) -> None:
     layer = _run(tmp_path / "layer", value=9.0)
     assert "has it first in the output of layer 0 (Touchy)" in layer
     for text in (said, layer):
-        assert text.startswith("the loss is nan at step 4 (epoch 1, learning rate 0.0396946 now): worker 1 on "), text
+        assert text.startswith("the loss is nan at step 4 (epoch 1, current learning rate 0.0396946): worker 1 on "), (
+            text
+        )
         assert "worker 0 on" not in text
         assert "last good checkpoint" in text
 
@@ -102,7 +104,7 @@ def test_skip_and_rewind_come_to_the_same_weights_and_records(tmp_path: Path) ->
     ]
     assert figures[0] == figures[1]
     assert [skipped for _, _, skipped in figures[0]] == [0, 1, 1, 2, 2, 2]
-    assert "back from step 4 to step-00000002" in _log(tmp_path / "rewind")
+    assert "rewinding from step 4 to step-00000002" in _log(tmp_path / "rewind")
 
 
 def test_rewind_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
@@ -120,10 +122,12 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
     # The newest checkpoint's name comes last: rank 0 may be writing one while another worker looks.
     assert skip[0].partition(" The last good")[0] == skip[1].partition(" The last good")[0]
     assert "has it first in the weight 1.0.weight" in skip[0]
-    assert "Leaving out steps does not help; --on-nan rewind goes back. The last good checkpoint: " in skip[0]
+    assert "Skipping steps cannot repair weights; use --on-nan rewind. The last good checkpoint: " in skip[0]
     assert rewind == ["", ""]
-    said = [line for line in _log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "left out" in line]
-    ends = ("without the update of step 4", "without the update of step 3", "step left out")
+    said = [
+        line for line in _log(tmp_path / "rewind").splitlines() if "step-00000002" in line or "; step skipped" in line
+    ]
+    ends = ("without the update of step 4", "without the update of step 3", "step skipped")
     assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 3
     assert all_finite(tmp_path / "rewind")
 
@@ -132,8 +136,8 @@ def test_rewind_in_fp16_leaves_out_the_update_that_has_spoilt_the_weights(tmp_pa
     """Step 4 overflows for it, so step 3 was to blame."""
     settings = {"checkpoint_steps": 2, "on_nan": "rewind", "max_steps": 5, "precision": "O1"}
     assert run_in_workers(2, _spoil, tmp_path, settings) == ["", ""]
-    said = [line for line in _log(tmp_path).splitlines() if "step-00000002" in line or "left out" in line]
-    ends = ("without the update of step 3", "has spoilt the weights; step left out")
+    said = [line for line in _log(tmp_path).splitlines() if "step-00000002" in line or "; step skipped" in line]
+    ends = ("without the update of step 3", "made the weights NaN or infinite; step skipped")
     assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 2
     assert all_finite(tmp_path)
 
@@ -157,7 +161,7 @@ def test_what_is_read_with_the_report_alone_still_names_step_and_worker(tmp_path
     outcomes = run_in_workers(2, _train_as_on_a_gpu, tmp_path)
     assert outcomes[0] == outcomes[1]
     assert "the gradient is NaN or infinite at step 6 (epoch 2, " in outcomes[0]
-    assert "; the loss is no number on worker 1. The last good checkpoint: " in outcomes[0]
+    assert "; so is the loss on worker 1. The last good checkpoint: " in outcomes[0]
 
 
 def _train_as_on_a_gpu(world: World, path: Path) -> str:

@@ -43,5 +43,5 @@ def test_the_example_trains_in_its_own_process_and_on_two_workers(
     assert losses
     first, second, before = map(float, losses.groups())
     assert first == second == pytest.approx(before, abs=0.002)
-    assert "optimizer='adma' is not one of sgd, adam" in _text(failing).splitlines()[-1]
+    assert "optimizer='adma': must be one of sgd, adam" in _text(failing).splitlines()[-1]
     assert len([*(tmp_path / "runs").iterdir()]) == 2

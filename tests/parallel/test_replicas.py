@@ -52,7 +52,7 @@ def _stray(world: World, path: Path, step: int, settings: dict[str, Any]) -> tup
 @pytest.mark.parametrize(
     ("size", "settings", "found", "who"),
     [
-        (2, {"check_replicas": 2}, 4, ("workers 0 on ", " differ from each other")),
+        (2, {"check_replicas": 2}, 4, ("workers 0 on ", " differ from one another")),
         (3, {"check_replicas": 1, "strategy": "horovod"}, 3, ("worker 2 on ", " differs from the other 2")),
         (2, {}, 4, ("workers 0 on ",)),  # before the epoch's checkpoint, though the next check is far
     ],
@@ -64,7 +64,7 @@ def test_a_bit_that_differs_on_one_worker_is_found_on_all(
     assert len(set(outcomes)) == 1
     said, code = outcomes[0]
     assert code == 7
-    assert said.startswith(f"the replicas are not equal after step {found}: ")
+    assert said.startswith(f"the replicas differ after step {found}: ")
     assert all(words in said for words in who)
     assert "first in net.3.bias" in said
     assert not list((tmp_path / "checkpoints").glob(f"step-*{found}"))
@@ -103,8 +103,8 @@ def _begin(world: World, path: Path, samples: list[int], rates: list[float]) -> 
 @pytest.mark.parametrize(
     ("samples", "rates", "words"),
     [
-        ([240, 180], [0.1, 0.1], "worker 1's data is not worker 0's: number of training samples is 180, not 240"),
-        ([240, 240], [0.1, 0.2], "worker 1's configuration is not worker 0's: optim.lr is 0.2, not 0.1"),
+        ([240, 180], [0.1, 0.1], "worker 1's data differs from worker 0's: number of training samples is 180, not 240"),
+        ([240, 240], [0.1, 0.2], "worker 1's configuration differs from worker 0's: optim.lr is 0.2, not 0.1"),
     ],
 )
 def test_workers_of_different_jobs_are_refused_on_all(

@@ -130,7 +130,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     with started([*LOCKSTEP, "train", "--model", "slow:net", "--device", "cpu"], tmp_path) as job:
         job.wait_for("a step")
         job.send_signal(signal.SIGINT)
-        job.wait_for("Ctrl-C again ends at once")
+        job.wait_for("press Ctrl-C again to exit at once")
         job.send_signal(signal.SIGINT)
         assert job.wait(30) == 130, job.text
     assert not list((tmp_path / "runs").glob("*/checkpoints/*"))

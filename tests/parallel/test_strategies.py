@@ -135,7 +135,7 @@ class Activated(nn.BatchNorm2d):
 
 
 def test_sync_bn_refuses_a_norm_that_does_more() -> None:
-    with pytest.raises(ConfigError, match=r"cannot stand in for Activated \(layer 0\)"):
+    with pytest.raises(ConfigError, match=r"cannot replace Activated \(layer 0\)"):
         check_batch_norm(nn.Sequential(Activated(3)))
 
 
@@ -149,7 +149,7 @@ def _train_other_models(world: World, path: Path, strategy: str) -> None:
 def test_models_of_different_shapes_are_refused_on_every_worker(tmp_path: Path, strategy: str) -> None:
     with pytest.raises(AssertionError) as caught:
         run_in_workers(2, _train_other_models, tmp_path / "run", strategy)
-    said = "worker 1's model is not worker 0's: it has 1.weight of shape [10, 64] where that has 1.weight of shape"
+    said = "worker 1's model differs from worker 0's: 1.weight of shape [10, 64] instead of 1.weight of shape"
     assert str(caught.value).count(f"{said} [20, 64]") == 2
 
 

@@ -1,9 +1,9 @@
 """Training: `fit` for Python, `run` for the command line.
 
 `setup` puts a `job` together (of `job_parts`), `loop` trains it, `evaluation` evaluates, `run_records` records and
-`saving` saves; `rewind` goes back after trouble. `inference` and `export` use what was trained. In packages: the ways
-to train (`strategies`, `precision`, `optim`), what a caller of `fit` brings (`custom`), what watches over it (`guards`,
-`stopping`, `monitoring`), and what is kept (`checkpoints`, `trackers`).
+`saving` saves; `rewind` restores an earlier state after NaN. `inference` and `export` use trained models. Packages:
+`strategies`, `precision` and `optim` implement training; `custom` wraps the user-defined parts of `fit`; `guards`,
+`stopping` and `monitoring` check and measure a run; `checkpoints` and `trackers` store its results.
 """
 
 from lockstep.train.custom.callbacks import Callback, TrainingState

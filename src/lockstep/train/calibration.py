@@ -1,4 +1,4 @@
-"""Weights that a model takes from the training images before the first step, such as a whitening layer's."""
+"""Weights computed from training images before the first step, such as those of a whitening layer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SAMPLES = 5000
 
 
 def calibrate(model: nn.Module, arch: str, data: ImageData) -> None:
-    """Do what a new model of this name asks for before training; most ask for nothing.
+    """Run the calibration of a new model, if its architecture has one.
 
-    The images are up to 5,000 at even distances in the training set (a folder's are sorted by class), normalised, on
-    the CPU: the same on every worker.
+    It gets up to 5,000 normalized images on the CPU, evenly spaced over the training set because folders are sorted by
+    class. They are the same on every worker.
 
     Raises:
         ConfigError: The training images are not held in memory.
@@ -27,7 +27,7 @@ def calibrate(model: nn.Module, arch: str, data: ImageData) -> None:
         return
     if not isinstance(data.train, MemorySplit):
         raise ConfigError(
-            f"--arch {arch} computes its first layer from training images in memory, which {data.name}'s are not; "
+            f"--arch {arch} computes its first layer from training images in memory, but {data.name}'s are not; "
             f"for a folder of small images add --in-memory always, or choose another model"
         )
     images = data.train.images[:: max(1, -(-len(data.train) // SAMPLES))]

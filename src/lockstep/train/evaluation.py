@@ -1,4 +1,4 @@
-"""Evaluation: every sample once, whatever the number of workers."""
+"""Evaluation: each sample counts exactly once for any number of workers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def evaluate(
     criterion: Criterion = cross_entropy,
     measures: Measures | None = None,
 ) -> Totals:
-    """Loss and right answers of a model over all workers' batches, the same totals on each worker.
+    """Return the totals of a model over the batches of all workers, equal on each worker.
 
     Args:
-        measures: What takes in outputs and labels besides.
+        measures: Accumulates further metrics.
     """
     measures = measures or Measures()
     model.eval()

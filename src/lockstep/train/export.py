@@ -1,10 +1,10 @@
 """Trained models as files for other programs: safetensors, torch.export's .pt2, and ONNX.
 
-.pt2 and ONNX hold a program: `images` [N, C, H, W], with N of any size from 1, to `logits` [N, classes]. `images` are
-normalised float32, or, with the normalisation taken in, pixels as uint8. What the classes are called and how pixels are
-normalised stands in the file: in the ONNX model's metadata under "lockstep", in the .pt2's extra file "lockstep.json".
+.pt2 and ONNX files contain a program from `images` [N, C, H, W], for any N >= 1, to `logits` [N, classes]. `images` are
+normalized float32 or, with --with-normalization, uint8 pixels. Class names and normalization are stored as metadata:
+under "lockstep" in ONNX, in the extra file "lockstep.json" in .pt2.
 
-A file is written aside, read back and compared with the model on random images before it gets its name.
+A file is written under a temporary name, read back and compared with the model on random images before it is renamed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lockstep.train.inference import agree_on_arch, load_network
 Format = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 EXTRA_FILE = "lockstep.json"  # inside a .pt2
-CHECK_IMAGES = 3  # another number than the example's: the program must take any
+CHECK_IMAGES = 3  # differs from the example's batch size, to check that the program accepts any
 TOLERANCE = 1e-4  # of the largest logit
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished file. `difference` is the largest one of a logit from the model's; None: nothing could run it."""
+    """An exported file. `difference`: the largest deviation of a logit from the model's; None: not checked."""
 
     path: Path
     takes: str
@@ -48,7 +48,7 @@ class Exported:
 
 
 class Program(nn.Module):
-    """What is exported: a model in evaluation, after the normalisation if that is taken in."""
+    """The exported module: a model in evaluation mode, optionally preceded by normalization."""
 
     def __init__(self, model: nn.Module, spec: InputSpec, with_normalization: bool):
         super().__init__()
@@ -64,19 +64,19 @@ class Program(nn.Module):
         return logits
 
     def random_images(self, count: int) -> torch.Tensor:
-        """The same images at each call, as the program takes them."""
+        """Return random input images, the same in each call."""
         shape = (count, self.spec.channels, self.spec.height, self.spec.width)
         pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return pixels if self.dtype == torch.uint8 else Normalizer(self.spec, Placement(torch.device("cpu")))(pixels)
 
     def describe_input(self) -> str:
-        values = "pixels" if self.dtype == torch.uint8 else "normalised"
+        values = "pixels" if self.dtype == torch.uint8 else "normalized"
         kind = str(self.dtype).removeprefix("torch.")
         return f"images [N, {self.spec.channels}, {self.spec.height}, {self.spec.width}], {kind}, {values}"
 
 
 def default_output(source: Path, kind: Format) -> Path:
-    """A file in the current folder, named for the run, the checkpoint or the exported file."""
+    """Return a path in the current folder, named after the run, the checkpoint or the exported file."""
     name = os.path.basename(os.path.abspath(source))
     return Path(f"{name.removesuffix(SUFFIXES['safetensors'])}{SUFFIXES[kind]}")
 
@@ -84,18 +84,18 @@ def default_output(source: Path, kind: Format) -> Path:
 def export(
     source: Path, kind: Format, output: Path, with_normalization: bool = False, arch: str | None = None
 ) -> Exported:
-    """Write what a run folder, a checkpoint folder or an exported file holds in another format.
+    """Export the model of a run folder, a checkpoint or an exported file.
 
     Args:
-        arch: What the user says the network is; see `load_network`.
+        arch: The network named by the user; see `load_network`.
 
     Raises:
-        CheckpointError: There is no such model, it is damaged, is another network, or cannot be rebuilt by name.
+        CheckpointError: The model is missing, damaged, another network, or cannot be built by name.
         ConfigError: The output cannot be written, a flag does not fit the format, or a package is missing.
-        LockstepError: The model cannot be expressed in the format, or the file gives other logits than the model.
+        LockstepError: The model cannot be exported in this format, or the file's logits differ from the model's.
     """
     if kind == "safetensors" and with_normalization:
-        raise ConfigError("--with-normalization is for programs (--format torch or onnx); safetensors holds weights")
+        raise ConfigError("--with-normalization needs --format torch or onnx; a safetensors file holds only weights")
     if kind == "onnx":
         missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
         if missing:
@@ -126,7 +126,7 @@ def _write_weights(weights: Tensors, about: Mapping[str, Any], partial: Path, ou
     again, _ = load_model(partial)
     same = again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in weights)
     if not same:
-        raise LockstepError(f"{output}: what was written is not what was to be written; is the disk sound?")
+        raise LockstepError(f"{output}: the file read back differs from the weights; check the disk")
     return Exported(output, f"{len(weights)} tensors", 0.0)
 
 
@@ -142,7 +142,7 @@ def _write_program(
         run = write(program, metadata, partial)
     except (OSError, LockstepError):
         raise
-    except Exception as error:  # torch's exporters raise errors of many kinds, none of which they name
+    except Exception as error:  # torch's exporters do not document which errors they raise
         raise LockstepError(
             f"{about.get('arch', 'the model')} cannot be exported as {output.suffix}: {first_line(error)}"
         ) from error
@@ -153,14 +153,14 @@ def _write_program(
     limit = TOLERANCE * max(1.0, expected.abs().max().item())
     if difference is not None and not difference <= limit:
         raise LockstepError(
-            f"{output} was not written: its logits differ from the model's by up to {difference:.2g} (at most "
-            f"{limit:.2g} is expected of rounding)"
+            f"{output} was not written: its logits differ from the model's by up to {difference:.2g} (rounding "
+            f"explains at most {limit:.2g})"
         )
     return Exported(output, program.describe_input(), difference)
 
 
 def _capture(program: Program) -> torch.export.ExportedProgram:
-    """The program's graph for any number of images."""
+    """Return the program's graph for any batch size."""
     shapes = ({0: torch.export.Dim("batch", min=1)},)
     return torch.export.export(program, (program.random_images(2),), dynamic_shapes=shapes)
 
@@ -175,7 +175,7 @@ def _write_onnx(program: Program, metadata: str, path: Path) -> Run | None:
     exported = torch.onnx.export(
         _capture(program), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"]
     )
-    assert exported is not None  # it is None without dynamo only
+    assert exported is not None  # None only without dynamo
     exported.model.metadata_props[METADATA_KEY] = metadata
     exported.save(path, external_data=False)
     if find_spec("onnxruntime") is None:

@@ -1,4 +1,4 @@
-"""Training as a Python function: your model, your data, Lockstep's loop."""
+"""`fit`: train your model on your data with Lockstep's loop, from Python."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fit(
     optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] | Optimizer | OptimizerFactory = "sgd",
     scheduler: LRScheduler | SchedulerFactory | None = None,
     scheduler_interval: Literal["epoch", "step"] = "epoch",
-    # How long, in what steps, on what
+    # Duration, batches and device
     epochs: int = 10,
     max_steps: int | None = None,
     batch_size: int | None = None,
@@ -127,54 +127,55 @@ def fit(
     verbose: bool = False,
     track: Sequence[Literal["tensorboard", "mlflow", "wandb"]] = ("tensorboard",),
 ) -> Result:
-    """Train a classifier and return what came out; call it in every worker, or in one process alone.
+    """Train a classifier and return its results. Call it in a single process, or in every worker.
 
-    What is not described here is the flag of `lockstep train` of the same name: docs/reference/recipes.md has all.
+    Arguments that are not described here work like the `lockstep train` flag of the same name; see
+    docs/reference/recipes.md.
 
     Args:
-        model: Images [N, C, H, W] to logits [N, K], both floating. Parameters with `requires_grad=False` stay as they
-            are. All workers start with the weights of worker 0.
-        train_set: Map-style data set of (image tensor [C, H, W], label). Floating images are taken as they are; uint8
-            images are scaled to 0 to 1.
+        model: Maps images [N, C, H, W] to logits [N, K], both floating point. Parameters with `requires_grad=False` are
+            not trained. All workers start with the weights of worker 0.
+        train_set: Map-style data set of (image tensor [C, H, W], label). Floating-point images are used unchanged;
+            uint8 images are scaled to the range 0 to 1.
         val_set: The same, for evaluation.
         loss: Function of (outputs [N, K], targets [N]) that returns the loss of each sample, [N], or their mean.
-            Evaluations compute it, too. None: cross-entropy.
-        metrics: Functions of (outputs, targets) by name, for evaluations. Each returns (sum, count) of a batch, numbers
-            or tensors of one shape; sums and counts are added up over batches and workers, and then divided.
-        callbacks: Called at the begin and end of steps and epochs, and after checkpoints; see `Callback`.
-        optimizer: A name; an optimizer over the model's parameters; or a function from the parameters to train to an
-            optimizer, such as `torch.optim.AdamW`. The latter two set their own rate and weight decay.
-        scheduler: A scheduler of torch's over that optimizer, or a function from the optimizer to one. `fit` calls its
-            `step`, with the validation loss where it is ReduceLROnPlateau.
-        scheduler_interval: What a step of the scheduler is: an epoch, or an optimizer step.
+            Also computed in evaluations. None: cross-entropy.
+        metrics: Functions of (outputs, targets) by name, computed in evaluations. Each returns the (sum, count) of a
+            batch, as numbers or tensors of equal shape. Both are summed over batches and workers before the division.
+        callbacks: Called at the start and end of steps and epochs, and after checkpoints; see `Callback`.
+        optimizer: A name; an optimizer over the model's parameters; or a function from trainable parameters to an
+            optimizer, such as `torch.optim.AdamW`. The latter two set their own learning rate and weight decay.
+        scheduler: A torch scheduler over that optimizer, or a function from the optimizer to one. `fit` calls its
+            `step`, with the validation loss for ReduceLROnPlateau.
+        scheduler_interval: Step the scheduler after each epoch or each optimizer step.
         epochs: Passes over the training set.
-        batch_size: Samples of one worker in one forward pass; 64 if `global_batch_size` is not given either.
-        global_batch_size: Samples of one optimizer step over all workers, in place of `batch_size`.
-        seed: Decides the order of samples and the random numbers of augmentation and dropout; not the first weights.
-        freeze: Names of modules, or globs of parameters' names, to leave as they are; their batch norms keep their
-            statistics.
-        lr: The learning rate, at its peak if the schedule changes it; that of the steps, whatever their batch.
+        batch_size: Samples per worker and forward pass; 64 if `global_batch_size` is not given either.
+        global_batch_size: Samples per optimizer step over all workers, instead of `batch_size`.
+        seed: Sets the order of samples and the random numbers of augmentation and dropout, not the initial weights.
+        freeze: Names of modules, or globs of parameter names, to exclude from training. Frozen batch norms also keep
+            their statistics.
+        lr: The (peak) learning rate; by default independent of the batch size.
         lr_scaling: linear or sqrt: scale `lr` with the ratio of the global batch to `lr_base_batch`.
-        run_dir: The run's folder. None: runs/DATASET-MODEL-TIME.
-        resume: Go on from a run folder or checkpoint, or from `run_dir` if there is something ("auto").
+        run_dir: The run folder. None: runs/DATASET-MODEL-TIME.
+        resume: A run folder or checkpoint to resume from; "auto": resume from `run_dir` if it has a checkpoint.
 
     Returns:
-        The last evaluation's figures and the history, the same on every worker but for times, which each measures
-        itself. The best weights, by top-1, are in the run folder's model.safetensors; `model` has the last ones.
+        The results of the last evaluation and the history, equal on all workers except for times, which each worker
+        measures itself. The best weights by top-1 are in the run folder's model.safetensors; `model` has the last ones.
 
     Raises:
-        ConfigError: An argument is wrong or contradicts another; the message names it.
-        LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
+        ConfigError: An argument is invalid or contradicts another; the message names it.
+        LockstepError: Training failed; see `lockstep.errors` for the subclasses.
     """
     given = dict(locals())
     own_optimizer = None if isinstance(optimizer, str) else optimizer
     if isinstance(optimizer, str) and optimizer not in _OPTIMIZERS:
-        raise ConfigError(f"optimizer={optimizer!r} is not one of {', '.join(_OPTIMIZERS)}, nor an optimizer")
+        raise ConfigError(f"optimizer={optimizer!r}: must be one of {', '.join(_OPTIMIZERS)}, or an optimizer")
     _check_unused(given, "optimizer", own_optimizer, _OF_OUR_OPTIMIZERS)
     _check_unused(given, "optimizer", own_optimizer, _OF_OUR_SCHEDULES)
     _check_unused(given, "scheduler", scheduler, _OF_OUR_SCHEDULES)
     if loss is not None and label_smoothing:
-        raise ConfigError("label_smoothing= is for the default loss, but loss= is given; smooth the targets there")
+        raise ConfigError("label_smoothing= applies only to the default loss; with loss=, smooth the targets there")
     custom = CustomParts(
         loss, metrics or {}, callbacks, own_optimizer, scheduler, scheduler_interval, measures_classes=True
     )
@@ -197,26 +198,26 @@ def fit(
 
 
 def _name_of(thing: Any) -> str:
-    """MODULE:CLASS of an object, for records and messages."""
+    """Return MODULE:CLASS of an object, for records and messages."""
     return f"{type(thing).__module__}:{type(thing).__qualname__}"
 
 
 def _check_unused(given: Mapping[str, Any], name: str, value: Any, settings: Sequence[str]) -> None:
-    """Refuse settings that an own optimizer or scheduler makes void, rather than leave them out without a word."""
+    """Reject settings that a custom optimizer or scheduler would silently override."""
     usual = fit.__kwdefaults__ or {}
     void = [setting for setting in settings if value is not None and given[setting] != usual[setting]]
     if void:
         raise ConfigError(
             f"{', '.join(f'{setting}=' for setting in void)} has no effect with {name}={type(value).__name__}, which "
-            f"decides that itself; leave out one of them"
+            f"sets this itself; leave out one of the two"
         )
 
 
 def configure(**settings: Any) -> TrainConfig:
-    """A configuration from flat settings; each goes to the group that has a field of its name.
+    """Build a configuration from flat settings; each goes to the group with a field of its name.
 
     Raises:
-        ConfigError: There is no such field; the message names the nearest.
+        ConfigError: A setting is unknown; the message suggests the closest name.
     """
     own = {field.name for field in dataclasses.fields(TrainConfig)} - _GROUPS.keys()
     home = {field.name: group for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)}
@@ -225,14 +226,14 @@ def configure(**settings: Any) -> TrainConfig:
     for name, value in settings.items():
         if name not in own and name not in home:
             near = get_close_matches(name, [*own, *home], n=1)
-            raise ConfigError(f"fit() has no setting {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+            raise ConfigError(f"fit() has no argument {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         target = top if name in own else grouped[home[name]]
         target[name] = _as_field(name, value)
     return TrainConfig(**top, **{group: kind(**grouped[group]) for group, kind in _GROUPS.items()})
 
 
 def _as_field(name: str, value: Any) -> Any:
-    """A setting as its field has it, where callers may write it otherwise."""
+    """Convert a setting to the type of its field."""
     if value is None:
         return None
     if name in ("run_dir", "data_dir"):

@@ -1,4 +1,4 @@
-"""Using trained weights: evaluating a checkpoint, and naming what is on an image."""
+"""Use trained weights: evaluate checkpoints and classify images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lockstep.world.world import World
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A trained model with the names of its classes and the input it takes."""
+    """A trained model with its class names and input specification."""
 
     model: nn.Module
     classes: tuple[str, ...]
@@ -41,7 +41,7 @@ class LoadedNetwork:
 
 @dataclass(frozen=True)
 class ImagePrediction:
-    """The most probable classes of one image, the first the most: (name, probability)."""
+    """The most probable classes of one image as (name, probability), in descending order."""
 
     path: Path
     classes: list[tuple[str, float]]
@@ -51,28 +51,27 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
     """Rebuild a model from an exported file, a checkpoint or a run folder, on the CPU.
 
     Args:
-        arch: What the user says it is; None: what it says itself, unless that is MODULE:FUNCTION.
+        arch: The network named by the user; None: the one named in the file, unless that is MODULE:FUNCTION.
 
     Raises:
-        CheckpointError: There is no such thing, it is damaged, it is another network, or its model cannot be rebuilt by
-            name.
+        CheckpointError: The file is missing, damaged, another network, or its model cannot be built by name.
     """
-    weights, said = load_model(path)
+    weights, metadata = load_model(path)
     try:
-        about = About.read(said)
+        about = About.read(metadata)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{path} does not say which model it holds ({error!r})") from None
+        raise CheckpointError(f"{path}: invalid model metadata: {error!r}") from None
     classes, spec = about.classes, about.input
     arch = agree_on_arch(path, about.arch, arch)
     try:
         model = registry.build(arch, len(classes), spec.channels, min(spec.height, spec.width))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: its model {arch} cannot be built by name ({error}); load the weights into your own with "
+            f"{path}: cannot build its model {arch} by name ({error}); load the weights into your own model with "
             f"safetensors.torch.load_file"
         ) from None
     if nan := next((name for name, tensor in weights.items() if tensor.isnan().any()), None):
-        raise CheckpointError(f"{path}: {nan} has NaN, so its figures would mean nothing; name another checkpoint")
+        raise CheckpointError(f"{path}: {nan} contains NaN; use another checkpoint")
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     try:
         (model.double() if torch.float64 in dtypes else model).load_state_dict(weights)
@@ -82,38 +81,35 @@ def load_network(path: Path, arch: str | None = None) -> LoadedNetwork:
 
 
 def agree_on_arch(path: Path, named: str, given: str | None) -> str:
-    """The network that a file names, if the user does not name another one.
+    """Return the network named in a file, after comparing it with the user's choice.
 
-    A file may come from anyone. MODULE:FUNCTION is imported and called, so the user must name it too.
+    Files are untrusted. MODULE:FUNCTION would be imported and called, so the user must name it explicitly.
 
     Raises:
-        CheckpointError: The user names another network, or none where the file wants code run.
+        CheckpointError: The user names another network, or the file names code that the user does not name.
     """
     if given is not None and given != named:
-        raise CheckpointError(f"{path} holds {named}, not -a {given}; leave -a out, or name the file of that network")
+        raise CheckpointError(f"{path} contains {named}, not -a {given}; leave out -a, or name another file")
     if given is None and ":" in named:
         raise CheckpointError(
-            f"{path} holds the network {named}, which is code that was not imported; if you trust that code, add "
-            f"-a {named}"
+            f"{path} names the network {named}, which is code and was not imported; if you trust it, add -a {named}"
         )
     return named
 
 
 def load_old_network(old: OldCheckpoint, arch: str | None, data: ImageData) -> LoadedNetwork:
-    """Rebuild a model from an older script's checkpoint, which says nothing of its classes and input.
+    """Rebuild a model from an older script's checkpoint, which does not record its classes and input.
 
     Args:
-        arch: The network; None: the one that the file names.
-        data: Whose classes, in their order, and whose input the network is taken to have.
+        arch: The network; None: the one named in the file.
+        data: The data set whose classes, in order, and input the network is assumed to have.
 
     Raises:
-        CheckpointError: It names no network, or its weights are another one's.
+        CheckpointError: The file names no network, or its weights do not fit.
     """
     if arch is None:
         if old.arch is None:
-            raise CheckpointError(
-                f"{old.path} does not say which network it holds; add -a NAME (see `lockstep models`)"
-            )
+            raise CheckpointError(f"{old.path} does not name its network; add -a NAME (see `lockstep models`)")
         arch = agree_on_arch(old.path, old.arch, None)
     side = min(data.input.height, data.input.width)
     model = registry.build(arch, len(data.classes), data.input.channels, side)
@@ -122,24 +118,24 @@ def load_old_network(old: OldCheckpoint, arch: str | None, data: ImageData) -> L
 
 
 def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str | None = None) -> dict[str, Any]:
-    """Evaluate a checkpoint on a data set's validation images, each once over all workers.
+    """Evaluate a checkpoint on the validation images of a data set, each exactly once over all workers.
 
     Args:
-        config: Names the data set; "" takes the one that the checkpoint was trained on.
+        config: Names the data set; "" uses the one that the checkpoint was trained on.
         path: A checkpoint, a run folder, an exported file, or an older script's checkpoint file.
-        arch: What the user says the network is; None: what the file says.
+        arch: The network named by the user; None: the one named in the file.
 
     Returns:
-        Mean `loss`, `top1` and `top5` as shares, the number of `samples`, and the files `left_out` because they
-        cannot be decoded; the same on every worker.
+        Mean `loss`, `top1` and `top5` as fractions, the number of `samples`, and the files `left_out` because they
+        cannot be decoded; equal on every worker.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, is another network, or its classes or input are not the data set's.
+        CheckpointError: The checkpoint is damaged, another network, or its classes or input differ from the data set's.
     """
     if is_old(path):
         old = read(path)
         if not (config.data.dataset or config.data.data):
-            raise ConfigError(f"{path} does not say on which data it was trained; name the data set or folder as well")
+            raise ConfigError(f"{path} does not record its training data; name the data set or folder as well")
         data = load_data(config, world)
         network = load_old_network(old, arch, data)
     else:
@@ -147,27 +143,29 @@ def evaluate_checkpoint(config: TrainConfig, world: World, path: Path, arch: str
         config = replace(config, data=_data_for(network, path, config.data))
         data = load_data(config, world)
     if data.classes != network.classes:
-        raise CheckpointError(f"{path} knows the classes {_few(network.classes)}, {data.name} has {_few(data.classes)}")
+        raise CheckpointError(
+            f"{path} has the classes {_few(network.classes)}, but {data.name} has {_few(data.classes)}"
+        )
     shape, expected = (
         data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input),
         _shape(network.input),
     )
     if shape != expected and not isinstance(data.val, EncodedSplit):
-        raise CheckpointError(f"{path} takes images of {expected}, {data.name} has {tuple(shape)} (C, H, W)")
+        raise CheckpointError(f"{path} takes images of shape {expected} (C, H, W), but {data.name} has {tuple(shape)}")
     return _evaluate(config, world, network, data)
 
 
 def _data_for(network: LoadedNetwork, path: Path, asked: DataConfig) -> DataConfig:
-    """The data set that was asked for, or the network's own, with encoded images left for the network's input.
+    """Return the requested data set, or else the network's, with the image size of the network.
 
     Raises:
-        ConfigError: Images of another size than the network's were asked for.
-        CheckpointError: The network was trained on code that the user has not named.
+        ConfigError: --image-size differs from the network's input size.
+        CheckpointError: The network's data set is code that the user has not named.
     """
     _, height, width = _shape(network.input)
     if asked.image_size not in (None, height) or asked.image_size not in (None, width):
         raise ConfigError(
-            f"--image-size {asked.image_size}: {path} takes images of {width} x {height} pixels; leave --image-size out"
+            f"--image-size {asked.image_size}: {path} takes images of {width} x {height} pixels; leave out --image-size"
         )
     if not (asked.dataset or asked.data):
         if ":" in network.data and not Path(network.data).is_dir():
@@ -184,15 +182,15 @@ def _shape(spec: InputSpec) -> tuple[int, int, int]:
 
 
 def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
-    """Evaluate the weights that --pretrained names, in the network that --arch names, as `evaluate_checkpoint` does.
+    """Evaluate the --pretrained weights in the --arch network; returns the same as `evaluate_checkpoint`.
 
     Raises:
-        ConfigError: No data is named, or nobody publishes weights for this network.
-        CheckpointError: The weights cannot be fetched or read, or know another number of classes.
+        ConfigError: No data set is named, or there are no published weights for this network.
+        CheckpointError: The weights cannot be downloaded or read, or have another number of classes.
     """
     source = config.model.pretrained
     if source is None or not (config.data.dataset or config.data.data):
-        raise ConfigError("--evaluate --pretrained: name the data set or folder to evaluate the weights on")
+        raise ConfigError("--evaluate --pretrained: name the data set or folder to evaluate on")
     data = load_data(config, world)
     side = min(data.input.height, data.input.width)
     model = registry.build(config.model.arch, len(data.classes), data.input.channels, side)
@@ -200,7 +198,7 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
         load = partial(pretrained.load_published, config.model.arch, model, whole=True)
     else:
         load = partial(pretrained.load_own, Path(source), model, whole=True)
-    if world.place.local_rank == 0:  # which fetches them for its node
+    if world.place.local_rank == 0:  # downloads them for its node
         load()
     world.barrier()
     if world.place.local_rank != 0:
@@ -210,7 +208,9 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
 
 def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: ImageData) -> dict[str, Any]:
     data = replace(data, input=network.input)
-    config = replace(config, augment=AugmentConfig())  # a training recipe's, which these images may not be able to have
+    config = replace(
+        config, augment=AugmentConfig()
+    )  # drop the recipe's augmentation, which these images may not support
     precision = build_precision(config.numerics, world.device.type)
     model = place_model(network.model, config, precision, world)
     val_loader = build_val_loader(config, world, data, precision, plan_batches(config, world.size))
@@ -222,7 +222,7 @@ def _evaluate(config: TrainConfig, world: World, network: LoadedNetwork, data: I
 
 
 def predict(network: LoadedNetwork, paths: Sequence[Path], top: int) -> Iterator[ImagePrediction]:
-    """The `top` most probable classes of each image, prepared as evaluation prepares them.
+    """Yield the `top` most probable classes of each image, preprocessed as in evaluation.
 
     Raises:
         CorruptImageError: A file cannot be decoded.
@@ -240,7 +240,7 @@ def predict(network: LoadedNetwork, paths: Sequence[Path], top: int) -> Iterator
 
 
 def summarize(figures: dict[str, Any], world: World) -> str:
-    """An evaluation in one line, and the files it left out."""
+    """Return one line with the results of an evaluation, and lines with the skipped files."""
     right = round(figures["top1"] * figures["samples"])
     line = (
         f"top-1 {100 * figures['top1']:.2f} % ({right:,} of {figures['samples']:,} images right), "

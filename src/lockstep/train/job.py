@@ -27,7 +27,7 @@ from lockstep.world.world import World
 
 @dataclass(frozen=True)
 class Job:
-    """All parts of one worker's training run; `notes` and `warnings` are lines for people."""
+    """All parts of one worker's training run; `notes` and `warnings` are lines to print."""
 
     config: TrainConfig
     world: World
@@ -55,12 +55,12 @@ class Job:
 
     @property
     def last_step(self) -> int:
-        """The step after which the run ends."""
+        """The last step of the run."""
         planned = self.config.epochs * self.steps_per_epoch
         return min(planned, self.config.max_steps or planned, self.hooks.last_step)
 
     def about(self) -> dict[str, Any]:
-        """What one must know to use the weights."""
+        """Return the metadata needed to use the weights."""
         return {
             "arch": self.config.model.arch,
             "classes": list(self.loading.data.classes),
@@ -69,21 +69,21 @@ class Job:
         }
 
     def say(self, lines: Sequence[str], level: int = INFO) -> None:
-        """Print lines, if the level is to be printed, and log them on every worker."""
+        """Print lines on rank 0 if the level is enabled, and log them on every worker."""
         for line in lines:
-            shown = printable(line)  # names of files and classes may be anyone's
+            shown = printable(line)  # names of files and classes are untrusted
             self.tracker.say(shown, level)
             logger.info(shown)
 
     def advice(self) -> str:
-        """What to do when training has gone out of bounds."""
+        """Return advice for when training diverges."""
         good = newest(self.saving.folder.checkpoints) or "none yet"
         return f"The last good checkpoint: {good}. Lower --lr, lengthen --warmup-epochs or add --clip-norm 1"
 
     def close(self) -> None:
-        """End what the job started."""
+        """Close readers, trackers, checkpoint writers and the strategy."""
         readers = self.loading.train_loader.reader, self.loading.val_loader.reader
         writers = self.tracker, self.saving.snapshots, self.saving.checkpoints
-        with ExitStack() as stack:  # each, even if another's fails; from the last to the first
+        with ExitStack() as stack:  # closes in reverse order, each even if another fails
             for closing in (self.optim.strategy, *readers, *writers):
                 stack.callback(closing.close)

@@ -1,4 +1,4 @@
-"""The parts of a job that belong together, so that functions take what they use."""
+"""Groups of related parts of a job, so that functions take only what they use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from lockstep.train.strategies import Strategy
 
 @dataclass(frozen=True)
 class Network:
-    """The model in its forms.
+    """The model and the modules derived from it.
 
     Args:
-        model: It computes.
-        weights: What the optimizer changes and checkpoints hold: the model, or its float32 copy where it computes in
-            fp16.
-        replica: What training calls: the model, compiled and wrapped by the strategy.
-        frozen_norms: Batch norms of the model whose statistics stay as they are.
+        model: The model that computes.
+        weights: The module that the optimizer updates and checkpoints store: the model, or its float32 copy in O2.
+        replica: The module that training calls: the model, compiled and wrapped by the strategy.
+        frozen_norms: Batch norms whose statistics are frozen.
     """
 
     model: nn.Module
@@ -43,7 +42,7 @@ class Network:
     frozen_norms: tuple[nn.Module, ...] = ()
 
     def train(self) -> None:
-        """Put the replica into training mode, but for what is frozen."""
+        """Put the replica into training mode, except for frozen batch norms."""
         self.replica.train()
         for norm in self.frozen_norms:
             norm.eval()
@@ -51,7 +50,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Loading:
-    """The data, and how batches of it come."""
+    """The data and its loaders."""
 
     data: ImageData
     train_loader: TrainLoader
@@ -61,12 +60,12 @@ class Loading:
 
 @dataclass(frozen=True)
 class Optimization:
-    """From a loss to other weights.
+    """The loss, the optimizer and everything between them.
 
     Args:
-        criterion: One loss a sample: (logits [N, K], labels [N]) to [N].
+        criterion: Loss per sample: (logits [N, K], labels [N]) to [N].
         average: The moving average of the weights.
-        kept: Of the values in the optimizer's groups, those that no checkpoint replaces; None: all.
+        kept: Keys of the optimizer's groups whose values a resume does not restore; None: all.
     """
 
     criterion: Criterion
@@ -81,10 +80,10 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Evaluating:
-    """What evaluations compute.
+    """The loss and metrics of evaluations.
 
     Args:
-        criterion: One loss a sample, as in training but without label smoothing.
+        criterion: Loss per sample, as in training but without label smoothing.
     """
 
     criterion: Criterion
@@ -93,12 +92,12 @@ class Evaluating:
 
 @dataclass(frozen=True)
 class Saving:
-    """What outlives the workers, and where it is.
+    """Checkpoints, snapshots and the run folder.
 
     Args:
-        held: The run's folder, which this job holds.
-        identity: What a checkpoint must have in common with a job that goes on from it.
-        copies: Where the state is copied to before it is written.
+        held: The run folder, locked by this job.
+        identity: Settings that must be equal in a checkpoint and in a job that resumes from it.
+        copies: Copies the state to the host before it is written.
     """
 
     held: HeldRun

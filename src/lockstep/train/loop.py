@@ -1,7 +1,7 @@
 """The training loop: epochs of steps, each followed by an evaluation and a checkpoint.
 
-What differs between strategies, precisions and trackers is in their objects, whose base classes do nothing correctly;
-so the loop asks neither for ranks nor for strategies.
+Strategies, precisions and trackers are objects whose base classes are correct no-ops, so the loop never branches on
+the rank or the strategy.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from lockstep.train.saving import finish_saving, save
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: the last evaluation, over all workers, and where everything lies.
+    """Results of a run: the last evaluation, over all workers, and the run folder.
 
     Attributes:
-        top1: Share of the validation samples whose first guess is right, from 0 to 1.
-        top5: Share of those whose class is among the first five.
-        loss: Mean over the validation samples.
-        samples: Validation samples, over all workers.
-        best_top1: Of all evaluations of the run.
+        top1: Fraction of validation samples classified correctly, 0 to 1.
+        top5: Fraction of validation samples whose class is among the first five predictions.
+        loss: Mean loss of the validation samples.
+        samples: Number of validation samples, over all workers.
+        best_top1: The best `top1` of all evaluations.
         steps: Optimizer steps, over all sessions.
-        seconds: Of training, over all sessions; by this worker's own clock.
-        run_dir: The run's folder, with records and checkpoints.
-        classes: The classes' names.
-        metrics: Those that `fit` was given, in the last evaluation.
-        history: The figures of each epoch, over all sessions; times by this worker's own clock.
-        confusion_matrix: Validation samples by true class (row) and predicted class (column), int64 [K, K], of `fit`
-            with up to 2,000 classes.
+        seconds: Training time over all sessions, by this worker's clock.
+        run_dir: The run folder, with records and checkpoints.
+        classes: Class names.
+        metrics: The metrics passed to `fit`, from the last evaluation.
+        history: Values of each epoch, over all sessions; times by this worker's clock.
+        confusion_matrix: Validation samples by true class (row) and predicted class (column), int64 [K, K]. Only from
+            `fit`, with up to 2,000 classes.
     """
 
     top1: float
@@ -72,19 +72,19 @@ class Result:
     seconds: float
     run_dir: Path
     classes: tuple[str, ...] = field(repr=False)
-    metrics: Mapping[str, Value] = field(compare=False)  # arrays have no one truth
+    metrics: Mapping[str, Value] = field(compare=False)  # the truth value of an array is ambiguous
     history: History = field(compare=False, repr=False)
     confusion_matrix: npt.NDArray[np.int64] | None = field(compare=False, repr=False)
 
     @property
     def per_class_accuracy(self) -> dict[str, float]:
-        """Share of each class's validation samples that are right; NaN for a class without samples.
+        """Accuracy of each class on the validation samples, 0 to 1; NaN for a class without samples.
 
         Raises:
             ValueError: There is no confusion matrix.
         """
         if self.confusion_matrix is None:
-            raise ValueError("answers were not counted by class: only fit() does, with up to 2,000 classes")
+            raise ValueError("no confusion matrix: only fit() counts predictions by class, with up to 2,000 classes")
         right, samples = self.confusion_matrix.diagonal(), self.confusion_matrix.sum(1)
         return {
             name: float(right[index] / samples[index]) if samples[index] else math.nan
@@ -94,21 +94,23 @@ class Result:
 
 @lost_loaders_named()
 def train(job: Job) -> Result:
-    """Train to the job's last step, or to the accuracy that is desired.
+    """Train to the job's last step, or until the desired accuracy is reached.
 
     Raises:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
         DataError: An image or the user's data set failed.
-        CheckpointError: The checkpoint of a stop could not be written.
-        ReplicasDifferError: The workers' weights are not equal any more; raised on all workers.
-        StoppedError: A signal to any worker asked for a stop, or the time limit came near; raised on all workers, with
-            a checkpoint of the step.
+        CheckpointError: A stop was requested, but its checkpoint could not be written.
+        ReplicasDifferError: The workers' weights differ; raised on all workers.
+        StoppedError: A worker received a stop signal, or the time limit is near; raised on all workers, after writing
+            a checkpoint.
     """
     progress = job.progress
     job.interval.restart()
     figures: dict[str, Any] | None = None
     measured = Measured()
-    if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:  # stopped before it was evaluated
+    if (
+        progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0
+    ):  # resumed between training and evaluation
         figures, measured = _end_epoch(job)
     while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
         before = progress.step
@@ -116,12 +118,12 @@ def train(job: Job) -> Result:
             train_epoch(job)
             if figures is None or progress.step > before:
                 figures, measured = _end_epoch(job)
-            elif not _is_due(job, figures):  # a callback ended the run before the epoch's first step
+            elif not _is_due(job, figures):  # a callback stopped the run before the epoch's first step
                 _save_evaluated(job, figures)
         except RewindError as trouble:
             rewind(job, trouble)
             figures = None
-    if figures is None:  # the resumed run was already complete, or as accurate as desired
+    if figures is None:  # the resumed run was already complete
         figures, measured = _end_epoch(job)
     return Result(
         top1=figures["top1"],
@@ -140,7 +142,7 @@ def train(job: Job) -> Result:
 
 
 def train_epoch(job: Job) -> None:
-    """Take the rest of the current epoch's steps, up to the job's last."""
+    """Run the remaining steps of the current epoch, up to the job's last step."""
     run, progress, steps = job.config.run, job.progress, job.steps_per_epoch
     snapshot_steps = snapshot_interval(job.config, job.world)
     epoch, start = divmod(progress.step, steps)
@@ -163,7 +165,7 @@ def train_epoch(job: Job) -> None:
         job.replicas.check_due(progress.step)
         job.hooks.end_step()
         finished = position == steps - 1 or progress.step >= job.last_step
-        stop = job.stopping.answer() and progress.step < job.last_step  # after the last step, the run just ends
+        stop = job.stopping.answer() and progress.step < job.last_step  # after the last step the run finishes anyway
         due = stop or (_divides(run.checkpoint_steps, progress.step) and not finished)
         due_in_memory = _divides(snapshot_steps, progress.step) and not (finished or due)
         if finished or due or due_in_memory or progress.step % run.log_every == 0:
@@ -174,18 +176,18 @@ def train_epoch(job: Job) -> None:
                 save(job, durably=due)
         if stop:
             raise _stopped(job)
-        if finished or progress.step >= job.last_step:  # a callback may have ended the run at the checkpoint
+        if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:
-    """One optimizer step on this worker's share of the epoch's global batch number `position`."""
+    """Take one optimizer step on this worker's share of global batch `position` of the epoch."""
     clock, optim, sharding = job.clock, job.optim, job.loading.train_loader.sharding
     strategy, precision, optimizer = optim.strategy, optim.precision, optim.optimizer
     clock.begin("optimizer")
     job.guard.begin_step(job)
     passes = _split(batch, sharding.passes(position, optim.batching.accumulate))
-    # Averaged over the workers by the strategy, this makes the gradient that of the mean over the global batch.
+    # After the strategy averages over the workers, the gradient is that of the mean over the global batch.
     scale = strategy.workers_averaged / sharding.count(position)
     for number, part in enumerate(passes, start=1):
         with strategy.accumulating(is_last=number == len(passes)):
@@ -202,7 +204,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
     clock.begin("reduction")
     strategy.finish_gradients()
     clock.begin("optimizer")
-    _settle(job, job.progress.step)  # now, since the device has this step's passes to do while the host waits
+    _settle(job, job.progress.step)  # here, because the device stays busy with this step's passes
     optim.schedule.apply(optimizer, job.progress.steps_taken, job.progress.step)
     precision.unscale(optimizer)
     norm = job.guard.norm(optimizer, of_order_two=job.config.optim.clip_norm > 0)
@@ -215,7 +217,7 @@ def take_step(job: Job, batch: Batch, position: int) -> None:
 
 
 def _step(job: Job, norm: torch.Tensor | None) -> None:
-    """The optimizer's own part of a step, which the loss scaler may skip."""
+    """Run the optimizer, unless the loss scaler skips the step."""
     precision, optimizer, average = job.optim.precision, job.optim.optimizer, job.optim.average
     job.saving.copies.protect()
     if job.config.optim.clip_norm:
@@ -233,7 +235,7 @@ def _step(job: Job, norm: torch.Tensor | None) -> None:
 
 
 def _settle(job: Job, step: int) -> None:
-    """Learn whether a step was taken, if the device decided that and it was not read yet; all that follows from it."""
+    """Read whether the device took the step, if not read yet, and act on it."""
     precision = job.optim.precision
     loss_scale = precision.loss_scale
     taken = precision.outcome(job.optim.optimizer)
@@ -244,7 +246,7 @@ def _settle(job: Job, step: int) -> None:
 
 
 def _conclude(job: Job, step: int, taken: bool, loss_scale: float) -> None:
-    """Count a step as taken or skipped, with what the strategy keeps; `loss_scale` is the one before it.
+    """Count a step as taken or skipped, and adjust the strategy's state; `loss_scale` is the one before the step.
 
     Raises:
         NonFiniteLossError, RewindError: As for `report_overflow`.
@@ -260,7 +262,7 @@ def _conclude(job: Job, step: int, taken: bool, loss_scale: float) -> None:
 
 
 def _split(batch: Batch, passes: int) -> list[Batch]:
-    """A batch in up to `passes` nearly equal parts, none of them empty."""
+    """Split a batch into up to `passes` non-empty parts of nearly equal size."""
     if passes == 1:
         return [batch]
     parts = min(passes, len(batch.labels))
@@ -269,7 +271,7 @@ def _split(batch: Batch, passes: int) -> list[Batch]:
 
 
 def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
-    """Record the epoch, evaluate, and write the checkpoint that is due; returns what the evaluation gave."""
+    """Record the epoch, evaluate, and write a checkpoint if due. Return the results of the evaluation."""
     progress = job.progress
     report_training(job)
     start = time.perf_counter()
@@ -294,25 +296,25 @@ def _reaches_target(job: Job, figures: Mapping[str, Any]) -> bool:
 
 
 def _is_due(job: Job, figures: Mapping[str, Any]) -> bool:
-    """Whether an evaluation is followed by a checkpoint also where the run goes on."""
+    """Return whether a checkpoint is due after this evaluation, even if the run continues."""
     run, step = job.config.run, job.progress.step
     by_epoch = _divides(run.checkpoint_epochs, step // job.steps_per_epoch)
     return by_epoch or _divides(run.checkpoint_steps, step) or _reaches_target(job, figures)
 
 
 def _save_evaluated(job: Job, figures: Mapping[str, Any]) -> None:
-    """Write the checkpoint of what was evaluated."""
+    """Write a checkpoint of the evaluated state."""
     progress = job.progress
     is_best = figures["top1"] > progress.best_top1
     if is_best:
         progress.best_top1, progress.best_step = figures["top1"], progress.step
     save(job, is_best)
-    if is_best and _reaches_target(job, figures):  # and not in an evaluation before
+    if is_best and _reaches_target(job, figures):  # for the first time
         target_accuracy.report_reached(job)
 
 
 def _evaluate(job: Job) -> Totals:
-    """Evaluate the model; cut short, and so of no use, if the workers agree to stop while training is to go on."""
+    """Evaluate the model. If the workers agree to stop before the last step, the totals are incomplete."""
     model = job.optim.average.model
     job.optim.strategy.broadcast(model.buffers())
     batches: Iterable[Batch] = job.loading.val_loader
@@ -323,10 +325,10 @@ def _evaluate(job: Job) -> Totals:
 
 
 def _stopped(job: Job) -> StoppedError:
-    """The end of a session that was asked to stop, when its checkpoint is written.
+    """Wait for the checkpoint of a requested stop and return the error to raise.
 
     Raises:
-        CheckpointError: It cannot be; raised on all workers.
+        CheckpointError: The checkpoint could not be written; raised on all workers.
     """
     reason = job.stopping.reason
     report_stop(job.tracker, job.progress, reason)
@@ -340,5 +342,5 @@ def _stopped(job: Job) -> StoppedError:
 
 
 def _divides(every: int, count: int) -> bool:
-    """Whether something that is due `every` so often (0: never) is due at `count`."""
+    """Return whether an action due every `every` counts (0: never) is due at `count`."""
     return every > 0 and count % every == 0

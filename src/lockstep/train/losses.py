@@ -1,4 +1,4 @@
-"""The loss of each sample of a batch, mixed or not."""
+"""The loss of each sample of a batch, including mixed images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
 
 
 def losses_of(criterion: Criterion, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The loss of each sample, [N]; of a mixed image, both labels' losses by their shares."""
+    """Return the loss of each sample, [N]; for a mixed image, the losses of both labels weighted by their shares."""
     losses = criterion(logits, batch.labels)
     if batch.others is None or batch.shares is None:
         return losses

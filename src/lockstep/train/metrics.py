@@ -1,4 +1,4 @@
-"""Exact metrics: sums and counts of each step, reduced over the workers once, never averages of averages."""
+"""Exact metrics: sums and counts of each step, reduced once over the workers; never averages of averages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from lockstep.world.world import World
 
-FEW_LOGITS = 1 << 15  # of a pass that is counted fastest together with others
+FEW_LOGITS = 1 << 15  # passes up to this size are counted faster in groups
 PASSES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over samples; `top1` and `top5` count the right answers. Totals of disjoint samples may be added."""
+    """Sums over samples; `top1` and `top5` count correct predictions. Totals of disjoint samples can be added."""
 
     loss: float = 0.0
     top1: float = 0.0
@@ -27,7 +27,7 @@ class Totals:
         return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
 
     def figures(self) -> dict[str, Any]:
-        """Mean loss, top-1 and top-5 as shares (0 to 1), and the number of samples."""
+        """Return mean loss, top-1 and top-5 as fractions (0 to 1), and the number of samples."""
         samples = max(1.0, self.count)
         return {
             "loss": self.loss / samples,
@@ -39,7 +39,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a forward pass gave: losses [N], logits [N, K], labels [N], weights [N] (None: all 1)."""
+    """Results of a forward pass: losses [N], logits [N, K], labels [N], weights [N] (None: all 1)."""
 
     losses: torch.Tensor
     logits: torch.Tensor
@@ -48,22 +48,22 @@ class _Pass:
 
     @property
     def may_wait(self) -> bool:
-        """Whether it is small, and so counted fastest together with others."""
+        """Whether the pass is small enough to be counted together with others."""
         return self.weights is None and self.logits.numel() <= FEW_LOGITS
 
 
 class Meter:
-    """Collects this worker's steps on the device and reduces them over all workers when asked.
+    """Accumulates this worker's steps on the device and reduces them over all workers on request.
 
-    Nothing is copied to the host before then, so a GPU is never waited for in between. Small steps are counted several
-    at once: a dozen operations on a few numbers each take as long as on many.
+    Nothing is copied to the host before then, so the host does not wait for a GPU. Small steps are counted several at
+    once, because their cost is the number of operations, not their size.
     """
 
     def __init__(self, world: World):
         self._world = world
-        self._last: _Pass | None = None  # of the step, and not yet in `_step`
+        self._last: _Pass | None = None  # of the current step, not yet in `_step`
         self._step: torch.Tensor | None = None
-        self._waiting: list[_Pass] = []  # of one shape; each was a step, and they come after `_steps`
+        self._waiting: list[_Pass] = []  # whole steps of equal shape, later than `_steps`
         self._steps: list[torch.Tensor] = []
 
     def add(
@@ -75,7 +75,7 @@ class Meter:
     ) -> None:
         """Add one forward pass to the step: losses [N], logits [N, K], labels [N], weights [N] (None: all 1).
 
-        The tensors are read later, and must stay as they are.
+        The tensors are read later and must not be modified.
         """
         self._end_pass()
         self._last = _Pass(losses.detach(), logits.detach(), labels, weights)
@@ -87,7 +87,7 @@ class Meter:
             self._last = None
 
     def end_step(self) -> None:
-        """The passes since the last call were one step."""
+        """Combine the passes since the last call into one step."""
         if self._step is None and self._last is not None and self._last.may_wait:
             if self._waiting and self._waiting[0].logits.shape != self._last.logits.shape:
                 self._count_waiting()
@@ -108,18 +108,18 @@ class Meter:
             self._waiting.clear()
 
     def is_finite(self, back: int) -> bool:
-        """Whether this worker's own loss was finite in the last step (0), or so many steps before."""
+        """Return whether this worker's loss was finite in the step `back` steps before the last one (0: the last)."""
         self._count_waiting()
         return bool(self._steps[-1 - back][0].isfinite())
 
     def forget(self) -> None:
-        """Empty the meter."""
+        """Discard all steps and passes."""
         self._last = self._step = None
         self._waiting.clear()
         self._steps.clear()
 
     def reduce(self) -> list[Totals]:
-        """The totals of each step since the last call, over all workers, the same on each; empties the meter.
+        """Return the totals of each step since the last call, over all workers. Collective; equal on each worker.
 
         All workers must have ended the same number of steps.
         """
@@ -131,7 +131,7 @@ class Meter:
         return [Totals(*row) for row in table.tolist()]
 
     def reduce_passes(self) -> Totals:
-        """The sum of all passes since the last call; workers may have added different numbers of them, even none."""
+        """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""
         self._end_pass()
         row = torch.zeros(4, dtype=torch.float64) if self._step is None else self._step
         self._step = None
@@ -139,12 +139,12 @@ class Meter:
 
 
 def best_guesses(outputs: torch.Tensor) -> torch.Tensor:
-    """Up to five classes of each row [N, K], the likeliest first; all that counts right answers goes by these."""
+    """Return the up to five most likely classes of each row of [N, K], most likely first; used by all accuracies."""
     return outputs.topk(min(5, outputs.shape[1]), dim=1).indices
 
 
 def _count(passes: Sequence[_Pass]) -> torch.Tensor:
-    """The sums of each pass, [passes, 4]: loss, top-1, top-5 and samples. Several have one shape, and no weights."""
+    """Return the sums of each pass, [passes, 4]: loss, top-1, top-5, samples. Several passes need equal shapes."""
     first = passes[0]
     logits = first.logits if len(passes) == 1 else torch.cat([taken.logits for taken in passes])
     labels = torch.cat([taken.labels for taken in passes]).unsqueeze(1)

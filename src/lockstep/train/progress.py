@@ -1,4 +1,4 @@
-"""How far a run has come: what a checkpoint must remember beside tensors."""
+"""The progress of a run: the state that a checkpoint stores besides tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from lockstep.train.metrics import Totals
 from lockstep.train.monitoring.report_interval import Times
 
-LARGEST_STEP = 1 << 53  # floats count exactly up to here, and no run takes so many
+LARGEST_STEP = 1 << 53  # the largest count that float64 holds exactly
 
 
 @dataclass
 class Progress:
     """Counts and sums up to the last finished step.
 
-    `step` counts the global batches that were used; of these, `skipped_steps` changed nothing, because a gradient was
-    infinite or not a number. `seconds` is training time over all sessions of the run; the `epoch_` fields cover the
-    epoch that runs, and `overflowed` numbers the skipped steps that no record has covered yet.
+    `step` counts global batches, including `skipped_steps` without an update because of a NaN or infinite gradient.
+    `seconds` is training time over all sessions of the run. The `epoch_` fields cover the current epoch, and
+    `overflowed` lists the skipped steps that are not in a record yet.
     """
 
     step: int = 0
@@ -35,13 +35,13 @@ class Progress:
 
     @property
     def steps_taken(self) -> int:
-        """Steps that the optimizer took, which is what the schedule of the learning rate goes by."""
+        """Steps taken by the optimizer; the learning rate schedule is based on these."""
         return self.step - self.skipped_steps
 
     def add_interval(self, steps: Sequence[Totals], times: Times) -> None:
         """Add the sums and times of the steps since the last call.
 
-        The epoch's sums grow step by step, so that they are the same to the bit wherever the intervals were cut.
+        The sums are added step by step, so they are bitwise independent of the interval boundaries.
         """
         self.epoch_totals = sum(steps, self.epoch_totals)
         self.seconds += times.seconds
@@ -50,17 +50,17 @@ class Progress:
         self.epoch_excluded_seconds += times.excluded_seconds
 
     def leave_out(self, step: int) -> None:
-        """Count a step, the newest or the one that is being taken, as one that changes nothing."""
+        """Count a step as skipped."""
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
         self.overflowed.append(step)
 
     def forget_best(self) -> None:
-        """The checkpoint of the best evaluation is not there: the next one is the best."""
+        """Reset the best evaluation, because its checkpoint is missing."""
         self.best_top1, self.best_step = -1.0, 0
 
     def become(self, other: Progress) -> None:
-        """Go back to where another stands, in place."""
+        """Copy the state of another progress, in place."""
         self.__dict__.update(other.__dict__)
 
     def end_epoch(self) -> None:
@@ -73,24 +73,24 @@ class Progress:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Progress:
-        """What `to_mapping` gave, read back from a file that may be anyone's.
+        """Build from the result of `to_mapping`, read back from an untrusted file.
 
         Raises:
-            TypeError, ValueError, KeyError: A value is missing, of another type, or none that a run can have.
+            TypeError, ValueError, KeyError: A value is missing, of the wrong type, or out of range.
         """
         totals = Totals(**values["epoch_totals"])
         progress = cls(**{**values, "epoch_totals": totals})
         counts = [progress.step, progress.skipped_steps, progress.skipped_in_a_row, progress.best_step]
         if not isinstance(progress.overflowed, list):
-            raise TypeError("overflowed is no list")
+            raise TypeError("overflowed is not a list")
         for count in (*counts, *progress.overflowed):
             if type(count) is not int or not 0 <= count < LARGEST_STEP:
-                raise ValueError(f"{str(count)[:40]} is no number of steps")
+                raise ValueError(f"invalid step count: {str(count)[:40]}")
         in_epoch = [progress.epoch_seconds, progress.epoch_wait_seconds, progress.epoch_excluded_seconds]
         times = [progress.seconds, *in_epoch]
         for figure in (*times, progress.best_top1, *asdict(totals).values()):
             if type(figure) not in (int, float):
-                raise TypeError(f"{str(figure)[:40]} is no number")
+                raise TypeError(f"{str(figure)[:40]} is not a number")
         if not all(0 <= each < LARGEST_STEP for each in times) or progress.skipped_steps > progress.step:
-            raise ValueError("its times or skipped steps cannot be")
+            raise ValueError("invalid times or skipped steps")
         return progress

@@ -1,7 +1,7 @@
-"""Going back to a good state within the process, on all workers, and taking the steps since anew.
+"""Restore an earlier state within the process, on all workers, and repeat the steps since then.
 
-Loader, augmentation and dropout go by (seed, epoch, step), so the steps come again as they were; records of them are
-dropped first, and stand there once.
+Loader, augmentation and dropout depend only on (seed, epoch, step), so the repeated steps are identical. Their records
+are removed first, so each appears once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lockstep.world.world import World
 
 
 def newest_good(saving: Saving, world: World) -> Path | None:
-    """The newest snapshot or checkpoint of this run, the same on every worker; None where there is none yet."""
+    """Return the newest snapshot or checkpoint of this run, equal on every worker; None if there is none yet."""
     for folder in (saving.checkpoints, saving.snapshots):
-        with suppress(CheckpointError):  # then the one before is the newest
+        with suppress(CheckpointError):  # if the last one was not written, use the one before
             folder.wait()
     found = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
     path = world.from_main(str(found) if found else None)
@@ -33,10 +33,10 @@ def newest_good(saving: Saving, world: World) -> Path | None:
 
 
 def rewind(job: Job, trouble: RewindError) -> None:
-    """Put the newest good state into the job. Call it on all workers.
+    """Restore the newest good state. Call it on all workers.
 
     Raises:
-        NonFiniteLossError: There is none from before the bad step; raised on all workers.
+        NonFiniteLossError: There is no state from before the bad step; raised on all workers.
         CheckpointError: The checkpoint is damaged.
     """
     path, reached = newest_good(job.saving, job.world), job.progress.step
@@ -52,15 +52,15 @@ def rewind(job: Job, trouble: RewindError) -> None:
     job.interval.restart()
     job.replicas.forget()
     if progress.step >= trouble.step:
-        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not from before that step")
+        raise NonFiniteLossError(f"{trouble}; the newest checkpoint, {path}, is not older than that step")
     checkpoint_folder.go_back(job.saving.checkpoints, progress, job.world)
     job.saving.snapshots.forget_after(progress.step, NONE)
     job.progress.become(progress)
     job.tracker.rewind(progress.step, in_epoch=progress.epoch_totals.count > 0)
     job.say(
         [
-            f"{trouble}; back from step {reached} to {path.name}, to take the steps since again without the update of "
-            f"step {trouble.step}"
+            f"{trouble}; rewinding from step {reached} to {path.name}, to repeat the steps since then without the "
+            f"update of step {trouble.step}"
         ],
         ALWAYS,
     )

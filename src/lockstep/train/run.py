@@ -1,4 +1,4 @@
-"""One worker's run from start to end: report what will happen, train, report what came out."""
+"""One worker's run from start to end: print the setup, train, print the results."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def run(config: TrainConfig, world: World) -> Result:
     """Train as configured. Call it on every worker.
 
     Raises:
-        LockstepError: Of the kind that says what went wrong; see `lockstep.errors`.
+        LockstepError: The run failed; see `lockstep.errors` for the subclasses.
     """
-    io = start_counting(config.run.io_every, world)  # so that loading the data set counts
-    check_same_job(world, config)  # loading a data set by another name may already wait for the others
-    with holding_run(config, world) as held:  # before anything that takes long
+    io = start_counting(config.run.io_every, world)  # first, to include loading the data set
+    check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
+    with holding_run(config, world) as held:  # fail early if another job uses the folder
         data = load_data(config, world)
         return _run(config, world, data, build_model(config, data), held, io)
 
@@ -49,10 +49,10 @@ def run(config: TrainConfig, world: World) -> Result:
 def run_with(
     config: TrainConfig, world: World, data: ImageData, model: nn.Module, custom: CustomParts | None = None
 ) -> Result:
-    """The same with a data set and a model that are already there.
+    """Train as `run` does, with a data set and a model that are already loaded.
 
     Args:
-        custom: What `fit` was given besides.
+        custom: The user-defined parts passed to `fit`.
     """
     with holding_run(config, world) as held:
         return _run(config, world, data, model, held, start_counting(config.run.io_every, world), custom)
@@ -85,23 +85,23 @@ def _run(
                 written = finish_saving(job.saving, job.tracker, job.world, export=True)
                 job.say(_conclude(job, result, written), ALWAYS)
                 if written.problem:
-                    raise CheckpointError(f"trained to the end, but {written.problem}")
+                    raise CheckpointError(f"training finished, but {written.problem}")
         except StoppedError as stop:
             logger.info(str(stop))
-            world.barrier()  # the first worker that ends has the launcher stop the others, who may still be writing
+            world.barrier()  # wait: the launcher stops the other workers, which may still be writing, when one exits
             raise
     return result
 
 
 def _time_left(config: TrainConfig, world: World) -> TimeLeft | None:
-    """How long this run has, as its main worker knows it; --time-limit counts from the job's start there."""
+    """Return the time left, as known by rank 0; --time-limit counts from the start of the job."""
     left = None
     if world.is_main and config.run.time_limit is None:
         left = batch_time_left.time_left(os.environ)
     elif world.is_main and (limit := parse_time_limit(config.run.time_limit or "none")):
         left = TimeLeft(limit - batch_time_left.launch_age(), "--time-limit")
-    told = world.from_main([left.seconds, left.source] if left else None)
-    return TimeLeft(*told) if told else None
+    shared = world.from_main([left.seconds, left.source] if left else None)
+    return TimeLeft(*shared) if shared else None
 
 
 def _describe_worker(world: World) -> str:
@@ -113,15 +113,15 @@ def _describe_worker(world: World) -> str:
 
 
 def _crowded_hosts(world: World) -> list[str]:
-    """Warn of hosts with fewer cores than workers; where Lockstep has started them, its launcher does."""
+    """Return warnings for hosts with fewer cores than workers, unless Lockstep's launcher already printed them."""
     if world.size == 1 or "HOROVOD_HOSTNAME" in os.environ:
         return []
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     usable = list(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
     workers, cores = Counter[str](), defaultdict[str, set[int]](set)
     for host, own in world.gather([socket.gethostname(), usable]):
         workers[host] += 1
-        cores[host].update(own)  # a launcher may bind each worker to cores of its own
+        cores[host].update(own)  # a launcher may bind each worker to different cores
     return [
         f"{host}: {crowding(count, len(cores[host]))}" for host, count in workers.items() if count > len(cores[host])
     ]
@@ -142,7 +142,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
         f"strategy {optim.strategy.name}{_describe_parallel(config, job.world)}, "
         f"precision {optim.precision.name}, seed {config.seed}",
         f"global batch {optim.batching.global_batch} = {optim.batching.reason}",
-        f"{steps} step{'s' if steps > 1 else ''} an epoch = {sharding.samples:,} / {sharding.global_batch}"
+        f"{steps} step{'s' if steps > 1 else ''} per epoch = {sharding.samples:,} / {sharding.global_batch}"
         f"{'' if exact else rest}",
         f"learning rate {optim.schedule.describe(config.optim, optim.batching.global_batch)}",
         f"run folder {job.saving.folder.path}",
@@ -170,23 +170,23 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
 
 
 def _describe_parallel(config: TrainConfig, world: World) -> str:
-    """What is asked for beside the strategy's own way."""
+    """Describe the options of data parallelism that are set; "" for one worker."""
     parallel = config.parallel
     if world.size == 1:
-        return ""  # there is nobody to share with
-    words = [f"gradients compressed by {parallel.compress}"] * (parallel.compress != "none")
-    words += ["optimizer state sharded"] * parallel.shard_optimizer
-    words += ["batch norm over all workers"] * parallel.sync_bn
-    return f" ({', '.join(words)})" if words else ""
+        return ""
+    options = [f"gradients compressed by {parallel.compress}"] * (parallel.compress != "none")
+    options += ["optimizer state sharded"] * parallel.shard_optimizer
+    options += ["batch norm over all workers"] * parallel.sync_bn
+    return f" ({', '.join(options)})" if options else ""
 
 
 def _describe_sizes(config: TrainConfig, data: ImageData) -> list[str]:
-    """The sides of training images by epoch, in one line, if they change."""
+    """Return one line with the training image sizes by epoch if they change, else no line."""
     sizes, spec = config.data.sizes_by_epoch, data.input
     if not sizes:
         return []
     sides = ", ".join(f"{side} pixels from epoch {epoch + 1}" for epoch, side in sizes.items())
-    return [f"training images have {sides}; evaluation's have {min(spec.height, spec.width)}"]
+    return [f"training images have {sides}; validation images have {min(spec.height, spec.width)}"]
 
 
 def _conclude(job: Job, result: Result, written: Written) -> list[str]:
@@ -204,9 +204,9 @@ def _conclude(job: Job, result: Result, written: Written) -> list[str]:
 
 
 def _describe_weights(job: Job, exported_step: int) -> str:
-    """Which weights are on the disk for use: there may have been room only for those of an earlier best."""
+    """Say which weights were exported; on a full disk, these may be from an earlier step than the best."""
     if exported_step == -1:
-        return "its weights are not written"
+        return "its weights were not written"
     if exported_step == job.progress.best_step:
         return f"its weights: {job.saving.folder.model}"
-    return f"its weights are not written; {job.saving.folder.model} has those of step {exported_step:,}"
+    return f"its weights were not written; {job.saving.folder.model} has those of step {exported_step:,}"

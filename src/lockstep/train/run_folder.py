@@ -1,4 +1,4 @@
-"""The folder of a run: config.yaml, environment.json, metrics.jsonl, io/, tensorboard/, checkpoints/, logs/."""
+"""The run folder: config.yaml, environment.json, metrics.jsonl, io/, tensorboard/, checkpoints/, logs/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("lockstep")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where each part of a run lies."""
+    """Paths of the files in a run folder."""
 
     path: Path
 
@@ -37,7 +37,7 @@ class RunFolder:
 
     @property
     def earlier(self) -> Path:
-        """Records of the epochs in another folder that this run goes on from."""
+        """Records of earlier epochs, if the run was resumed from another folder."""
         return self.path / "earlier.jsonl"
 
     @property
@@ -52,15 +52,15 @@ class RunFolder:
         return self.path / "logs" / f"worker-{rank}.log"
 
     def create(self, config: TrainConfig, world: World) -> None:
-        """Make the folder and write what the run was started with.
+        """Create the folder, and write the configuration and the environment.
 
         Raises:
-            ConfigError: The folder cannot be made or written to.
+            ConfigError: The folder cannot be created or written to.
         """
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(to_mapping(_repeatable(config)), sort_keys=False)
-            with replacing(self.path / "config.yaml") as partial:  # a pipe in its place would be waited for
+            with replacing(self.path / "config.yaml") as partial:  # writing to a pipe at this path would block
                 partial.write_text(text, encoding="utf-8")
             write_json(self.path / "environment.json", describe_environment(world))
         except OSError as error:
@@ -70,43 +70,43 @@ class RunFolder:
 
 
 def _repeatable(config: TrainConfig) -> TrainConfig:
-    """The configuration without what was meant for one start."""
+    """Return the configuration without settings that apply to a single start."""
     run = replace(config.run, run_dir=None, resume=None, start_epoch=None, evaluate=False, time_limit=None)
     return replace(config, run=replace(run, quiet=False, verbose=False))
 
 
 def newest_run_path(config: TrainConfig) -> Path | None:
-    """The newest run of the same data set and architecture that has a checkpoint."""
+    """Return the newest run of the same data set and architecture that has a checkpoint."""
     found = [newest for path in runs_of(config) if (newest := checkpoint_folder.newest(path / "checkpoints"))]
     latest = max(found, key=lambda path: path.stat().st_mtime, default=None)
     return latest.parent.parent if latest else None
 
 
 class LogFile(logging.FileHandler):
-    """A worker's log, which outlives a full disk and is never told of on standard error line by line."""
+    """A worker's log file that tolerates a full disk without an error message per line."""
 
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8", delay=True)
         self._is_closed = False
-        self._file = PatientFile(path, _tell_terminal)
+        self._file = PatientFile(path, _print_to_stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._file.write(self.format(record))
 
     def close(self) -> None:
-        if not self._is_closed:  # also called when the interpreter ends
+        if not self._is_closed:  # also called at interpreter exit
             self._is_closed = True
             self._file.close()
         super().close()
 
 
-def _tell_terminal(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     with suppress(OSError):  # standard error may be a file on the same disk
         print(f"lockstep: {line}", file=sys.stderr)
 
 
 def run_of(path: Path) -> Path:
-    """The run that a checkpoint belongs to, or that a run folder is.
+    """Return the run folder of a checkpoint, or the run folder itself.
 
     Raises:
         CheckpointError: There is no checkpoint.
@@ -115,7 +115,7 @@ def run_of(path: Path) -> Path:
 
 
 def start_log(path: Path, rank: int) -> logging.Handler:
-    """Send this worker's log, and Python's warnings, to a file of its own; an earlier run's file gets no more.
+    """Write this worker's log and Python's warnings to a file, instead of an earlier run's file.
 
     Raises:
         ConfigError: The file cannot be opened.

@@ -1,4 +1,4 @@
-"""What the training loop reports: the figures of steps, epochs and evaluations, over all workers."""
+"""Records of steps, epochs and evaluations, over all workers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def report_steps(job: Job) -> None:
     """Reduce the steps since the last report over the workers, check them, and record them.
 
     Raises:
-        NonFiniteLossError: A step's loss or gradient was NaN or infinite; raised on all workers alike.
-        RewindError: Likewise, with --on-nan rewind.
+        NonFiniteLossError: A step's loss or gradient was NaN or infinite; raised on all workers.
+        RewindError: The same, with --on-nan rewind.
     """
     progress = job.progress
     job.guard.report(job)
-    steps = _finite(job, job.meter.reduce())  # waits for the device, so the time below is that of finished work
+    steps = _finite(job, job.meter.reduce())  # waits for the device, so the times below cover finished work
     totals, times = sum(steps, Totals()), job.interval.end()
     progress.add_interval(steps, times)
     job.tracker.record(
@@ -49,7 +49,7 @@ def report_steps(job: Job) -> None:
 
 
 def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:
-    """Record that the session ends here on request."""
+    """Record that the session was stopped on request."""
     tracker.record(
         {
             "kind": "stop",
@@ -62,12 +62,11 @@ def report_stop(tracker: Tracker, progress: Progress, reason: str) -> None:
 
 
 def report_overflow(job: Job, step: int) -> None:
-    """Count and say that a step was skipped, because a gradient was infinite or not a number.
+    """Count and report a step that was skipped because of a NaN or infinite gradient.
 
     Raises:
-        NonFiniteLossError: No loss scale will help: so many were skipped in a row, or the weights are no numbers any
-            more; raised on all workers.
-        RewindError: The weights are none, and training may go back; likewise.
+        NonFiniteLossError: Too many steps were skipped in a row, or weights are NaN or infinite; raised on all workers.
+        RewindError: Weights are NaN or infinite, with --on-nan rewind; raised on all workers.
     """
     progress, scale = job.progress, job.optim.precision.loss_scale
     if not are_finite(job.world, job.network.model):
@@ -77,14 +76,14 @@ def report_overflow(job: Job, step: int) -> None:
     job.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
-            f"the gradient is infinite or not a number in {progress.skipped_in_a_row} steps in a row up to step "
-            f"{step}, now at loss scale {scale:g}. "
+            f"the gradient was NaN or infinite in {progress.skipped_in_a_row} steps in a row up to step {step}, now "
+            f"at loss scale {scale:g}. "
             + ("Use --loss-scale dynamic" if scale > 1 else f"{job.advice()}, or use --precision bf16")
         )
 
 
 def report_training(job: Job) -> None:
-    """Record the training of the epoch that ends, from its start, also if that was before a resume."""
+    """Record the training of the finished epoch, including steps before a resume."""
     progress = job.progress
     if not progress.epoch_totals.count:
         return
@@ -112,7 +111,7 @@ def report_evaluation(job: Job, totals: Totals, seconds: float, metrics: Mapping
 
 
 def _as_json(value: Any) -> Any:
-    """A number or an array of them; what is no number becomes None."""
+    """Convert a number or an array to JSON; NaN and infinity become None."""
     values = np.asarray(value, dtype=object)
     values[~np.isfinite(np.asarray(value))] = None
     return values.tolist()
@@ -140,7 +139,7 @@ def _common(progress: Progress, totals: Totals, seconds: float) -> dict[str, Any
 
 
 def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
-    """The steps but those that an overflow in fp16 has skipped, if their loss is no number either.
+    """Return the steps with a finite loss; without one are only steps skipped by an fp16 overflow.
 
     Raises:
         NonFiniteLossError: Another step's loss was NaN or infinite; no checkpoint has been written since.
@@ -154,14 +153,14 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         elif step not in skipped:
             raise NonFiniteLossError(
                 f"the loss is {totals.loss / totals.count} at step {step} (epoch "
-                f"{(step - 1) // job.steps_per_epoch + 1}, learning rate {job.optim.optimizer.param_groups[0]['lr']:g} "
-                f"now). {job.advice()}"
+                f"{(step - 1) // job.steps_per_epoch + 1}, current learning rate "
+                f"{job.optim.optimizer.param_groups[0]['lr']:g}). {job.advice()}"
             )
     return finite
 
 
 def _loss_scale(job: Job) -> dict[str, Any]:
-    """In fp16 the loss scale; there, and with --on-nan skip and rewind, the steps that were left out so far."""
+    """Return the loss scale (fp16) and the number of skipped steps (fp16, --on-nan skip and rewind)."""
     scaled, left_out = bool(job.optim.precision.state_dict()), {"skipped_steps": job.progress.skipped_steps}
     if scaled:
         return {"loss_scale": job.optim.precision.loss_scale, **left_out}
@@ -169,7 +168,7 @@ def _loss_scale(job: Job) -> dict[str, Any]:
 
 
 def _traffic(strategy: Strategy) -> dict[str, Any]:
-    """With compression: bytes of gradients before and after it, on this worker, since the last record."""
+    """Return the bytes of gradients before and after compression, on this worker, since the last record."""
     traffic = strategy.traffic.take()
     if not traffic.plain_bytes:
         return {}
@@ -177,5 +176,5 @@ def _traffic(strategy: Strategy) -> dict[str, Any]:
 
 
 def list_left_out(paths: Sequence[str]) -> list[str]:
-    """Lines that count and name the files left out; none where there are none."""
+    """Return lines that count and name the skipped files; no lines if there are none."""
     return [f"left out {len(paths)} images that cannot be decoded:", *map(printable_name, paths)] if paths else []

@@ -1,4 +1,4 @@
-"""What a job saves: snapshots of its state, to its checkpoints, while it trains and at its end."""
+"""Save a job's state as checkpoints and snapshots, during training and at its end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lockstep.world.world import World
 
 
 def take_snapshot(job: Job) -> Snapshot:
-    """The job's state after its last step, on rank 0 after `gather_state`; training on changes nothing of it."""
+    """Return a copy of the job's state after its last step. Requires `gather_state` before it, on rank 0."""
     copies = job.saving.copies
     weights = job.network.weights.state_dict()
-    # The next forward pass changes these already; all else is changed by the step, before which copies are protected.
+    # The next forward pass changes buffers; the rest changes only in the optimizer step, after `copies.protect()`.
     buffers = copies.steady({name: tensor for name, tensor in job.network.weights.named_buffers() if name in weights})
     with copies.making() as wait:
         return Snapshot(
@@ -41,52 +41,52 @@ def take_snapshot(job: Job) -> Snapshot:
 
 
 def prepare_snapshot(job: Job) -> Callable[[], Snapshot]:
-    """On all workers: what gives, on those that write it, a snapshot of the state as it is.
+    """Check the state and return a function that takes its snapshot. Call it on all workers.
 
     Raises:
-        ReplicasDifferError: The workers' weights are not equal; raised on all workers.
-        NonFiniteLossError: A worker's weights are not numbers any more; likewise.
-        RewindError: Instead, where training may go back.
-        ConfigError: The optimizer keeps what no checkpoint can hold.
+        ReplicasDifferError: The workers' weights differ; raised on all workers.
+        NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
+        RewindError: Raised instead with --on-nan rewind.
+        ConfigError: The optimizer's state cannot be stored in a checkpoint.
     """
-    job.replicas.check(job.progress.step)  # first: a NaN on one worker alone is its fault, and not the training's
+    job.replicas.check(job.progress.step)  # first: a NaN on one worker only is a fault of that worker
     if not are_finite(job.world, job.network.weights):
         step = job.progress.step
         job.guard.refuse_weights(
-            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint of them is written"
+            job, step, f"the weights are NaN or infinite after step {step}; no checkpoint was written"
         )
-    if job.optim.kept is not None:  # an optimizer of the caller's
+    if job.optim.kept is not None:  # a custom optimizer
         check_savable(stepping(job.optim.optimizer))
     job.optim.strategy.gather_state(job.optim.optimizer)
     return partial(take_snapshot, job)
 
 
 def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
-    """Write a checkpoint in the background, unless the weights are not numbers any more.
+    """Write a checkpoint in the background.
 
     Args:
-        durably: To the disk; False: a snapshot, to this host's memory.
+        durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
 
     Raises:
-        NonFiniteLossError: They are not; raised on all workers.
+        NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
     """
-    if not durably and job.world.size > job.world.place.local_size:  # each host keeps a copy of its own
+    if not durably and job.world.size > job.world.place.local_size:  # each host writes its own snapshot
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
     noun = "checkpoint" if durably else "snapshot"
-    job.tracker.say(f"{noun} of step {job.progress.step:,} is written in the background", DETAIL)
+    job.tracker.say(f"writing the {noun} of step {job.progress.step:,} in the background", DETAIL)
     if durably:
         job.hooks.saved(job.saving)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What is on the disk at the end of a session, the same on all workers.
+    """The files written by the end of a session, equal on all workers.
 
     Args:
-        problem: What could not be written, and what to do about it; "" where everything was.
-        checkpoint: The newest checkpoint; "" where there is none.
-        exported_step: Of the weights that were exported; -1 where none were.
+        problem: What could not be written, and how to fix it; "" if all was written.
+        checkpoint: The newest checkpoint; "" if there is none.
+        exported_step: The step of the exported weights; -1 if none were exported.
     """
 
     problem: str
@@ -95,7 +95,7 @@ class Written:
 
 
 def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool = False) -> Written:
-    """Wait until everything is written; `export`: and write the best weights for use."""
+    """Wait until everything is written; with `export`, also export the best weights."""
     problems, exported_step = list[str](), -1
     try:
         saving.checkpoints.wait()
@@ -110,6 +110,6 @@ def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool =
     problems += tracker.unwritten()
     if problems:
         resume = how_to_resume(saving.folder.path, world.place.launcher != "none")
-        way_out = f"; {resume}" if newest else " and start again: there is nothing to resume"
-        problems[-1] += f". Make room{way_out}"
+        next_step = f"; {resume}" if newest else " and start again: there is nothing to resume"
+        problems[-1] += f". Free disk space{next_step}"
     return Written(*world.from_main(["; ".join(problems), str(newest or ""), exported_step]))

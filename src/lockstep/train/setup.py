@@ -1,4 +1,4 @@
-"""From a configuration and a world to everything that the training loop uses."""
+"""Build everything that the training loop uses from a configuration and a world."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from lockstep.world.world import World
 
 
 def load_data(config: TrainConfig, world: World) -> ImageData:
-    """Load the data set on every worker; if it must be fetched, one worker a node does so first."""
+    """Load the data set on every worker; if it must be downloaded, local rank 0 of each node does so first."""
     name, data = config.data.source, None
     if name in catalog.NAMED and catalog.NAMED[name].fetched:
         if world.place.local_rank == 0:
@@ -72,9 +72,9 @@ def load_data(config: TrainConfig, world: World) -> ImageData:
 
 
 def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
-    """The model with this data's classes and channels; its weights depend on the seed alone.
+    """Build the model for the classes and channels of the data. Its weights depend only on the seed.
 
-    One that is calibrated depends on the training images too.
+    The weights of calibrated models also depend on the training images.
 
     Raises:
         ConfigError: The model is unknown, or does not fit the data.
@@ -92,7 +92,7 @@ def build_model(config: TrainConfig, data: ImageData) -> nn.Module:
 
 
 def place_model(model: nn.Module, config: TrainConfig, precision: Precision, world: World) -> nn.Module:
-    """The model on the worker's device, in the precision and memory order that are asked for."""
+    """Move the model to the worker's device, in the configured precision and memory format."""
     return precision.prepare(model).to(world.device).to(memory_format=_memory_format(config))
 
 
@@ -104,21 +104,21 @@ def build_job(
     held: HeldRun | None = None,
     custom: CustomParts | None = None,
 ) -> Job:
-    """Put a run together, and restore its state if it resumes one.
+    """Build all parts of a run, and restore its state when resuming.
 
     Args:
-        held: The run's folder; None: as configured, and no other job knows of it.
-        custom: What replaces or extends its own parts.
+        held: The locked run folder; None: use the configured folder without a lock.
+        custom: The user-defined parts passed to `fit`.
 
     Raises:
-        ConfigError: The configuration contradicts the world or the data, or the workers are about to do different jobs.
+        ConfigError: The configuration contradicts the world or the data, or the workers' jobs differ.
         CheckpointError: The checkpoint to resume is damaged or belongs to another job, or --pretrained does not fit.
     """
     custom = custom or CustomParts()
-    parameters = list(model.parameters())  # as the caller's optimizer has them
+    parameters = list(model.parameters())  # as referenced by a custom optimizer
     accelerator.tune(world.device)
-    check_same_job(world, config, data, model)  # before any collective that goes by the number of steps or weights
-    # --start-epoch begins a new run, with the state of another.
+    check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
+    # With --start-epoch the state comes from another run, and this one starts a new folder.
     point = find_resume_point(config, world, held.folder.path if held and config.run.start_epoch is None else None)
     held = held or unknown_to_others(config, world)
     notes = list[str]()
@@ -145,7 +145,7 @@ def build_job(
     model = place_model(model, config, precision, world)
     frozen_norms = freeze(model, config.model.freeze)
     weights = precision.weights_of(model)
-    # Inside the strategy: DistributedDataParallel's own forward is nothing that torch.compile takes in.
+    # Before wrapping: torch.compile cannot trace DDP's forward.
     compiled = cast(nn.Module, torch.compile(model)) if config.model.compile else model
     replica = strategy.wrap(compiled)
     average = build_average(model, weights, config.model.ema_decay)
@@ -194,7 +194,7 @@ def _build_optimizer(
 ) -> Optimizer:
     if not any(parameter.requires_grad for parameter in weights.parameters()):
         raise ConfigError(
-            "no parameter of the model is left to train: each has requires_grad=False or is frozen by --freeze"
+            "the model has no trainable parameters: all have requires_grad=False or are frozen by --freeze"
         )
     if custom.optimizer is None:
         return build_optimizer(weights, config.optim, strategy)
@@ -220,7 +220,7 @@ def _build_rates(
 def _build_losses(
     config: TrainConfig, custom: CustomParts, world: World, data: ImageData
 ) -> tuple[Criterion, Evaluating]:
-    """The loss of training, and what evaluations compute."""
+    """Return the training loss, and the loss and metrics of evaluations."""
     measures = Measures()
     if custom.metrics or custom.measures_classes:
         measures = CustomMeasures(custom.metrics, len(data.classes) if custom.measures_classes else 0, world)
@@ -232,7 +232,7 @@ def _build_losses(
 
 
 def build_sharding(config: TrainConfig, world: World, data: ImageData, batching: Batching) -> Sharding:
-    """This worker's share of each training step."""
+    """Return this worker's share of each training step."""
     together = 2 if mixes(config.augment) else 1
     return Sharding(
         len(data.train), batching.global_batch, world.rank, world.size, config.seed, config.data.drop_last, together
@@ -247,30 +247,33 @@ def build_val_loader(
     batching: Batching,
     processes: LoaderProcesses | None = None,
 ) -> EvalLoader:
-    """This worker's part of an evaluation, in batches as large as a forward pass of training.
+    """Return the loader of this worker's validation samples, with the batch size of a training forward pass.
 
     Args:
-        processes: As for training; None: as usual.
+        processes: The loader processes used in training; None: the default number.
     """
     one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
-    if processes is None or not processes.reason:  # the training images may be in memory where these are not
+    if processes is None or not processes.reason:  # the training images may be in memory while these are not
         processes = usual_processes(config, world, data.val)
     reader = _build_reader(config, world, data, data.val, precision, processes.number)
     return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
 
 def check_decoding(config: TrainConfig, data: ImageData, device: str, worker: str) -> None:
-    """Refuse --decode gpu where nothing can be decoded on a GPU; `worker` names whose kind of device `device` is.
+    """Reject --decode gpu if the images or the device do not support it.
+
+    Args:
+        worker: The worker to name in the message, which runs on `device`.
 
     Raises:
-        ConfigError: It is asked for there.
+        ConfigError: --decode gpu is not supported here.
     """
     if config.data.decode != "gpu":
         return
     if not isinstance(data.train, EncodedSplit):
-        raise ConfigError(f"--decode gpu: only for image files read while training, which {data.name} is not")
+        raise ConfigError(f"--decode gpu: needs image files that are read during training, but {data.name} has none")
     if device != "cuda":
-        raise ConfigError(f"--decode gpu: {worker} computes on {device}; leave --decode out there")
+        raise ConfigError(f"--decode gpu: {worker} runs on {device}; leave out --decode")
 
 
 def _build_reader(
@@ -300,8 +303,8 @@ def _memory_format(config: TrainConfig) -> torch.memory_format:
 
 
 def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) -> list[str]:
-    """Load the weights that --pretrained names, and return what to say of that; one worker a node fetches them."""
-    source, said = config.model.pretrained, ""
+    """Load the --pretrained weights and return lines to print; local rank 0 of each node downloads them first."""
+    source, note = config.model.pretrained, ""
     if source is None:
         return []
     if source == "default":
@@ -309,6 +312,6 @@ def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) 
     else:
         load = partial(pretrained.load_own, Path(source), model)
     if world.place.local_rank == 0:
-        said = load()
+        note = load()
     world.barrier()
-    return [said or load()]
+    return [note or load()]

@@ -1,4 +1,4 @@
-"""The accuracy that training is to reach: `--desired-acc` ends it after the evaluation that does."""
+"""`--desired-acc`: stop training once an evaluation reaches this accuracy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lockstep.train.progress import Progress
 
 
 def is_reached(config: TrainConfig, progress: Progress) -> bool:
-    """Whether an evaluation of this run, also before a resume, has reached it; the same on all workers."""
+    """Return whether any evaluation of the run reached it, also before a resume; equal on all workers."""
     desired = config.run.desired_acc
     return desired is not None and progress.best_top1 >= desired
 
 
 def report_reached(job: Job) -> None:
-    """Record that the last evaluation has reached it."""
+    """Record that the last evaluation reached it."""
     progress = job.progress
     job.tracker.record(
         {
@@ -33,7 +33,7 @@ def report_reached(job: Job) -> None:
 
 
 def describe(config: TrainConfig, progress: Progress, steps_per_epoch: int) -> list[str]:
-    """Whether it was reached, and when, in one line; none where no accuracy is desired."""
+    """Return one line on whether and when it was reached; no line without --desired-acc."""
     desired = config.run.desired_acc
     if desired is None:
         return []
@@ -41,7 +41,7 @@ def describe(config: TrainConfig, progress: Progress, steps_per_epoch: int) -> l
     where = f"top-1 {best} after epoch {_epoch(step, steps_per_epoch)}, step {step:,}"
     if not is_reached(config, progress):
         return [f"desired accuracy {100 * desired:.2f} % not reached: the best is {where}"]
-    took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # else it took less
+    took = f", {_duration(progress.seconds)}" if step == progress.step else ""  # unknown for earlier steps
     return [f"desired accuracy {100 * desired:.2f} % reached: {where}{took}"]
 
 

@@ -120,11 +120,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--lr", "fast"], "--lr fast: must be a number"),
         (["train", "--optimizer", "lion"], "sgd"),
         (["train", "--model", "nomodule:build"], "no module 'nomodule' in the current folder"),
-        (["train", "--resume", "nowhere"], "is no checkpoint and holds none"),
+        (["train", "--resume", "nowhere"], "is not a checkpoint and contains none"),
         (["data", "get", "mnits"], "did you mean mnist?"),
         (["data", "get", "digits"], "cannot be downloaded"),
-        (["eval", "nowhere"], "is no checkpoint and holds none"),
-        (["predict", "nowhere", "x.png"], "is no checkpoint and holds none"),
+        (["eval", "nowhere"], "is not a checkpoint and contains none"),
+        (["predict", "nowhere", "x.png"], "is not a checkpoint and contains none"),
     ],
 )
 def test_wrong_words_name_the_fix(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str) -> None:
@@ -179,7 +179,7 @@ def test_a_run_folder_has_everything_and_serves_eval_and_predict(run: Path, caps
 
 def test_eval_refuses_another_data_sets_classes(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run), str(folder)]) == 5
-    assert "knows the classes 0, 1, 2, 3, ... (10), images has blue, red (2)" in capsys.readouterr().err
+    assert "has the classes 0, 1, 2, 3, ... (10), but images has blue, red (2)" in capsys.readouterr().err
 
 
 def test_resume_of_another_job_is_refused_by_the_flag(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +276,7 @@ def test_another_network_than_the_files_own_is_refused(run: Path, capsys: pytest
     uses = [["eval", "a-run"], ["train", "-e", "--resume", "a-run"], ["export", "a-run", "-o", "net.safetensors"]]
     for words in uses:
         assert main([*words, "-a", "mnist-net"]) == 5
-        assert "a-run holds digits-net, not -a mnist-net" in capsys.readouterr().err
+        assert "a-run contains digits-net, not -a mnist-net" in capsys.readouterr().err
         assert main([*words, "-a", "digits-net"]) == 0
     # Here mnist-net is the recipe's choice, and nothing that the user named.
     assert main(["train", "-e", "--config", "mnist", "--resume", "a-run"]) == 0

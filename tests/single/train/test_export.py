@@ -62,7 +62,7 @@ def test_a_pt2_takes_any_number_of_images(source: Path, with_normalization: bool
     about = json.loads(extra[export.EXTRA_FILE])
     assert about["classes"] == ABOUT["classes"]
     assert about["input"]["mean"] == [0.3]
-    assert ("uint8, pixels" if with_normalization else "float32, normalised") in about["takes"]
+    assert ("uint8, pixels" if with_normalization else "float32, normalized") in about["takes"]
 
 
 @pytest.mark.parametrize("with_normalization", [False, True])

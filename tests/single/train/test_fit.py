@@ -272,7 +272,7 @@ def test_paths_may_be_strings_or_paths_and_sequences_lists(tmp_path: Path) -> No
 
 
 def test_a_model_without_a_parameter_to_train_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="left to train: each has requires_grad=False or"):
+    with pytest.raises(ConfigError, match="no trainable parameters: all have requires_grad=False or"):
         fit(linear_net().requires_grad_(False), separable(32, 1), separable(16, 2), run_dir=tmp_path)
 
 

@@ -136,5 +136,5 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None
         checkpoint_format.export(path, weights, about)
         if value == math.inf:
             load_network(path)
-    with pytest.raises(CheckpointError, match=r"net.safetensors: 11.bias has NaN"):
+    with pytest.raises(CheckpointError, match=r"net.safetensors: 11.bias contains NaN"):
         load_network(path)

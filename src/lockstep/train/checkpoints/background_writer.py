@@ -1,4 +1,4 @@
-"""Writing in the background: one thing at a time, by a thread that gives way to those that train."""
+"""Write in the background: one task at a time, in a thread of low priority."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-NICE = 10  # a tenth of a core that training keeps busy; 19 is a seventieth, and 0.3 s of work would take 20
+NICE = 10  # a tenth of a busy core; 19 would be a seventieth, so that 0.3 s of work would take 20 s
 
 
 class BackgroundWriter:
-    """Does one piece of work at a time in a thread, which lives as long as the piece takes."""
+    """Runs one task at a time, each in its own thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._raised: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do this in the background, after the piece before it, for which this waits.
+        """Wait for the previous task, then run this one in the background.
 
         Raises:
-            What the piece before has raised.
+            The exception of the previous task, if any.
         """
         self.wait()
-        # No daemon: an interpreter that ends waits for it, as for a file that is being written.
+        # Not a daemon: the interpreter must not exit in the middle of a write.
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=False)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the piece at hand is done, and raise what it has raised."""
+        """Wait for the current task, and raise its exception, if any."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -39,15 +39,15 @@ class BackgroundWriter:
             raise raised
 
     def _run(self, work: Callable[[], None]) -> None:
-        _give_way()
+        _lower_priority()
         try:
             work()
         except BaseException as error:
             self._raised = error
 
 
-def _give_way() -> None:
-    """Leave the core to others that want it, as far as the system allows."""
-    if sys.platform == "linux":  # elsewhere, a priority is the whole process's
+def _lower_priority() -> None:
+    """Lower the priority of this thread, if the system allows it."""
+    if sys.platform == "linux":  # elsewhere, the priority is that of the process
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -1,8 +1,8 @@
-"""The checkpoints of a run: one folder a step, whole or not there; the newest few and the best.
+"""The checkpoints of a run: one folder per step, written atomically; the newest few and the best are kept.
 
-`checkpoints/step-00000120/` is written under another name by a thread in the background, synced and renamed (its files:
-`checkpoint_format`). `checkpoints/best` is a link to the best by top-1. A disk that is full, or gone for a while, ends
-no training: what cannot be written is told, and the next checkpoint tries again.
+A background thread writes `checkpoints/step-00000120/` under a temporary name, syncs and renames it; see
+`checkpoint_format` for the files. `checkpoints/best` links to the best by top-1. A full or missing disk does not stop
+training: the failure is reported, and the next checkpoint tries again.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from lockstep.train.progress import Progress
 from lockstep.world.peer_loss import unbroken
 from lockstep.world.world import World
 
-SPARE_BYTES = 4 << 20  # to be free beside a checkpoint's tensors: its other files, and room for records and logs
+SPARE_BYTES = 4 << 20  # free space required besides the tensors, for other files, records and logs
 
 
 class Checkpoints:
-    """What a worker does that writes no checkpoints, because another has everything that it has: nothing."""
+    """Writes nothing: for workers whose state another worker saves."""
 
-    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
-        """Tell there, from any thread, what cannot be written meanwhile; `writing` surrounds each write."""
+    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Report failed writes to `warn`, from any thread; enter `writing` around each write."""
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
-        """Write a checkpoint of what `take` returns, which nothing may change any more."""
+        """Write a checkpoint of the snapshot that `take` returns; it must not be modified afterwards."""
 
     def wait(self) -> None:
-        """Return when what was saved last is written."""
+        """Wait until the last saved checkpoint is written."""
 
     def forget_after(self, step: int, best_step: int) -> None:
-        """Drop the checkpoints of later steps, which a run resumed from `step` takes again, and set the best.
+        """Remove checkpoints of steps after `step`, which a resumed run repeats, and set the best one.
 
         Raises:
             CheckpointError: The folder cannot be written.
@@ -54,23 +54,23 @@ class Checkpoints:
 
     @property
     def has_best(self) -> bool:
-        """Whether there is a best one."""
+        """Whether there is a best checkpoint."""
         return False
 
     def export_best(self, path: Path) -> int:
-        """Write the best checkpoint's weights for use, as one file; return its step, -1 where nothing is written."""
+        """Export the best checkpoint's weights as one file. Return its step, or -1 if nothing is written."""
         return -1
 
     def close(self) -> None:
-        """End what runs in the background, when it is done."""
+        """Wait for the background write to finish."""
 
 
 class CheckpointFolder(Checkpoints):
     """The checkpoints of one run; the newest `keep` and the best are kept.
 
     Args:
-        durable: Have each on the disk before it counts; False: for a folder that is in memory anyway.
-        confirm: Called before anything is renamed or removed; raises LockstepError where another job has taken over.
+        durable: Sync each checkpoint to disk before renaming it; False: for folders in memory.
+        confirm: Called before anything is renamed or removed; raises LockstepError if another job took over the folder.
     """
 
     noun = "checkpoint"
@@ -78,33 +78,33 @@ class CheckpointFolder(Checkpoints):
     def __init__(self, folder: Path, keep: int, durable: bool = True, confirm: Callable[[], None] = lambda: None):
         self.folder = folder
         self._confirm = confirm
-        self._token = secrets.token_hex(4)  # so that no two writers share what is half-written
+        self._token = secrets.token_hex(4)  # keeps the partial files of two writers apart
         self._keep = keep
         self._durable = durable
-        self._tell: Callable[[str], None] = logging.getLogger("lockstep").warning
+        self._warn: Callable[[str], None] = logging.getLogger("lockstep").warning
         self._writing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._writer = BackgroundWriter()
-        self._failure = ""  # of what was saved last
+        self._failure = ""  # of the last save
         self._unwritten_best: Snapshot | None = None
 
-    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
-        self._tell, self._writing = tell, writing
+    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._warn, self._writing = warn, writing
 
     def save(self, take: Callable[[], Snapshot], is_best: bool = False) -> None:
-        """Take a snapshot and return; it is written in the background, and those no longer kept are removed.
+        """Take a snapshot, and write it in the background; checkpoints that are no longer kept are removed.
 
-        While one is being written, the next has to wait. What the disk does not take is told and left out; a best one
-        is kept in memory then, and written when there is room.
+        Waits for the previous write first. A failed write is reported and skipped; a best checkpoint then stays in
+        memory until it can be written.
         """
         self._writer.wait()
         snapshot = take()
         self._writer.start(lambda: self._save(snapshot, is_best))
 
     def wait(self) -> None:
-        """Return when what was saved last is written.
+        """Wait until the last saved checkpoint is written.
 
         Raises:
-            CheckpointError: It could not be; the ones that were there still are.
+            CheckpointError: It could not be written; earlier checkpoints are unchanged.
         """
         self._writer.wait()
         if self._failure:
@@ -131,10 +131,10 @@ class CheckpointFolder(Checkpoints):
         return (self.folder / "best").is_dir()
 
     def export_best(self, path: Path) -> int:
-        """Write the best checkpoint's weights, or their moving average where one was kept, and return its step.
+        """Export the best checkpoint's weights, or their moving average if there is one. Return its step.
 
         Raises:
-            CheckpointError: They cannot be read or written.
+            CheckpointError: The weights cannot be read or written.
         """
         self._writer.wait()
         best = checkpoint_format.load(best_or_newest(self.folder))
@@ -144,8 +144,8 @@ class CheckpointFolder(Checkpoints):
             checkpoint_format.export(path, best.usable, best.about)
         except OSError as error:
             raise CheckpointError(
-                f"{path} with the best weights not written: {error.strerror or error}; `lockstep export "
-                f"{best_or_newest(self.folder)}` writes them when there is room"
+                f"{path} (the best weights) was not written: {error.strerror or error}; free disk space, then run "
+                f"`lockstep export {best_or_newest(self.folder)}`"
             ) from error
         return best.step
 
@@ -153,7 +153,7 @@ class CheckpointFolder(Checkpoints):
         self._writer.wait()
 
     def _save(self, snapshot: Snapshot, is_best: bool) -> None:
-        """Write this one, and the best one that there was no room for before."""
+        """Write this snapshot, and a best one that failed to be written before."""
         snapshot.wait()
         with self._writing(), unbroken():
             self._failure = self._try(snapshot, is_best)
@@ -164,16 +164,16 @@ class CheckpointFolder(Checkpoints):
             self._failure = "; ".join(filter(None, (self._failure, best)))
             self._unwritten_best = self._unwritten_best if best else None
         if self._failure:
-            self._tell(f"{self._failure}; training goes on")
+            self._warn(f"{self._failure}; training continues")
 
     def _try(self, snapshot: Snapshot, is_best: bool) -> str:
-        """Write a checkpoint; returns why that cannot be, or nothing."""
+        """Write a checkpoint. Return the problem, or "" on success."""
         try:
             problem = self._lack_of_room(snapshot)
             if not problem:
                 try:
                     self._write(snapshot, is_best)
-                except FileNotFoundError:  # someone has removed the folder meanwhile
+                except FileNotFoundError:  # the folder was removed while writing
                     self._write(snapshot, is_best)
         except OSError as error:
             problem = f"{error.strerror or error} ({error.filename or self.folder})"
@@ -182,14 +182,14 @@ class CheckpointFolder(Checkpoints):
         with suppress(OSError):
             self._clear_partial()
         last = newest(self.folder)
-        which = f"the newest is step {step_of(last):,}" if last else f"there is none in {self.folder} yet"
-        return f"{self.noun} of step {snapshot.step:,} not written: {problem}; {which}"
+        which = f"the newest is step {step_of(last):,}" if last else f"{self.folder} has none yet"
+        return f"{self.noun} of step {snapshot.step:,} was not written: {problem}; {which}"
 
     def _lack_of_room(self, snapshot: Snapshot) -> str:
-        """What is missing on the disk for it, or nothing."""
+        """Return how much disk space is missing, or "" if there is enough."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
         needed, free = snapshot.size_bytes + SPARE_BYTES, shutil.disk_usage(there).free
-        return f"needs {_megabytes(needed)}, {_megabytes(free)} is free in {there}" if free < needed else ""
+        return f"needs {_megabytes(needed)}, but {there} has {_megabytes(free)} free" if free < needed else ""
 
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         target = self.folder / name_of(snapshot.step)
@@ -200,7 +200,7 @@ class CheckpointFolder(Checkpoints):
         partial.mkdir()
         checkpoint_format.write(partial, snapshot, self._durable)
         self._confirm()
-        # A resumed run may take a step again that it had saved before: without the one for two system calls.
+        # A resumed run may repeat a saved step; between the two renames that checkpoint does not exist.
         before = self._set_aside(target) if target.exists() else None
         os.rename(partial, target)
         if before is not None:
@@ -218,7 +218,7 @@ class CheckpointFolder(Checkpoints):
                 self._remove(path)
 
     def _make(self, folder: Path) -> None:
-        """Make a folder with those above it, so that their names survive a power failure."""
+        """Create a folder and its parents, and sync their names to disk."""
         if folder.is_dir():
             return
         self._make(folder.absolute().parent)
@@ -226,7 +226,7 @@ class CheckpointFolder(Checkpoints):
         self._sync(folder.absolute().parent)
 
     def _clear_partial(self) -> None:
-        """Remove what a killed run, or a full disk, has left half-written."""
+        """Remove partial files that a killed run or a full disk left behind."""
         for path in self.folder.glob(f"{PARTIAL}*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -245,7 +245,7 @@ class CheckpointFolder(Checkpoints):
         shutil.rmtree(self._set_aside(path), ignore_errors=True)
 
     def _set_aside(self, path: Path) -> Path:
-        """Give a checkpoint another name, so that no half-removed one is ever taken for one."""
+        """Rename a checkpoint before its removal, so that it is never found half-removed."""
         doomed = self._partial_of(f"old-{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(path, doomed)
@@ -260,9 +260,9 @@ class CheckpointFolder(Checkpoints):
 
 
 def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
-    """Drop what lies after the progress that training goes on from. Call it on all workers, `checkpoints` being own.
+    """Remove checkpoints after the restored progress. Call it on all workers, each with its own `checkpoints`.
 
-    Where its best checkpoint is not there, lost with one that is damaged, it forgets that there was one.
+    Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
     """
     checkpoints.forget_after(progress.step, progress.best_step)
     if not world.from_main(checkpoints.has_best):
@@ -270,7 +270,7 @@ def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
 
 
 def _is_copy(best: Path) -> bool:
-    """Whether the best checkpoint is a folder of its own, as where a run was copied with its links followed."""
+    """Return whether the best checkpoint is a folder instead of a link, as after copying a run with links followed."""
     return best.is_dir() and not best.is_symlink()
 
 
@@ -279,10 +279,10 @@ def _megabytes(size_bytes: int) -> str:
 
 
 def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint in a folder whose files are as they were written, and what is wrong with newer ones.
+    """Return the newest undamaged checkpoint in a folder, and the problems of newer ones.
 
     Raises:
-        CheckpointError: There are some, but all are damaged; the message names them.
+        CheckpointError: All checkpoints are damaged; the message names them.
     """
     problems: list[str] = []
     for path in reversed(all_in(folder)):
@@ -293,54 +293,55 @@ def newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
         else:
             return path, problems
     if problems:
-        raise CheckpointError(f"no checkpoint in {folder} is sound: {'; '.join(problems)}")
+        raise CheckpointError(f"all checkpoints in {folder} are damaged: {'; '.join(problems)}")
     return None, []
 
 
 def best_or_newest(folder: Path) -> Path:
-    """The best checkpoint in a `checkpoints` folder; a resumed run in a new folder may have none but the newest.
+    """Return the best checkpoint in a `checkpoints` folder, or the newest if there is no best, as after a resume.
 
     Raises:
-        CheckpointError: There is none at all.
+        CheckpointError: There is no checkpoint.
     """
     best = folder / "best"
     return best if (best / MANIFEST_FILE).is_file() else locate(folder)
 
 
 def locate(path: Path) -> Path:
-    """The checkpoint that a path means: a checkpoint's own folder, or the newest of a run.
+    """Return the path if it is a checkpoint, or the newest checkpoint of a run folder.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no checkpoint.
     """
     if names_one(path):
         return path
     found = newest(path / "checkpoints") or newest(path)
     if found is None:
         raise CheckpointError(
-            f"{path} is no checkpoint and holds none; give a run folder or one of its checkpoints/{PREFIX}... folders"
+            f"{path} is not a checkpoint and contains none; name a run folder or one of its checkpoints/{PREFIX}... "
+            f"folders"
         )
     return found
 
 
 def names_one(path: Path) -> bool:
-    """Whether a path is a checkpoint's own folder."""
+    """Return whether a path is the folder of one checkpoint."""
     return (path / MANIFEST_FILE).is_file()
 
 
 def run_folder_of(checkpoint: Path) -> Path:
-    """The run that a checkpoint belongs to."""
+    """Return the run folder of a checkpoint."""
     return checkpoint.resolve().parent.parent
 
 
 def load_model(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Weights for use, and what they belong to, from an exported file, a checkpoint or a run folder.
+    """Load weights and their metadata from an exported file, a checkpoint or a run folder.
 
-    A run folder means its exported model, if there is one, else its newest checkpoint. Where a moving average was
-    kept, a checkpoint means the average.
+    For a run folder this is the exported model, or else the newest checkpoint. For a checkpoint with a moving average
+    of the weights, it is the average.
 
     Raises:
-        CheckpointError: There is nothing of that kind, or it is damaged.
+        CheckpointError: The file or checkpoint is missing or damaged.
     """
     if path.is_dir() and (path / MODEL_FILE).is_file() and not names_one(path):
         path = path / MODEL_FILE

@@ -1,12 +1,12 @@
-"""One checkpoint on disk: written, checked and read, without executing pickles.
+"""Write, verify and read one checkpoint, without executing pickles.
 
-The folder `step-00000120/` holds
+The folder `step-00000120/` contains
 
-- `model.safetensors`: the weights, with architecture, class names and input in its metadata;
-- `average.safetensors`: the moving average of the weights, where one is kept;
-- `strategy.safetensors`: what gradient compression keeps from step to step, of all workers, where it keeps anything;
-- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME, those in lists PARAMETER.NAME.INDEX;
-- `state.json`: everything that is no tensor (progress, loss scale, the optimizer's other values, what the job was);
+- `model.safetensors`: the weights, with architecture, class names and input as metadata;
+- `average.safetensors`: the moving average of the weights, if enabled;
+- `strategy.safetensors`: the state of gradient compression, of all workers, if it has any;
+- `optimizer.safetensors`: the optimizer's tensors, named PARAMETER.NAME, or PARAMETER.NAME.INDEX in lists;
+- `state.json`: everything else (progress, loss scale, the optimizer's other values, the job's settings);
 - `manifest.json`: size and SHA-256 of each of these.
 """
 
@@ -44,10 +44,10 @@ STATE_FILE = "state.json"
 
 
 def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
-    """Write a checkpoint's files into an empty folder; `durable`: and have them on the disk when this returns.
+    """Write a checkpoint's files into an empty folder, and sync them to disk if `durable`.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: A file cannot be written.
     """
     scalars, moments = _split_optimizer(snapshot.optimizer)
     _save_tensors(snapshot.model, folder / MODEL_FILE, {METADATA_KEY: json.dumps(snapshot.about)})
@@ -74,7 +74,7 @@ def write(folder: Path, snapshot: Snapshot, durable: bool = True) -> None:
 
 
 def verify(path: Path) -> None:
-    """Compare a checkpoint's files with its manifest: their sizes first, then their contents.
+    """Compare a checkpoint's files with its manifest: all sizes first, then all contents.
 
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
@@ -85,13 +85,13 @@ def verify(path: Path) -> None:
         for name in names:
             if wrong(path / name, files[name]):
                 raise CheckpointError(
-                    f"{path / name} is damaged: it is not as manifest.json says; resume from another checkpoint in "
+                    f"{path / name} is damaged: it does not match manifest.json; resume from another checkpoint in "
                     f"{path.parent}"
                 )
 
 
 def load(path: Path, verified: bool = False) -> Snapshot:
-    """Read a checkpoint and check it against its manifest; `verified`: this was done just now.
+    """Read a checkpoint after verifying it, unless it is already `verified`.
 
     Raises:
         CheckpointError: A file is missing or damaged; the message names it.
@@ -118,30 +118,30 @@ def load(path: Path, verified: bool = False) -> Snapshot:
 
 
 def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
-    """Write weights, with what is needed to use them, as one safetensors file, whole or not at all.
+    """Write weights and their metadata as one safetensors file, atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     with replacing(path) as partial:
         _save_tensors(weights, partial, {METADATA_KEY: json.dumps(about)})
 
 
 def read_exported(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """The weights in a file that `export` wrote, or in a checkpoint's, and what they belong to.
+    """Read weights and their metadata from a file written by `export`, or from a checkpoint's model file.
 
     Raises:
-        CheckpointError: It cannot be read, or does not say what it holds.
+        CheckpointError: The file cannot be read, or has no valid metadata.
     """
     weights = read_safetensors(path)
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(METADATA_KEY)
     if text is None:
-        raise CheckpointError(f"{path} does not say which model it holds; give a file that Lockstep exported")
+        raise CheckpointError(f"{path} has no Lockstep metadata; name a file that Lockstep exported")
     try:
         return weights, dict(_mapping(parse_json(text)))
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say which model it holds ({error})") from None
+        raise CheckpointError(f"{path}: invalid model metadata: {error}") from None
 
 
 def _has_other_size(path: Path, expected: Mapping[str, Any]) -> bool:
@@ -156,7 +156,7 @@ def _has_other_content(path: Path, expected: Mapping[str, Any]) -> bool:
 
 
 def describe_file(path: Path) -> dict[str, Any] | None:
-    """A file's size and SHA-256; None where it cannot be read."""
+    """Return a file's size and SHA-256; None if it cannot be read."""
     try:
         with open_plain(path) as file:
             return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -166,18 +166,18 @@ def describe_file(path: Path) -> dict[str, Any] | None:
 
 def _save_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
     path.touch()
-    mode = path.stat().st_mode  # as the umask has it; safetensors puts a private file in its place
+    mode = path.stat().st_mode  # as set by the umask; safetensors replaces the file by a private one
     try:
         save_file(tensors, path, metadata=metadata)
         path.chmod(mode)
-    except SafetensorError as error:  # it tells the number of an error of the system in words alone
+    except SafetensorError as error:  # contains the system's error number only as text
         number = re.search(r"os error (\d+)", str(error))
         code = int(number.group(1)) if number else errno.EIO
         raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
 
 
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
-    """An optimizer's state_dict as JSON and tensors."""
+    """Split an optimizer's state_dict into JSON values and tensors."""
     tensors: Tensors = {}
     values: dict[str, dict[str, Any]] = {}
     for parameter, entries in state["state"].items():
@@ -190,7 +190,7 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]
 
 
 def _split_list(value: Any, key: str, tensors: Tensors) -> Any:
-    """A value as JSON: a tensor in a list, which goes to the tensors, as the name that it has there."""
+    """Return a value as JSON; tensors in lists are added to `tensors` and replaced by their names."""
     if isinstance(value, torch.Tensor):
         tensors[key] = value.detach().cpu().contiguous()
         return {TENSOR: key}
@@ -200,7 +200,7 @@ def _split_list(value: Any, key: str, tensors: Tensors) -> Any:
 
 
 def _join_list(value: Any, tensors: Tensors) -> Any:
-    """What `_split_list` was given; takes its tensors away from `tensors`."""
+    """Undo `_split_list`; its tensors are removed from `tensors`."""
     if isinstance(value, list):
         return [_join_list(each, tensors) for each in value]
     if isinstance(value, Mapping) and value.keys() == {TENSOR}:
@@ -224,28 +224,28 @@ def _join_optimizer(scalars: Mapping[str, Any], tensors: Tensors) -> dict[str, A
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"a {type(value).__name__} where there should be a mapping")
+        raise TypeError(f"expected a mapping, found a {type(value).__name__}")
     return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{str(value)[:40]} is no number of steps")
+        raise ValueError(f"invalid step count: {str(value)[:40]}")
     return value
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = _read_json(path / MANIFEST_FILE)
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is of format {manifest.get('format')}, this Lockstep reads format {FORMAT}")
+        raise CheckpointError(f"{path} has format {manifest.get('format')}, but this Lockstep reads format {FORMAT}")
     files = manifest.get("files")
     if not isinstance(files, dict):
-        raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it names no files")
+        raise CheckpointError(f"{path / MANIFEST_FILE} is damaged: it lists no files")
     for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, *(files.keys() & OPTIONAL)):
         known = files.get(name)
         if not (isinstance(known, dict) and type(known.get("bytes")) is int and _is_sha256(known.get("sha256"))):
             raise CheckpointError(
-                f"{path / MANIFEST_FILE} is damaged: it has no size and SHA-256 of {name}; resume from another "
+                f"{path / MANIFEST_FILE} is damaged: it lacks the size or SHA-256 of {name}; resume from another "
                 f"checkpoint in {path.parent}"
             )
     return manifest
@@ -261,5 +261,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
+        raise CheckpointError(f"{path} does not contain a JSON object")
     return value

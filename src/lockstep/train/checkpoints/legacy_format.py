@@ -1,6 +1,6 @@
-"""What checkpoint files of older training scripts mean; `models/saved_weights.py` reads them and runs nothing in them.
+"""Interpret checkpoint files of older training scripts; `models/saved_weights.py` reads them without running code.
 
-| what the file holds | written by | finished epochs |
+| keys in the file | written by | finished epochs |
 |---|---|---|
 | net, acc, epoch | pytorch-cifar | epoch + 1 |
 | epoch, arch, state_dict, best_prec1 or best_acc1, optimizer | the ImageNet examples of PyTorch and Apex | epoch |
@@ -31,9 +31,9 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class OldCheckpoint:
-    """What a file holds that Lockstep can use.
+    """The parts of a file that Lockstep can use.
 
-    `epochs` are finished; `top1` is the best so far, a share; None where the file does not say.
+    `epochs`: finished epochs. `top1`: the best accuracy, 0 to 1. None if not in the file.
     """
 
     path: Path
@@ -45,23 +45,23 @@ class OldCheckpoint:
 
 
 def is_old(path: Path) -> bool:
-    """Whether a path can only be an older script's checkpoint: a file, where Lockstep's are folders and safetensors."""
+    """Return whether a path is a file that Lockstep did not write; its checkpoints are folders or safetensors."""
     return path.is_file() and path.suffix != ".safetensors"
 
 
 def read(path: Path) -> OldCheckpoint:
-    """Read a file in any of the forms above, on the CPU.
+    """Read a file in any of the formats above, on the CPU.
 
     Raises:
-        CheckpointError: The file is damaged, wants something run, or has none of the forms.
+        CheckpointError: The file is damaged, would run code, or has an unknown format.
     """
     content = saved_weights.read(path)
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not the dictionary that older scripts save")
+        raise CheckpointError(f"{path} contains a {type(content).__name__}, not the dictionary that older scripts save")
     key, weights = find_weights(content)
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError(
-            f"{path} is no checkpoint that Lockstep knows: it holds {few(content)}, and no weights under "
+            f"{path}: unknown checkpoint format: it contains {few(content)}, but no weights under "
             f"{', '.join(saved_weights.NESTED)}"
         )
     best = next((content[key] for key in ("best_prec1", "best_acc1", "acc") if key and key in content), None)
@@ -79,15 +79,15 @@ def read(path: Path) -> OldCheckpoint:
 
 
 def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
-    """Put a file's weights into a model, without the wrappers' parts of their names.
+    """Load a file's weights into a model, without the name prefixes of wrappers.
 
     Raises:
-        CheckpointError: Names or shapes are not the model's; the message has the first few and the file's network.
+        CheckpointError: Names or shapes differ from the model's; the message has the first few and the file's network.
     """
     wanted = model.state_dict()
     names = match_names(old.weights, model)
     weights = {names[name]: tensor for name, tensor in old.weights.items()}
-    counters = {name for name in wanted if name.endswith(".num_batches_tracked")}  # not there before torch 0.4.1
+    counters = {name for name in wanted if name.endswith(".num_batches_tracked")}  # missing before torch 0.4.1
     missing = wanted.keys() - weights.keys() - counters
     unknown = weights.keys() - wanted.keys()
     shapes = [
@@ -95,18 +95,18 @@ def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
         for name, tensor in weights.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
-    wrong = [f"it has no {few(sorted(missing))}"] if missing else []
+    wrong = [f"the file has no {few(sorted(missing))}"] if missing else []
     wrong += [f"the model has no {few(sorted(unknown))}"] if unknown else []
     wrong += [few(shapes)] if shapes else []
     if wrong:
         raise CheckpointError(f"{old.path} does not fit --arch {arch}: {'; '.join(wrong)} ({_hint(old, arch)})")
-    model.load_state_dict(weights, strict=False)  # but for counters, all is there
+    model.load_state_dict(weights, strict=False)  # only the counters may be missing
 
 
 def _hint(old: OldCheckpoint, arch: str) -> str:
     if old.arch == arch:
-        return f"it names {arch} too, which for images of more than 64 pixels is -a torchvision/{arch}"
-    return f"it was written for -a {old.arch}" if old.arch else "choose the network it was written for with -a"
+        return f"for images larger than 64 pixels, use -a torchvision/{arch}"
+    return f"it was written for -a {old.arch}" if old.arch else "use -a to name the network it was written for"
 
 
 def _finished_epochs(path: Path, content: Mapping[str, Any], key: str | None) -> int | None:
@@ -117,7 +117,7 @@ def _finished_epochs(path: Path, content: Mapping[str, Any], key: str | None) ->
         return None
     epoch = _number(path, "epoch", content["epoch"])
     if epoch != int(epoch) or epoch < 0:
-        raise CheckpointError(f"{path}: its epoch is {epoch:g}")
+        raise CheckpointError(f"{path}: invalid epoch: {epoch:g}")
     return int(epoch) + (key != "state_dict")
 
 
@@ -127,6 +127,6 @@ def _number(path: Path, name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        said = "too large" if isinstance(value, int) else f"{value!r:.100}, not a number"
-        raise CheckpointError(f"{path}: its {name} is {said}")
+        problem = "too large" if isinstance(value, int) else f"{value!r:.100} is not a number"
+        raise CheckpointError(f"{path}: invalid {name}: {problem}")
     return number

@@ -1,6 +1,6 @@
-"""Going on from an older script's checkpoint, and beginning at an epoch that the user names.
+"""Resume from an older script's checkpoint, or at the epoch given by --start-epoch.
 
-Either begins a run folder of its own: the epochs before it are not in its records.
+Both start a new run folder, whose records do not contain the earlier epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lockstep.train.metrics import Totals
 from lockstep.train.optim.build import load_keeping_flags
 from lockstep.train.progress import Progress
 
-# What each optimizer remembers of a parameter, under the names that torch has always given it.
+# The state of each optimizer per parameter, under torch's names.
 REMEMBERED: dict[type[optim.Optimizer], set[str]] = {
     optim.SGD: {"momentum_buffer"},
     optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
@@ -33,10 +33,10 @@ REMEMBERED: dict[type[optim.Optimizer], set[str]] = {
 def take_over(
     path: Path, config: TrainConfig, model: nn.Module, optimizer: optim.Optimizer, steps_per_epoch: int
 ) -> tuple[Progress, list[str]]:
-    """Put an older script's state into the parts of a run.
+    """Restore an older script's state.
 
     Returns:
-        Where the run begins, and lines for the user on what was taken over and what was not.
+        The progress, and lines to print on what was restored and what was not.
 
     Raises:
         CheckpointError: The file cannot be read, or its weights do not fit the model.
@@ -48,17 +48,17 @@ def take_over(
     best = f", best top-1 {100 * old.top1:.2f} %" if old.top1 is not None else ""
     lines = [f"weights from {path}: {epochs} epochs finished{best}"]
     if old.epochs is None:
-        lines[0] = f"weights from {path}, which does not say how many epochs are finished; --start-epoch N does"
+        lines[0] = f"weights from {path}, which does not record the number of finished epochs; add --start-epoch N"
     if epochs >= config.epochs and config.run.start_epoch is None:
-        lines.append(f"no epoch of --epochs {config.epochs} is left to train: the weights are evaluated as they are")
+        lines.append(f"no epochs left to train (--epochs {config.epochs}): evaluating the weights as they are")
     lines.append(
-        f"the optimizer begins anew: {obstacle}" if obstacle else "the optimizer goes on with the file's state"
+        f"optimizer state not restored: {obstacle}" if obstacle else f"optimizer state restored from {path.name}"
     )
     return Progress(step=epochs * steps_per_epoch), lines
 
 
 def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> Progress:
-    """The progress with the epoch that --start-epoch names, the same object where that changes nothing.
+    """Return the progress at --start-epoch, or the same object if that changes nothing.
 
     Raises:
         ConfigError: The run ends before that epoch.
@@ -83,38 +83,38 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
 
 
 def take_over_optimizer(state: Mapping[str, Any] | None, model: nn.Module, optimizer: optim.Optimizer) -> str:
-    """Put an old optimizer's state into ours, matched by the order of the parameters; the flags' values stay.
+    """Load an old optimizer's state, matched by the order of the parameters; values set by flags are kept.
 
     Returns:
-        Why that cannot be, or nothing; the optimizer is then as it was.
+        The reason why the state does not fit, with the optimizer unchanged; "" on success.
     """
     if state is None:
-        return "the file has no state of it"
-    # --shard-optimizer wraps one that holds this worker's share.
+        return "the file has no optimizer state"
+    # --shard-optimizer wraps the optimizer of this worker's shard.
     kind = type(optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer)
     remembered = next((names for each, names in REMEMBERED.items() if issubclass(kind, each)), None)
     if remembered is None:
-        return f"no older script's state fits {kind.__name__}"
+        return f"older scripts have no state for {kind.__name__}"
     try:
         entries = _in_order(state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"the file's state is of another form ({error!r})"
+        return f"the file's state has an unknown form ({error!r})"
     if not any(entries):
-        return "the file has no state of it"
+        return "the file has no optimizer state"
     ours = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     order = _places(entries, _group_sizes(state), model, optimizer, ours)
     if order is None:
-        return "its parameters are grouped in another way, or are not as many or as large"
+        return "the file's parameter groups, or the number or shapes of its parameters, differ"
     foreign = {name for entry in entries for name in entry if entry[name] is not None} - remembered
     if foreign:
-        return f"the file's state is of another optimizer (it has {', '.join(sorted(foreign))})"
+        return f"the file's state is from another optimizer (it has {', '.join(sorted(foreign))})"
     taken = {place: _with_tensor_step(entry) for place, entry in zip(order, entries, strict=True) if entry}
     load_keeping_flags(optimizer, {"state": taken, "param_groups": _numbered_groups(optimizer)})
     return ""
 
 
 def _with_tensor_step(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What is remembered of a parameter; before torch 1.12 the count of steps was a plain number."""
+    """Return a parameter's state with `step` as a tensor; before torch 1.12 it was a number."""
     return {
         name: torch.tensor(float(value)) if name == "step" and isinstance(value, int | float) else value
         for name, value in entry.items()
@@ -122,7 +122,7 @@ def _with_tensor_step(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbered_groups(optimizer: optim.Optimizer) -> list[dict[str, Any]]:
-    """The groups as state_dict() has them, which a sharded optimizer gives only after it has gathered all states."""
+    """Return the groups as in state_dict(), which a sharded optimizer supports only after gathering all states."""
     number = count()
     return [{**group, "params": [next(number) for _ in group["params"]]} for group in optimizer.param_groups]
 
@@ -132,11 +132,11 @@ def _group_sizes(state: Mapping[str, Any]) -> list[int]:
 
 
 def _in_order(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What is remembered of each parameter, in their order; torch before 1.5 named them by addresses."""
+    """Return the state of each parameter, in order; torch before 1.5 used addresses as keys."""
     keys = [key for group in state["param_groups"] for key in group["params"]]
     entries = [state["state"].get(key, {}) for key in keys]
     if not all(isinstance(entry, Mapping) for entry in entries):
-        raise TypeError("an entry is no dictionary")
+        raise TypeError("an entry is not a dictionary")
     return entries
 
 
@@ -147,7 +147,7 @@ def _places(
     optimizer: optim.Optimizer,
     ours: Sequence[torch.Tensor],
 ) -> list[int] | None:
-    """For each of the file's parameters the number that our optimizer gives it; None where that cannot be said."""
+    """Return our optimizer's index of each of the file's parameters; None if they cannot be matched."""
     if len(entries) != len(ours):
         return None
     places = list(range(len(ours)))

@@ -1,7 +1,7 @@
-"""Snapshots in memory: a job's state after one of its last steps, kept by every host for workers that are started anew.
+"""Snapshots in memory: the state after one of the last steps, kept on every host for restarted workers.
 
-The folder is in memory and outlives the workers (`lockstep.launch.node.snapshot_memory`); one worker a host writes to
-it, in the form of a checkpoint. A host that is lost takes its own copy with it, and one that joins gets another's.
+The folder is in memory and outlives the workers (`lockstep.launch.node.snapshot_memory`). One worker per host writes to
+it, in checkpoint format. If a host dies, its copy is lost; a host that joins receives a copy from another one.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ NONE = -1
 
 
 class SnapshotFolder(CheckpointFolder):
-    """The newest snapshot, in memory; the one before makes way when it is whole."""
+    """The newest snapshot, in memory; the previous one is removed once the new one is complete."""
 
     noun = "snapshot"
 
     def __init__(self, folder: Path):
         super().__init__(folder, keep=1, durable=False)
 
-    def report_to(self, tell: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
-        """Tell once that there is no room: there will be none at the next step either."""
-        told: list[str] = []
+    def report_to(self, warn: Callable[[str], None], writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Report only the first failure: later snapshots will not fit into memory either."""
+        reported: list[str] = []
 
-        def tell_once(line: str) -> None:
-            if not told:
-                told.append(line)
-                tell(f"{line}; a restart would go on from a checkpoint")
+        def warn_once(line: str) -> None:
+            if not reported:
+                reported.append(line)
+                warn(f"{line}; a restart will resume from a checkpoint")
 
-        super().report_to(tell_once, writing)
+        super().report_to(warn_once, writing)
 
 
 def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:
-    """Where this worker keeps snapshots, if it is the one on its host that does; later ones than `step` are dropped."""
+    """Return the snapshot folder of the worker that writes on its host, else a no-op; drop snapshots after `step`."""
     writes = world.is_main if strategy.gathers_state else world.place.local_rank == 0
     if world.place.snapshots is None or not writes or config.run.snapshot_steps == 0:
         return Checkpoints()
@@ -56,21 +56,21 @@ def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: 
 
 
 def snapshot_interval(config: TrainConfig, world: World) -> int:
-    """Steps between two snapshots; 0 where none are kept."""
+    """Return the number of steps between two snapshots; 0 if none are kept."""
     if world.place.snapshots is None:
         return 0
     return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
 
 
 def bring_newest(folder: Path, world: World, after: int) -> Path | None:
-    """The newest sound snapshot that any host keeps, if it is of a later step than `after`: on every host now.
+    """Copy the newest undamaged snapshot of any host to all hosts, if its step is later than `after`.
 
-    None, too, where a host has no room for it.
+    Return its path; None if there is no such snapshot or a host has no room for it.
     """
     newest = _newest_sound(folder) if world.place.local_rank == 0 else None
     step = checkpoint_folder.step_of(newest) if newest else NONE
-    told = world.gather([world.place.local_rank, step])
-    steps = [step if local_rank == 0 else NONE for local_rank, step in told]
+    found = world.gather([world.place.local_rank, step])
+    steps = [step if local_rank == 0 else NONE for local_rank, step in found]
     latest = max(steps)
     if latest <= after:
         return None
@@ -85,12 +85,12 @@ def bring_newest(folder: Path, world: World, after: int) -> Path | None:
 def _newest_sound(folder: Path) -> Path | None:
     try:
         return checkpoint_folder.newest_sound(folder)[0]
-    except CheckpointError:  # all of it is damaged; another host, or a checkpoint, may do
+    except CheckpointError:  # all are damaged; another host's snapshot or a checkpoint may be usable
         return None
 
 
 def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
-    """Give the holder's snapshot to the workers that take it; whether all have it whole, the same on all."""
+    """Send the holder's snapshot to the workers with `takes`. Return whether all succeeded; equal on all workers."""
     files = {path.name: path.stat().st_size for path in snapshot.iterdir()} if world.rank == holder else {}
     files = world.gather(files)[holder]
     partial = partial_of(snapshot)
@@ -110,7 +110,7 @@ def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
                     try:
                         target.write(chunk.data)
                         target.flush()
-                    except OSError as error:  # the others go on sending
+                    except OSError as error:  # continue: the broadcasts are collective
                         problem = str(error)
     if takes and not problem:
         shutil.rmtree(snapshot, ignore_errors=True)
@@ -119,7 +119,7 @@ def _copy(snapshot: Path, holder: int, world: World, takes: bool) -> bool:
 
 
 def _make_room(partial: Path, size_bytes: int) -> bool:
-    """Whether there is an empty folder now, on a file system with so much room."""
+    """Create an empty folder. Return whether its file system has enough free space."""
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

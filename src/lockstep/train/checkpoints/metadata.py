@@ -1,4 +1,4 @@
-"""What a file of weights says of itself, read as anybody may have written it: types and sizes are checked."""
+"""Metadata of a weights file. Files are untrusted, so types and sizes are checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.data.sets import InputSpec
 
-MOST_CLASSES = 1_000_000  # the logits of as many are 4 MB an image
+MOST_CLASSES = 1_000_000  # 4 MB of logits per image
 MOST_SIDE = 16_384  # pixels
 MOST_CHANNELS = 1_024
 
@@ -24,33 +24,33 @@ class About:
     data: str = ""
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> About:
-        """Read what an exported file or a checkpoint says.
+    def read(cls, values: Mapping[str, Any]) -> About:
+        """Parse the metadata of an exported file or a checkpoint.
 
         Raises:
-            KeyError, TypeError, ValueError: Something is missing, of another type, or none that a network can have.
+            KeyError, TypeError, ValueError: A value is missing, of the wrong type, or out of range.
         """
-        classes, data = said["classes"], said.get("data", "")
-        if not (isinstance(said["arch"], str) and isinstance(data, str)):
-            raise TypeError("its arch or data is no text")
+        classes, data = values["classes"], values.get("data", "")
+        if not (isinstance(values["arch"], str) and isinstance(data, str)):
+            raise TypeError("arch or data is not a string")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise TypeError("its classes are no list of texts")
+            raise TypeError("classes is not a list of strings")
         if not 1 <= len(classes) <= MOST_CLASSES:
-            raise ValueError(f"it has {len(classes):,} classes")
-        return cls(said["arch"], tuple(classes), _input(said["input"]), data)
+            raise ValueError(f"{len(classes):,} classes; expected 1 to {MOST_CLASSES:,}")
+        return cls(values["arch"], tuple(classes), _input(values["input"]), data)
 
 
-def _input(said: Mapping[str, Any]) -> InputSpec:
-    if not isinstance(said, Mapping) or not all(isinstance(said[name], list) for name in ("mean", "std")):
-        raise TypeError("its input is of another form")
-    spec = InputSpec(**{**said, "mean": tuple(said["mean"]), "std": tuple(said["std"])})
+def _input(values: Mapping[str, Any]) -> InputSpec:
+    if not isinstance(values, Mapping) or not all(isinstance(values[name], list) for name in ("mean", "std")):
+        raise TypeError("input is not a mapping with lists mean and std")
+    spec = InputSpec(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
     for name, most in (("channels", MOST_CHANNELS), ("height", MOST_SIDE), ("width", MOST_SIDE)):
         value = getattr(spec, name)
         if type(value) is not int or not 1 <= value <= most:
-            raise ValueError(f"its input has {name} {str(value)[:40]}")
+            raise ValueError(f"invalid input {name}: {str(value)[:40]}")
     figures = (*spec.mean, *spec.std, spec.crop_ratio)
     if not all(type(figure) in (int, float) and abs(figure) < math.inf for figure in figures):
-        raise ValueError("its mean, std or crop_ratio is no number")
+        raise ValueError("mean, std or crop_ratio is not a number")
     if not len(spec.mean) == len(spec.std) == spec.channels or not all(spec.std) or not 0 < spec.crop_ratio <= 1:
-        raise ValueError("its mean, std or crop_ratio cannot be")
+        raise ValueError(f"invalid mean, std or crop_ratio: {spec.mean}, {spec.std}, {spec.crop_ratio}"[:200])
     return spec

@@ -1,4 +1,4 @@
-"""Going on from a run's checkpoint: which one, whether it is of the same job, and its state into the run's parts."""
+"""Resume a run: choose the checkpoint, check that it belongs to the same job, and restore its state."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from lockstep.world.world import World
 
 
 def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer: str | None = None) -> dict[str, Any]:
-    """What a run and its continuation must share, each under the flag that sets it.
+    """Return the settings that must be equal in a run and its continuation, by flag.
 
     Args:
-        optimizer: The name of one that is not of the configuration.
+        optimizer: The name of a custom optimizer.
     """
     return {
         "DATASET": data.name,
@@ -46,15 +46,15 @@ def identify(config: TrainConfig, data: ImageData, batching: Batching, optimizer
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a run goes on from.
+    """The state that a run resumes from.
 
     Args:
-        state: A checkpoint or a snapshot, the same path on every worker; None: it begins anew.
-        again: This job's workers have been started before, and this is their own state.
-        verified: On this worker the files were compared with their checksums just now.
-        notes: What to say of it.
-        is_snapshot: It is in memory, and no part of a run folder.
-        checkpoint: The one that a snapshot follows.
+        state: A checkpoint or snapshot, the same path on every worker; None: a new run.
+        again: The workers were restarted, and the state is this job's own.
+        verified: This worker already verified the checksums.
+        notes: Lines to print.
+        is_snapshot: The state is in memory, not in a run folder.
+        checkpoint: The checkpoint before the snapshot.
     """
 
     state: Path | None = None
@@ -66,20 +66,20 @@ class ResumePoint:
 
     @property
     def run(self) -> Path | None:
-        """The run folder that the state belongs to; None: a new one."""
+        """The run folder of the state; None: a new one."""
         path = self.checkpoint if self.is_snapshot else self.state
         return checkpoint_folder.run_folder_of(path) if path and checkpoint_folder.names_one(path) else None
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins.
+    """The start of a run or session.
 
     Args:
-        progress: How far it has come already.
-        checkpoints: Its own; they write on rank 0 alone.
-        notes: What to say of it.
-        before: Another run folder that it goes on from.
+        progress: The restored progress.
+        checkpoints: The run's checkpoints; only rank 0 writes them.
+        notes: Lines to print.
+        before: Another run folder that the run was resumed from.
     """
 
     progress: Progress
@@ -98,7 +98,7 @@ def begin(
     optim: Optimization,
     steps_per_epoch: int,
 ) -> Beginning:
-    """Put the state that a run goes on from, if any, into its parts, and begin its folder, which is held.
+    """Restore the state to resume from, if any, and create the run folder, which must be locked.
 
     Raises:
         CheckpointError: The state is damaged, or belongs to another job.
@@ -109,10 +109,10 @@ def begin(
         progress, notes = take_over(point.state, config, weights, optim.optimizer, steps_per_epoch)
         optim.precision.refresh()
         optim.average.begin()
-        point = ResumePoint()  # its run has no folder of ours
+        point = ResumePoint()  # older scripts have no run folder
     elif point.state is not None:
         progress = restore(point, identity, weights, optim)
-        notes = ["going on from memory: the state of this step was kept there"] * point.is_snapshot
+        notes = ["resuming from a snapshot in memory"] * point.is_snapshot
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
@@ -120,28 +120,26 @@ def begin(
     before = None
     if point.run is not None and point.run != held.folder.path.resolve():
         before = RunFolder(point.run)
-        progress.forget_best()  # the best of the other folder stays there
+        progress.forget_best()  # the best checkpoint stays in the other folder
     go_back(checkpoints, progress, world)
     return Beginning(progress, checkpoints, notes, before)
 
 
 def find_resume_point(config: TrainConfig, world: World, own: Path | None = None) -> ResumePoint:
-    """What to go on from, the same on every worker.
+    """Find the state to resume from, equal on every worker.
 
-    Where a run was named, or none, that is the newest checkpoint that is sound. Workers that are started anew go on
-    from their own run's newest state, be it a checkpoint or a snapshot in memory, and as configured if there is none.
+    For a run folder or "auto" this is the newest undamaged checkpoint. Restarted workers resume from their own run's
+    newest checkpoint or snapshot in memory, or as configured if there is none.
 
     Args:
-        own: The run's folder, where "auto" looks; None: in the newest run of the same kind.
+        own: The run folder that "auto" searches; None: the newest run of the same kind.
 
     Raises:
-        CheckpointError: There is none, the one that was named is damaged, or all are.
+        CheckpointError: There is no checkpoint, the named one is damaged, or all are.
     """
     memory = world.place.snapshots
     if memory is not None and config.run.run_dir is None:
-        raise ConfigError(
-            "workers that are started anew (--max-restarts) find their run by its folder: add --run-dir DIR"
-        )
+        raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
     found: Path | None = None
     again, notes = False, list[str]()
     if world.is_main and world.place.restart:
@@ -161,12 +159,12 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
 
 
 def _find_own(config: TrainConfig) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that this job has written itself, before its workers were started anew."""
+    """Return the newest checkpoint that this job wrote before its workers were restarted."""
     if config.run.run_dir is None:
         return None, []
     try:
         return _newest_sound(config.run.run_dir / "checkpoints")
-    except CheckpointError as error:  # a snapshot may do
+    except CheckpointError as error:  # a snapshot may be usable
         return None, [str(error)]
 
 
@@ -184,13 +182,13 @@ def _find(config: TrainConfig, own: Path | None) -> tuple[Path | None, list[str]
 
 
 def _newest_sound(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint there that is sound, and what to say of newer ones."""
+    """Return the newest undamaged checkpoint in a folder, and lines on newer, damaged ones."""
     found, problems = checkpoint_folder.newest_sound(folder)
-    return found, [f"{problem}; going on from {found}" for problem in problems]
+    return found, [f"{problem}; resuming from {found}" for problem in problems]
 
 
 def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool) -> Checkpoints:
-    """Write what the run was started with, on rank 0, which alone writes checkpoints.
+    """Create the run folder on rank 0, the only rank that writes checkpoints.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints.
@@ -204,24 +202,24 @@ def _begin_folder(config: TrainConfig, world: World, held: HeldRun, is_new: bool
 
 
 def check_unused(config: TrainConfig, folder: RunFolder, is_new: bool) -> None:
-    """Refuse the folder of an earlier run for a new one.
+    """Reject the folder of an earlier run for a new run.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints.
     """
     if is_new and checkpoint_folder.newest(folder.checkpoints):
-        way_out = "add --resume auto to go on with it, or choose another folder"
+        fix = "add --resume auto to continue it, or choose another folder"
         if config.run.start_epoch is not None:
-            way_out = "--start-epoch begins a run of its own: choose another folder, or leave --start-epoch out"
-        raise ConfigError(f"--run-dir {folder.path} holds the checkpoints of an earlier run; {way_out}")
+            fix = "--start-epoch starts a new run: choose another folder, or leave out --start-epoch"
+        raise ConfigError(f"--run-dir {folder.path} contains checkpoints of an earlier run; {fix}")
 
 
 def restore(point: ResumePoint, identity: dict[str, Any], weights: nn.Module, optim: Optimization) -> Progress:
-    """Put the state that a run goes on from into its parts, and return how far it had come."""
+    """Restore a run's state, and return its progress."""
     path, strategy, precision = point.state, optim.strategy, optim.precision
     assert path
     snapshot = checkpoint_format.load(path, point.verified)
-    made_with = {"--freeze": [], **snapshot.job}  # which older checkpoints do not name
+    made_with = {"--freeze": [], **snapshot.job}  # missing in older checkpoints
     different = {key: (made_with.get(key), value) for key, value in identity.items()}
     wrong = [f"{key} {was}, not {now}" for key, (was, now) in different.items() if was != now]
     if wrong:

@@ -1,4 +1,4 @@
-"""Holding a run's folder while the run uses it, so that no other job writes there."""
+"""Lock a run folder while a job uses it, so that no other job writes to it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lockstep.train.run_folder import RunFolder, newest_run_path, run_of
 from lockstep.world.job_series import describe_batch_job, series_of
 from lockstep.world.world import World
 
-WAY_OUT = "wait for that job to end, end it, or choose another folder with --run-dir"
+WAY_OUT = "wait for that job to finish, stop it, or choose another folder with --run-dir"
 
 
 def _nothing() -> None:
-    """Of a worker that does not write to the folder."""
+    """Check nothing, on workers that do not write to the folder."""
 
 
 @dataclass(frozen=True)
 class HeldRun:
-    """A run's folder that this job holds.
+    """A run folder locked by this job.
 
     Args:
-        check: Raises LockstepError when another job is known to have taken the folder over. Costs nothing.
-        confirm: The same by asking the file system; due before anything there is renamed or removed.
+        check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
+        confirm: The same, after asking the file system; call it before renaming or removing anything in the folder.
     """
 
     folder: RunFolder
@@ -39,11 +39,11 @@ class HeldRun:
 
 @contextmanager
 def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
-    """Hold the folder that this run will write to while the block runs. Call it on all workers; rank 0 holds it.
+    """Lock the run folder while the block runs. Call it on all workers; rank 0 holds the lock.
 
     Raises:
-        ConfigError: Another job holds it, or it cannot be written; raised on all workers.
-        CheckpointError: --resume names something without a checkpoint; likewise.
+        ConfigError: Another job holds the lock, or the folder cannot be written; raised on all workers.
+        CheckpointError: --resume names a path without a checkpoint; raised on all workers.
     """
     lock, made, failure = None, list[Path](), ["", ""]
     path = config.run.run_dir or RUNS
@@ -67,33 +67,33 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
     finally:
         if lock:
             lock.close()
-        for each in reversed(made):  # where the run ended before it wrote anything
+        for each in reversed(made):  # if the run ended before writing anything
             with suppress(OSError):
                 each.rmdir()
 
 
 def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
-    """The run's folder where no other job can know of it, so that it need not be held."""
+    """Return the run folder without a lock, for folders that no other job knows."""
     return HeldRun(RunFolder(Path(world.from_main(str(config.run.run_dir or new_run_path(config))))))
 
 
 def resumed_run_path(config: TrainConfig) -> Path | None:
-    """The folder of the run that this one goes on with, unless --run-dir names another; None: it is a new run.
+    """Return the folder of the run to resume, ignoring --run-dir; None for a new run.
 
     Raises:
-        CheckpointError: --resume names something without a checkpoint.
+        CheckpointError: --resume names a path without a checkpoint.
     """
     resume = config.run.resume
-    if resume is None or config.run.start_epoch is not None or Path(resume).is_file():  # a file is an older script's
+    if resume is None or config.run.start_epoch is not None or Path(resume).is_file():  # files are from older scripts
         return None
     return newest_run_path(config) if resume == "auto" else run_of(Path(resume))
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a run folder that cannot be made or written to, without making it.
+    """Check that a run folder can be created and written to, without creating it.
 
     Raises:
-        ConfigError: It cannot be.
+        ConfigError: It cannot.
     """
     _check_name(path)
     there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
@@ -103,7 +103,7 @@ def check_writable(path: Path) -> None:
 
 
 def _check_name(path: Path) -> None:
-    """Refuse at the start what no checkpoint could be read from at the end.
+    """Reject at the start a name that would make checkpoints unreadable.
 
     Raises:
         ConfigError: The name is not UTF-8, which safetensors needs.
@@ -115,7 +115,7 @@ def _check_name(path: Path) -> None:
 
 
 def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
-    """The run's folder, with those above it; those that were not there are added to `made`."""
+    """Create the run folder and its parents; new folders are appended to `made`."""
     given = config.run.run_dir or resumed_run_path(config)
     if given:
         _check_name(given)
@@ -130,5 +130,5 @@ def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
                     raise
             else:
                 made.append(each)
-        if given or made[-1:] == [path]:  # of a new name, the first job to make it has it
+        if given or made[-1:] == [path]:  # a generated name belongs to the job that created it
             return path

@@ -1,4 +1,4 @@
-"""The state of a run after a step, copied to memory of its own, so that nothing changes it while it is written."""
+"""Copy the state of a run after a step, so that training cannot change it while it is written."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run after a step. `about` describes the model; `job` what a resumed run must share.
+    """The state of a run after a step. `about` describes the model; `job` has settings that a resumed run must share.
 
-    `wait` is to be called, on any thread, before tensors are read.
+    Call `wait`, on any thread, before reading tensors.
     """
 
     step: int
@@ -35,12 +35,12 @@ class Snapshot:
 
     @property
     def size_bytes(self) -> int:
-        """What its tensors take, in memory and, nearly, on a disk."""
+        """The size of its tensors in memory, and approximately on disk."""
         return sum(tensor.nbytes for tensor in self._tensors())
 
     @property
     def usable(self) -> Tensors:
-        """The weights to use: the moving average's where one was kept."""
+        """The weights to use: the moving average if there is one."""
         prefix = "module."
         averaged = {name.removeprefix(prefix): t for name, t in self.average.items() if name.startswith(prefix)}
         return averaged or self.model
@@ -51,7 +51,7 @@ class Snapshot:
 
 
 def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a state, however deep in mappings and lists, as L-BFGS keeps them."""
+    """Yield the tensors in nested mappings and lists."""
     if isinstance(state, torch.Tensor):
         yield state
     elif isinstance(state, Mapping | list | tuple):
@@ -60,9 +60,9 @@ def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
 
 
 class HostCopies:
-    """Copies a state to the host; from a device with streams into pinned memory, while the device goes on.
+    """Copies a state to the host; from devices with streams, asynchronously into pinned memory.
 
-    Those copies are made on a stream of their own, so `protect` has to come before anything changes what was copied.
+    Asynchronous copies run on a separate stream, so call `protect` before changing the copied tensors.
     """
 
     def __init__(self, device: torch.device):
@@ -72,12 +72,12 @@ class HostCopies:
         self._copied: torch.Event | None = None
 
     def steady(self, tensors: Tensors) -> Tensors:
-        """The tensors, or where copies take their time copies on the device, which `protect` need not precede."""
+        """Return the tensors, or clones on the device if copying is asynchronous; the clones need no `protect`."""
         return {name: tensor.clone() for name, tensor in tensors.items()} if self._side else tensors
 
     @contextmanager
     def making(self) -> Iterator[Callable[[], None]]:
-        """Around `copy`; gives what waits for the copies, on any thread, after this has ended."""
+        """Surround `copy`. Yield a function that waits for the copies, on any thread, after the block."""
         if self._side is None:
             yield lambda: None
             return
@@ -94,7 +94,7 @@ class HostCopies:
         self._copied = copied
 
     def copy(self, state: Any) -> Any:
-        """A state_dict, or any nest of mappings and lists, with all tensors on the CPU and all else copied, too."""
+        """Copy nested mappings and lists, such as a state_dict, with all tensors on the CPU."""
         if isinstance(state, torch.Tensor):
             return self._copy(state.detach())
         if isinstance(state, Mapping):
@@ -106,11 +106,11 @@ class HostCopies:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._side is None or tensor.device.type != self._device.type:
             return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        self._held.append(tensor)  # or its memory might be reused before it is copied
+        self._held.append(tensor)  # keeps its memory from being reused before it is copied
         return accelerator.pinned_like(tensor).copy_(tensor, non_blocking=True)
 
     def protect(self) -> None:
-        """Have the device finish the copies before it does what it is asked next; the host does not wait."""
+        """Make the device finish the copies before later work; the host does not wait."""
         if self._copied is not None:
             accelerator.current_stream(self._device).wait_event(self._copied)
             self._copied = None

@@ -1,6 +1,6 @@
-"""What a caller of `fit` may bring besides a model and data.
+"""User-defined parts of a run, besides the model and the data.
 
-`parts` holds all of it. `callbacks` are called in the loop and may stop it (`early_stopping` is one), `measures` sums
-metrics and counts right answers by class, `custom_loss` wraps a loss, `custom_optimizer` and `custom_schedule` take
-optimizers and schedulers of torch's interface.
+`parts` groups all of them. The loop calls `callbacks`, which may stop it (`early_stopping` is one). `measures` computes
+metrics and the confusion matrix, `custom_loss` wraps a loss, and `custom_optimizer` and `custom_schedule` wrap torch
+optimizers and schedulers.
 """

@@ -1,4 +1,4 @@
-"""Functions of the caller's that the training loop calls, and through which it may be ended on all workers together."""
+"""User-defined callbacks of the training loop, which can also stop it on all workers together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.world.world import World
 
 
 class TrainingState:
-    """The run as callbacks see it, on every worker; all but `rank` and times in the history is the same on each."""
+    """The run as seen by callbacks; equal on all workers except for `rank` and times in the history."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class TrainingState:
     ):
         self._world, self._progress, self._epochs = world, progress, epochs
         self.model = weights
-        """The model whose weights the optimizer changes."""
+        """The model whose weights the optimizer updates."""
         self.optimizer = optimizer
         self.steps_per_epoch = steps_per_epoch
         self.run_dir = run_dir
         self.epoch = max(1, -(-progress.step // steps_per_epoch))
-        """The epoch that is under way or was the last, from 1."""
+        """The current or last epoch, from 1."""
         self._reason: str | None = None
 
     @property
@@ -58,60 +58,60 @@ class TrainingState:
 
     @property
     def history(self) -> History:
-        """The figures of the epochs so far, also from before a resume."""
+        """The results of all epochs so far, including those before a resume."""
         return self._epochs.history()
 
     def stop(self, reason: str = "") -> None:
-        """End the run after this step or epoch, with an evaluation, a checkpoint and a result, on all workers together.
+        """Stop all workers after this step or epoch, with an evaluation, a checkpoint and a result.
 
-        It is enough that one worker asks.
+        It is sufficient to call this on one worker.
         """
         self._reason = self._reason or reason or "a callback"
 
     def take_request(self) -> str | None:
-        """Why this worker was asked to stop since the last call; None: it was not."""
+        """Return the reason of a `stop` since the last call; None if there was none."""
         reason, self._reason = self._reason, None
         return reason
 
 
 class Callback(Protocol):
-    """What the training loop calls, on every worker. A subclass overrides what it needs; here nothing is done.
+    """Base class of callbacks, called on every worker. Override the methods you need; the defaults do nothing.
 
-    With several workers, `on_step_begin` and `on_step_end` have all agree on the host after every step whether one
-    asked to stop; the other events are rare enough for that to cost nothing.
+    With several workers, overriding `on_step_begin` or `on_step_end` adds a collective on the host after every step, to
+    agree on stopping. The cost at the other events is negligible.
 
-    Each method returns explicitly, or type checkers would take it for abstract.
+    The methods return explicitly, because type checkers would treat them as abstract otherwise.
     """
 
     def on_epoch_begin(self, run: TrainingState) -> None:
-        """Before an epoch's first step, also after a resume within it."""
+        """Called before an epoch's first step, also after a resume within the epoch."""
         return
 
     def on_step_begin(self, run: TrainingState) -> None:
-        """Before a step; `run.step` does not count it yet."""
+        """Called before a step; `run.step` does not include it yet."""
         return
 
     def on_step_end(self, run: TrainingState) -> None:
-        """After a step. Its loss is still on the device; figures come with the epoch's end."""
+        """Called after a step. Its loss is still on the device; see `on_epoch_end` for results."""
         return
 
     def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
-        """After an epoch's evaluation: loss, top1, top5, samples and the metrics, over all workers' samples."""
+        """Called after an epoch's evaluation, with loss, top1, top5, samples and metrics over all workers."""
         return
 
     def on_checkpoint(self, run: TrainingState, path: Path) -> None:
-        """A checkpoint is complete in the folder `path`, on the file system of rank 0."""
+        """Called when a checkpoint is complete in the folder `path`, on the file system of rank 0."""
         return
 
 
 class Hooks:
-    """What the loop calls where nobody has a callback: nothing is done."""
+    """Calls nothing: for runs without callbacks."""
 
     last_step = sys.maxsize
-    """The step after which callbacks have ended the run."""
+    """The step after which callbacks stopped the run."""
 
-    def begin(self, state: TrainingState, tell: Callable[[str], None]) -> None:
-        """The run begins; `tell` is for people."""
+    def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
+        """Start the run; `say` prints a line."""
 
     def begin_epoch(self) -> None: ...
 
@@ -122,23 +122,23 @@ class Hooks:
     def end_epoch(self, figures: Mapping[str, Any]) -> None: ...
 
     def saved(self, saving: Saving) -> None:
-        """A checkpoint is being written in the background."""
+        """Called when a checkpoint is being written in the background."""
 
 
 class CallbackHooks(Hooks):
-    """Calls callbacks in their order, and has all workers stop if any of them is asked to.
+    """Calls callbacks in order, and stops all workers if any callback asks for it.
 
     Args:
         called: This worker's callbacks by event.
-        events: Those at which any worker calls one, so that all take part in what follows.
+        events: Events with a callback on any worker; all workers take part in the collectives of these.
     """
 
     def __init__(self, called: Mapping[str, Sequence[Callback]], events: Collection[str], world: World):
         self._called, self._events, self._world = called, events, world
         self._announced = -1  # the step of the last on_checkpoint
 
-    def begin(self, state: TrainingState, tell: Callable[[str], None]) -> None:
-        self._state, self._tell = state, tell
+    def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
+        self._state, self._say = state, say
 
     def begin_epoch(self) -> None:
         self._state.epoch = self._state.step // self._state.steps_per_epoch + 1
@@ -154,10 +154,10 @@ class CallbackHooks(Hooks):
         self._call("on_epoch_end", figures)
 
     def saved(self, saving: Saving) -> None:
-        # A run that is ended at a checkpoint writes it again once it is evaluated.
+        # A run that is stopped at a checkpoint writes it again after the evaluation.
         if "on_checkpoint" not in self._events or self._announced == self._state.step == self.last_step:
             return
-        with suppress(CheckpointError):  # it was not written, which is said elsewhere
+        with suppress(CheckpointError):  # reported elsewhere
             saving.checkpoints.wait()
         newest = checkpoint_folder.newest(saving.folder.checkpoints) if self._world.is_main else None
         is_there = newest is not None and checkpoint_folder.step_of(newest) == self._state.step
@@ -173,27 +173,27 @@ class CallbackHooks(Hooks):
             self._agree()
 
     def _agree(self) -> None:
-        """End the run here if any worker was asked to."""
+        """Stop the run here if a callback of any worker asked for it. Collective."""
         reason = self._state.take_request()
         asked = torch.tensor([reason is not None], dtype=torch.int32)
         if not self._world.max_(asked).item():
             return
         reasons = [each for each in self._world.gather(reason) if each]
         self.last_step = self._state.step
-        self._tell(f"stopping after step {self._state.step:,}: {reasons[0]}")
+        self._say(f"stopping after step {self._state.step:,}: {reasons[0]}")
 
 
 def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
-    """What calls these callbacks. All workers call this; some may have callbacks that others lack.
+    """Build the hooks that call these callbacks. Collective; the callbacks may differ between workers.
 
     Raises:
-        ConfigError: There is something that is no callback.
+        ConfigError: An object is not a callback.
     """
     for callback in callbacks:
         missing = [name for name in _EVENTS if not callable(getattr(callback, name, None))]
         if isinstance(callback, type) or missing:
-            lack = "is a class, not an object of it" if isinstance(callback, type) else f"has no {missing[0]}"
-            raise ConfigError(f"callbacks=: {callback!r:.80} {lack}; derive from lockstep.train.Callback")
+            problem = "is a class, not an instance" if isinstance(callback, type) else f"has no {missing[0]}"
+            raise ConfigError(f"callbacks=: {callback!r:.80} {problem}; pass instances of lockstep.train.Callback")
     called = {name: [each for each in callbacks if _overrides(each, name)] for name in _EVENTS}
     events = world.union(name for name in _EVENTS if called[name])
     return CallbackHooks(called, events, world) if events else Hooks()
@@ -203,5 +203,5 @@ _EVENTS = ("on_epoch_begin", "on_step_begin", "on_step_end", "on_epoch_end", "on
 
 
 def _overrides(callback: Callback, event: str) -> bool:
-    """Whether a callback does anything at an event."""
+    """Return whether a callback overrides the method of an event."""
     return getattr(type(callback), event, None) is not getattr(Callback, event)

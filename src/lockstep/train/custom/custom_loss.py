@@ -1,4 +1,4 @@
-"""A loss of the caller's: one number for each sample, or their mean."""
+"""Custom losses: one value per sample, or their mean."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import nn
 from lockstep.errors import ConfigError
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From outputs [N, K] and targets [N] to the loss of each sample, [N], or to their mean, a scalar."""
+"""Maps outputs [N, K] and targets [N] to the loss of each sample, [N], or to their mean, a scalar."""
 
 
 class CustomLoss:
-    """A loss as the training loop wants it: one number for each sample.
+    """Adapts a loss to the training loop, which needs one value per sample.
 
-    A mean counts for each of the samples that it was taken of, so that shares of different sizes are weighted right.
+    A mean is expanded to all of its samples, so that shares of different sizes are weighted correctly.
 
     Args:
-        per_sample: Whether a mean will not do, because mixup or cutmix weigh each sample's loss.
+        per_sample: Reject means, because mixup or cutmix weight the loss of each sample.
     """
 
     def __init__(self, loss: Loss, device: torch.device, per_sample: bool = False):
-        """Raises ConfigError where `loss` cannot be one."""
+        """Raise ConfigError if `loss` is not a valid loss."""
         if not callable(loss):
-            raise ConfigError(f"loss={loss!r}: give a function of (outputs, targets), such as torch.nn.MSELoss()")
+            raise ConfigError(f"loss={loss!r}: must be a function of (outputs, targets), such as torch.nn.MSELoss()")
         if isinstance(loss, nn.Module):
             if any(parameter.requires_grad for parameter in loss.parameters()):
                 raise ConfigError(
@@ -36,7 +36,7 @@ class CustomLoss:
         self._loss, self._per_sample = loss, per_sample
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of each sample, [N]."""
+        """Return the loss of each sample, [N]."""
         losses: Any = self._loss(outputs, targets)
         samples = len(targets)
         if not isinstance(losses, torch.Tensor):
@@ -44,15 +44,16 @@ class CustomLoss:
         if losses.shape not in ((), (samples,)):
             raise ConfigError(f"loss= returned a tensor of shape {list(losses.shape)} for {samples} samples; {_WANTED}")
         if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
-            raise ConfigError("loss= returned a tensor without a gradient; compute it from outputs by torch alone")
+            raise ConfigError(
+                "loss= returned a tensor without a gradient; compute it from outputs with torch functions"
+            )
         if losses.ndim:
             return losses
         if self._per_sample:
             raise ConfigError(
-                "loss= returned the mean, but mixup and cutmix weigh the loss of each sample; return one for each "
-                '(reduction="none")'
+                'loss= returned the mean, but mixup and cutmix need one loss per sample (reduction="none")'
             )
         return losses.expand(samples)
 
 
-_WANTED = 'return one loss for each sample (reduction="none"), or their mean'
+_WANTED = 'return one loss per sample (reduction="none"), or their mean'

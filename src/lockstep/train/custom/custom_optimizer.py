@@ -1,4 +1,4 @@
-"""An optimizer of the caller's: an object over the model's parameters, or a function that builds one."""
+"""Custom optimizers: an object over the model's parameters, or a function that builds one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lockstep.errors import ConfigError
 from lockstep.train.strategies import Strategy
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""From the parameters to train to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
+"""Maps trainable parameters to an optimizer: torch.optim.AdamW, or partial(torch.optim.SGD, lr=0.1)."""
 
 COMPUTED_BY = ("fused", "foreach", "capturable", "differentiable")
-"""What says in an optimizer's groups how it computes, which may differ from session to session."""
+"""Keys of an optimizer's groups that select an implementation; they may differ between sessions."""
 
 
 def take_optimizer(
@@ -27,21 +27,21 @@ def take_optimizer(
     strategy: Strategy,
     shards: bool,
 ) -> Optimizer:
-    """The optimizer, over the parameters of `weights`.
+    """Return the optimizer, over the parameters of `weights`.
 
     Args:
-        before: The model's parameters as the caller knows them, in the order of those of `weights`.
-        shards: Whether the optimizer's state is shared out over the workers.
+        before: The parameters of the user's model, in the same order as in `weights`.
+        shards: Whether the optimizer's state is sharded over the workers.
 
     Raises:
-        ConfigError: It is none, or one that the training loop cannot use.
+        ConfigError: `given` is not an optimizer, or the training loop does not support it.
     """
     optimizer: Any = None
     if isinstance(given, Optimizer):
         if shards:
             raise ConfigError(
                 "shard_optimizer=True needs optimizer= as a function of the parameters, such as torch.optim.AdamW or "
-                "functools.partial(torch.optim.SGD, lr=0.1): each worker builds it over its share"
+                "functools.partial(torch.optim.SGD, lr=0.1); each worker calls it with its shard"
             )
         optimizer = given
         _move(optimizer, dict(zip(map(id, before), weights.parameters(), strict=True)))
@@ -50,7 +50,7 @@ def take_optimizer(
         optimizer = strategy.build_optimizer(given, trained, {})  # type: ignore[arg-type]  # called like a class
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"optimizer={given!r:.80}: give a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
+            f"optimizer={given!r:.80}: must be a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
             f"model.parameters(), or a function from parameters to one"
         )
     _check(optimizer)
@@ -58,12 +58,12 @@ def take_optimizer(
 
 
 def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
-    """Have an optimizer change other parameters than those, by identity, that it was built over."""
+    """Replace an optimizer's parameters; `parameters` maps the id of each old parameter to the new one."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in parameters:
                 raise ConfigError(
-                    f"optimizer= holds a tensor of shape {list(parameter.shape)} that is no parameter of the model; "
+                    f"optimizer= holds a tensor of shape {list(parameter.shape)} that is not in the model; "
                     f"build it over model.parameters()"
                 )
     state = optimizer.state_dict() if optimizer.state else None
@@ -76,28 +76,30 @@ def _move(optimizer: Optimizer, parameters: Mapping[int, nn.Parameter]) -> None:
 
 def _check(optimizer: Optimizer) -> None:
     if isinstance(optimizer, LBFGS):
-        raise ConfigError("optimizer=LBFGS computes the loss several times in a step, which fit() cannot; use another")
+        raise ConfigError(
+            "optimizer=LBFGS evaluates the loss several times per step, which fit() does not support; use another one"
+        )
     check_savable(optimizer)
 
 
 def check_savable(optimizer: Optimizer) -> None:
-    """Refuse what no checkpoint can hold.
+    """Check that a checkpoint can store the optimizer.
 
     Raises:
-        ConfigError: There is such a value in the groups or the state.
+        ConfigError: The groups or the state contain an unsupported value.
     """
     for group in optimizer.param_groups:
         for name, value in group.items():
             if name != "params" and not _is_json(value):
                 raise ConfigError(
-                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; give a number"
+                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot store; use a number"
                 )
     for state in optimizer.state.values():
         for name, value in state.items():
             if not _is_savable(value):
                 raise ConfigError(
-                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot hold; use an "
-                    f"optimizer that keeps tensors, numbers and lists of them"
+                    f"optimizer=: its {name} is a {type(value).__name__}, which a checkpoint cannot store; use an "
+                    f"optimizer whose state is tensors, numbers and lists of them"
                 )
 
 

@@ -1,7 +1,7 @@
-"""A learning rate that a scheduler of torch's sets, or that an optimizer of the caller's keeps.
+"""Learning rates set by a torch scheduler, or by a custom optimizer.
 
-A scheduler has no state in checkpoints: where a run goes on or goes back, its steps are taken again from the first one,
-which leads to the same rates.
+Checkpoints store no scheduler state: after a resume or rewind, the scheduler's steps are replayed from the first one,
+which gives the same rates.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lockstep.errors import ConfigError
 from lockstep.train.monitoring.history import EpochRecords
 
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum")
-"""What torch's schedulers change or keep in an optimizer's groups."""
+"""Keys that torch's schedulers change or store in an optimizer's groups."""
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 class CustomSchedule:
-    """Rates as the optimizer's groups have them, changed by a scheduler if there is one.
+    """The rates in the optimizer's groups, changed by a scheduler if there is one.
 
     Args:
-        interval: What the scheduler's steps are: optimizer steps that were taken, or epochs.
-        epochs: Whose validation loss ReduceLROnPlateau sees.
+        interval: Step the scheduler after each optimizer step taken, or after each epoch.
+        epochs: Records with the validation losses for ReduceLROnPlateau.
     """
 
     def __init__(
@@ -41,13 +41,16 @@ class CustomSchedule:
         epochs: EpochRecords,
         steps_per_epoch: int,
     ):
-        """Raises ConfigError where `scheduler` is none, or is another optimizer's."""
+        """Raise ConfigError if `scheduler` is not a scheduler, or belongs to another optimizer."""
         self.peak = max(float(group["lr"]) for group in optimizer.param_groups)
         self._scheduler = _take_scheduler(scheduler, optimizer)
         if interval not in ("epoch", "step"):
-            raise ConfigError(f"scheduler_interval={interval!r}: it must be epoch or step")
+            raise ConfigError(f"scheduler_interval={interval!r}: must be 'epoch' or 'step'")
         if interval == "step" and isinstance(self._scheduler, ReduceLROnPlateau):
-            raise ConfigError('scheduler_interval="step": ReduceLROnPlateau goes by the validation loss of epochs')
+            raise ConfigError(
+                'scheduler_interval="step" does not work with ReduceLROnPlateau, which needs the validation loss of '
+                'each epoch; use "epoch"'
+            )
         self._by_step, self._epochs, self._steps_per_epoch = interval == "step", epochs, steps_per_epoch
         self._first_groups = [
             {name: deepcopy(value) for name, value in group.items() if name in SCHEDULED}
@@ -58,35 +61,35 @@ class CustomSchedule:
         self._is_new = True
 
     def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
-        """Set the rates of the coming step, as `Schedule.apply` does."""
+        """Set the rates of the next step, as `Schedule.apply` does."""
         if self._scheduler is None:
             return
         target = steps_taken if self._by_step else steps // self._steps_per_epoch
         if target < self._done:
             self._restart(optimizer)
         with warnings.catch_warnings() if self._is_new else nullcontext():
-            if self._is_new:  # after a resume, the optimizer has taken none of these steps
+            if self._is_new:  # after a resume, torch warns that the optimizer took none of these steps
                 warnings.simplefilter("ignore", UserWarning)
             for _ in range(self._done, target):
                 self._advance()
         self._is_new = False
 
     def describe(self, config: OptimConfig, global_batch: int) -> str:
-        """The rate and its course, for people."""
+        """Describe the rate and its schedule."""
         changes = "constant"
         if self._scheduler:
             changes = f"{type(self._scheduler).__name__}, each {'step' if self._by_step else 'epoch'}"
-        return f"{self.peak:g}, as the optimizer has it; {changes}"
+        return f"{self.peak:g}, set by the optimizer; {changes}"
 
     def describe_missing(self, steps: int) -> list[str]:
-        """What to say where the records lack epochs whose losses a scheduler goes by; none of it where they do not."""
+        """Return a line if the records lack validation losses that the scheduler needs, else no line."""
         epochs = steps // self._steps_per_epoch
         known = set(self._epochs.history().val["epoch"])
         missing = [epoch for epoch in range(1, epochs + 1) if epoch not in known]
         if not missing or not isinstance(self._scheduler, ReduceLROnPlateau):
             return []
         which = f"epoch {missing[0]}" if len(missing) == 1 else f"{len(missing)} epochs, the first {missing[0]}"
-        return [f"ReduceLROnPlateau goes on without the validation loss of {which}: no record has it"]
+        return [f"ReduceLROnPlateau continues without the validation loss of {which}: not in the records"]
 
     def _advance(self) -> None:
         self._done += 1
@@ -112,12 +115,12 @@ def _take_scheduler(given: LRScheduler | SchedulerFactory | None, optimizer: Opt
     scheduler = given(optimizer) if callable(given) and not isinstance(given, LRScheduler) else given
     if not isinstance(scheduler, LRScheduler):
         raise ConfigError(
-            f"scheduler={given!r:.80}: give a scheduler of torch.optim.lr_scheduler over optimizer=, or a function "
-            f"from the optimizer to one, such as lambda optimizer: StepLR(optimizer, 30)"
+            f"scheduler={given!r:.80}: must be a torch.optim.lr_scheduler scheduler of optimizer=, or a function from "
+            f"the optimizer to one, such as lambda optimizer: StepLR(optimizer, 30)"
         )
     if scheduler.optimizer is not optimizer:
         raise ConfigError(
-            "scheduler= belongs to another optimizer than the one that trains; pass that one as optimizer=, or give a "
-            "function from the optimizer to a scheduler"
+            "scheduler= was built for another optimizer; pass that one as optimizer=, or pass a function from the "
+            "optimizer to a scheduler"
         )
     return scheduler

@@ -1,4 +1,4 @@
-"""Ending a run when its evaluations no longer get better."""
+"""Stop a run when its evaluations no longer improve."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from lockstep.errors import ConfigError
 from lockstep.train.custom.callbacks import Callback, TrainingState
 
 FALLING = ("loss",)
-"""Figures that are better when they are smaller; of metrics of the caller's, `mode` says it."""
+"""Results that improve by decreasing; for custom metrics, set `mode`."""
 
 
 class EarlyStopping(Callback):
-    """Ends the run after `patience` evaluations in a row that did not improve on the best.
+    """Stops the run after `patience` consecutive evaluations without improvement.
 
-    The evaluations from before a resume count. The best weights are in the run folder's model.safetensors if `monitor`
-    is top1.
+    Evaluations before a resume count. The best weights are in the run folder's model.safetensors if `monitor` is top1.
 
     Args:
-        monitor: loss, top1, top5 or one of the metrics, in the evaluations.
+        monitor: loss, top1, top5 or the name of a metric, from the evaluations.
         mode: Whether smaller (min) or larger (max) is better; auto: min for loss, max for others.
-        min_delta: What counts as improvement must be more than this.
+        min_delta: An improvement must exceed this.
     """
 
     def __init__(
@@ -34,26 +33,26 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ):
         if patience < 1:
-            raise ConfigError(f"EarlyStopping(patience={patience}): it must be at least 1")
+            raise ConfigError(f"EarlyStopping(patience={patience}): must be at least 1")
         if mode not in ("auto", "min", "max"):
-            raise ConfigError(f"EarlyStopping(mode={mode!r}): it must be auto, min or max")
+            raise ConfigError(f"EarlyStopping(mode={mode!r}): must be 'auto', 'min' or 'max'")
         if not min_delta >= 0:
-            raise ConfigError(f"EarlyStopping(min_delta={min_delta}): it must be 0 or more")
+            raise ConfigError(f"EarlyStopping(min_delta={min_delta}): must be at least 0")
         self._patience, self._monitor, self._min_delta = patience, monitor, min_delta
         self._sign = -1.0 if mode == "min" or (mode == "auto" and monitor in FALLING) else 1.0
 
     def on_epoch_begin(self, run: TrainingState) -> None:
-        self._look(run)  # a run that was resumed may have ended already
+        self._check(run)  # a resumed run may have met the condition already
 
     def on_epoch_end(self, run: TrainingState, figures: Mapping[str, Any]) -> None:
         if self._monitor not in figures:
             known = ", ".join(name for name in figures if name != "samples")
-            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): the evaluation has {known}")
+            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): unknown metric; choose from {known}")
         if np.ndim(figures[self._monitor]):
-            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): that metric is no single number")
-        self._look(run)
+            raise ConfigError(f"EarlyStopping(monitor={self._monitor!r}): this metric is not a single number")
+        self._check(run)
 
-    def _look(self, run: TrainingState) -> None:
+    def _check(self, run: TrainingState) -> None:
         values = run.history.val.get(self._monitor, np.zeros(0))
         best, since = -np.inf, 0
         for value in self._sign * values:

@@ -1,4 +1,4 @@
-"""What evaluations measure besides loss and top-1, exact over any number of workers: sums and counts, added up once."""
+"""Metrics of evaluations besides loss and top-1: sums and counts, reduced once, so exact for any number of workers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lockstep.train.metrics import best_guesses
 from lockstep.world.world import World
 
 Metric = Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]
-"""From outputs [N, K] and targets [N] of a batch to (sum, count), numbers or tensors of one shape."""
+"""Maps outputs [N, K] and targets [N] of a batch to (sum, count), numbers or tensors of equal shape."""
 Value = float | npt.NDArray[np.float64]
-MOST_CLASSES = 2_000  # of a confusion matrix, which takes 32 MB then
+MOST_CLASSES = 2_000  # a confusion matrix of this size takes 32 MB
 TAKEN = ("epoch", "step", "loss", "top1", "top5", "samples", "seconds", "images_per_second")
-"""Names that figures of an evaluation have already."""
+"""Reserved names."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What an evaluation gave, the same on every worker.
+    """The metrics of an evaluation, equal on every worker.
 
     Args:
-        metrics: Sum over count by name; NaN where nothing was counted.
+        metrics: Sum divided by count, by name; NaN where the count is 0.
         confusion: Samples by true class (row) and predicted class (column), int64 [K, K].
     """
 
@@ -39,25 +39,27 @@ class Measures:
     """Measures nothing."""
 
     def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Take in a batch: outputs [N, K], targets [N]."""
+        """Add a batch: outputs [N, K], targets [N]."""
 
     def reduce(self) -> Measured:
-        """What was measured since the last call, over all workers. Call it on every worker."""
+        """Return the metrics since the last call, over all workers. Collective."""
         return Measured()
 
 
 class CustomMeasures(Measures):
-    """Metrics of the caller's, and right and wrong answers by class.
+    """Custom metrics and the confusion matrix.
 
     Args:
-        classes: The number of classes to tell apart; 0: count no answers by class.
+        classes: The number of classes; 0: no confusion matrix.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], classes: int, world: World):
-        """Raises ConfigError for names that cannot be."""
+        """Raise ConfigError for invalid names or metrics."""
         for name, metric in metrics.items():
             if not (isinstance(name, str) and name.isidentifier()) or name in TAKEN:
-                raise ConfigError(f"metrics= {name!r}: choose a name that is an identifier and not {', '.join(TAKEN)}")
+                raise ConfigError(
+                    f"metrics= {name!r}: the name must be a Python identifier other than {', '.join(TAKEN)}"
+                )
             if not callable(metric):
                 raise ConfigError(f"metrics={{{name!r}: {metric!r}}}: {_WANTED}")
         self._metrics, self._world = metrics, world
@@ -72,17 +74,17 @@ class CustomMeasures(Measures):
             if before is not None and before.shape != row.shape:
                 raise ConfigError(
                     f"metrics={{{name!r}: ...}} returned a sum of shape {list(row.shape[1:])} after one of shape "
-                    f"{list(before.shape[1:])}; return the same shape for every batch"
+                    f"{list(before.shape[1:])}; the shape must be the same for every batch"
                 )
             self._sums[name] = row if before is None else before + row
         if self._classes:
-            self._classes = max(self._classes, outputs.shape[1])  # a model may know more classes than the data has
+            self._classes = max(self._classes, outputs.shape[1])  # a model may have more classes than the data
             self._answers.append(torch.stack([targets, best_guesses(outputs)[:, 0]]))
 
     def reduce(self) -> Measured:
         shapes: dict[str, list[int]] = {}
         for own in self._world.gather({name: list(row.shape) for name, row in self._sums.items()}):
-            for name, shape in own.items():  # a worker may have had no batch
+            for name, shape in own.items():  # a worker may have no batch
                 if shapes.setdefault(name, shape) != shape:
                     raise ConfigError(f"metrics={{{name!r}: ...}} returned sums of different shapes on the workers")
         metrics = {}
@@ -108,13 +110,13 @@ class CustomMeasures(Measures):
 
 
 def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
-    """(sum, count) as one float64 tensor [2, ...]."""
+    """Convert (sum, count) to one float64 tensor [2, ...]."""
     try:
         total, count = (torch.as_tensor(each, dtype=torch.float64, device=device) for each in returned)
         return torch.stack(torch.broadcast_tensors(total, count))
     except (TypeError, ValueError, RuntimeError):
         pass
-    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; {_WANTED}")
+    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_WANTED}")
 
 
-_WANTED = "give a function of (outputs, targets) that returns (sum, count), numbers or tensors of one shape"
+_WANTED = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"

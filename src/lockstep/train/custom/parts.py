@@ -1,4 +1,4 @@
-"""The custom parts of a run, all in one object; without any, a run is as its configuration says."""
+"""The custom parts of a run, in one object."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lockstep.train.custom.measures import Metric
 
 @dataclass(frozen=True)
 class CustomParts:
-    """What replaces or extends a run's own parts.
+    """User-defined parts that replace or extend the built-in ones.
 
     Args:
-        measures_classes: Count the right answers of each class in every evaluation.
+        measures_classes: Compute the confusion matrix in every evaluation.
     """
 
     loss: Loss | None = None

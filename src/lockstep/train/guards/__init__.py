@@ -1,6 +1,6 @@
-"""What stops a run that has gone wrong; `base` is a guard that looks at nothing, and what guards see of a job.
+"""Checks that stop a faulty run; `base` has the no-op guard and the guards' view of a job.
 
-`job_consistency` compares the workers' jobs before the first step, `replica_check` their weights while they train;
-`nonfinite` finds gradients that are infinite or NaN before the update (`nonfinite_trace` finds their layer), and
-`finite_weights` asks before weights are saved.
+`job_consistency` compares the workers' jobs before the first step, `replica_check` their weights during training.
+`nonfinite` detects NaN or infinite gradients before the update (`nonfinite_trace` finds the layer), and
+`finite_weights` checks weights before they are saved. `model_check` and `start_check` run before training.
 """

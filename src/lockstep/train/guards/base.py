@@ -1,4 +1,4 @@
-"""What looks at a step's numbers before the update: here nothing, as in fp16, where the loss scaler does."""
+"""The base guard, which checks nothing: in fp16 the loss scaler checks gradients before the update."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstep.train.metrics import Meter
 from lockstep.train.progress import Progress
 from lockstep.world.world import World
 
-MOST_SKIPPED_IN_A_ROW = 25  # from 65,536, a dynamic loss scale has then come down to 0.002
+MOST_SKIPPED_IN_A_ROW = 25  # by then a dynamic loss scale has dropped from 65,536 to 0.002
 
 
 class Training(Protocol):
-    """What guards see of a job (`lockstep.train.job.Job`), which holds one of them."""
+    """The guards' view of a job (`lockstep.train.job.Job`), which contains a guard."""
 
     @property
     def config(self) -> TrainConfig: ...
@@ -43,11 +43,11 @@ class Training(Protocol):
         """Print and log lines; the level is one of `lockstep.train.trackers`."""
 
     def advice(self) -> str:
-        """What to do when training has gone out of bounds."""
+        """Return advice for when training diverges."""
 
 
 class RewindError(Exception):
-    """Training has to go back to a good state, and to leave out the update of a step then."""
+    """Training must restore an earlier state, and then skip the update of `step`."""
 
     def __init__(self, step: int, why: str):
         super().__init__(why)
@@ -55,36 +55,36 @@ class RewindError(Exception):
 
 
 class Guard:
-    """Looks at nothing: in fp16, where the loss scaler does."""
+    """Checks nothing: for fp16, where the loss scaler does."""
 
     def begin_step(self, job: Training) -> None:
-        """Before a step's first forward pass."""
+        """Called before a step's first forward pass."""
 
     def norm(self, optimizer: Optimizer, of_order_two: bool) -> torch.Tensor | None:
-        """See the complete gradients; returns their norm where that is one of order two."""
+        """Examine the complete gradients. Return their L2 norm if `of_order_two`."""
         return None
 
     def allows(self, job: Training, passes: Sequence[Batch]) -> bool:
-        """Whether the optimizer may take the step, whose passes these were.
+        """Return whether the optimizer may take the step with these passes.
 
         Raises:
-            NonFiniteLossError: It may not, nor may training go on; raised on all workers.
+            NonFiniteLossError: Training must stop; raised on all workers.
         """
         return True
 
     def report(self, job: Training) -> None:
-        """With each report, before its figures are looked at.
+        """Called with each report, before its values are checked.
 
         Raises:
-            NonFiniteLossError: A step since the last report had such a gradient; raised on all workers.
-            RewindError: Likewise.
+            NonFiniteLossError: A step since the last report had a NaN or infinite gradient; raised on all workers.
+            RewindError: The same, with --on-nan rewind.
         """
 
     def refuse_weights(self, job: Training, after: int, why: str) -> None:
-        """The weights are no numbers any more after a step; `skipped_in_a_row` counts those up to it.
+        """Raise an error because weights are NaN or infinite after step `after`.
 
         Raises:
-            NonFiniteLossError: Always, on all workers.
-            RewindError: Instead, where training may go back.
+            NonFiniteLossError: On all workers.
+            RewindError: Instead, with --on-nan rewind.
         """
         raise NonFiniteLossError(f"{why}. {job.advice()}")

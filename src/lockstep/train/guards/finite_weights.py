@@ -1,4 +1,4 @@
-"""Whether weights are still numbers, asked of all workers, so that all go on or none."""
+"""Check on all workers together that weights are finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.world.world import World
 
 
 def are_finite(world: World, weights: nn.Module) -> bool:
-    """Whether every parameter on every worker is finite. Call it on all workers; one wait for the device."""
+    """Return whether all parameters on all workers are finite. Collective; waits once for the device."""
     flags = [parameter.isfinite().all().to(world.device, non_blocking=True) for parameter in weights.parameters()]
     if not flags:
         return True

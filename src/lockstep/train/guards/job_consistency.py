@@ -1,7 +1,7 @@
-"""Whether all workers are about to do the same job, asked before the first collective that could hang or lie.
+"""Check that all workers have the same job, before the first collective that could hang or give wrong results.
 
-A launcher gives its workers one command; mpirun and hands may give each another file, another checkout of Lockstep or
-half of a data set. So each worker describes what it has, and the first difference is an error on all of them.
+Workers started by mpirun or manually may have different files, Lockstep versions or incomplete data sets. Each worker
+describes its job, and the first difference raises an error on all workers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lockstep.errors import ConfigError
 from lockstep.world.world import World
 
 Description = Mapping[str, Mapping[str, Any]]
-"""What one worker has: part to name to value, as JSON holds it."""
+"""The job of one worker: part to name to JSON value."""
 
-# What may differ: where things lie on a host, how they are fetched and read there, and what rank 0 alone goes by.
+# Settings that may differ: paths, downloading and reading on a host, and settings that only rank 0 uses.
 _OWN = (
     "device",
     "data.data_dir",
@@ -49,7 +49,7 @@ _OWN = (
     "run.track",
     "run.time_limit",
 )
-_REMEDIES = {
+_FIXES = {
     "software": "install the same on both",
     "configuration": "start all workers with the same flags and the same recipe",
     "code": "give all workers the same files",
@@ -57,22 +57,22 @@ _REMEDIES = {
     "data": "give all workers the same data set",
     "model": "build the same model on every worker",
 }
-_LOOKED_AT = 16  # files of a split whose name and size are compared
+_FILES_COMPARED = 16  # per split, by name and size
 
 
 def check_same_job(
     world: World, config: TrainConfig, data: ImageData | None = None, model: nn.Module | None = None
 ) -> None:
-    """Compare what all workers have, as far as it is there. Call it on every worker.
+    """Compare the jobs of all workers, as far as they are loaded. Collective.
 
     Raises:
-        ConfigError: A worker has something else, or the model has parameters without a shape; raised on all workers.
+        ConfigError: A worker's job differs, or the model has lazy parameters; raised on all workers.
     """
     if world.size > 1:
         _compare(world, config, data, model)
     if unshaped := [name for name, value in (model.state_dict().items() if model else ()) if is_lazy(value)]:
         raise ConfigError(
-            f"the model's {unshaped[0]} has no shape yet, being lazy: pass a batch through the model first, or give "
+            f"the model's {unshaped[0]} is lazy and has no shape yet: run a batch through the model first, or give "
             f"its layers their sizes"
         )
 
@@ -87,7 +87,7 @@ def _compare(world: World, config: TrainConfig, data: ImageData | None, model: n
 
 
 def describe_job(config: TrainConfig, data: ImageData | None = None, model: nn.Module | None = None) -> Description:
-    """All that must be the same on every worker; what comes first is the likelier cause of what comes later."""
+    """Describe everything that must be equal on all workers, likely causes before their consequences."""
     parts: dict[str, Mapping[str, Any]] = {"software": _software(), "configuration": _configuration(config)}
     if data is not None:
         parts["code"] = _code(config)
@@ -99,10 +99,11 @@ def describe_job(config: TrainConfig, data: ImageData | None = None, model: nn.M
 
 
 def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
-    """The first difference of any worker from worker 0, in one line; "" where there is none.
+    """Return a line on the first difference between any worker and worker 0; "" if there is none.
 
     Args:
-        hosts: By rank, as `workers`.
+        hosts: Host names by rank.
+        workers: Descriptions by rank.
     """
     for rank, theirs in enumerate(workers):
         for part, expected in workers[0].items():
@@ -115,16 +116,16 @@ def difference(hosts: Sequence[str], workers: Sequence[Description]) -> str:
 def _sentence(part: str, first: tuple[int, str, tuple[str, Any]], other: tuple[int, str, tuple[str, Any]]) -> str:
     (_, host, (name, value)), (rank, their_host, (their_name, theirs)) = first, other
     if part == "model" or name != their_name:
-        said = f"it has {f'{their_name} {theirs}'.strip()} where that has {f'{name} {value}'.strip()}"
+        detail = f"{f'{their_name} {theirs}'.strip()} instead of {f'{name} {value}'.strip()}"
     elif isinstance(value, list) and isinstance(theirs, list):
         pairs = enumerate(zip_longest(theirs, value, fillvalue="missing"))
-        place, (their_item, item) = next((index, (a, b)) for index, (a, b) in pairs if a != b)
-        said = f"{name}[{place}] is {their_item}, not {item}"
+        index, (their_item, item) = next((i, (a, b)) for i, (a, b) in pairs if a != b)
+        detail = f"{name}[{index}] is {their_item}, not {item}"
     else:
-        said = f"{name} is {theirs}, not {value}"
+        detail = f"{name} is {theirs}, not {value}"
     return (
-        f"worker {rank}'s {part} is not worker 0's: {said} (worker {rank} is on {their_host}, worker 0 on {host}); "
-        f"{_REMEDIES[part]}"
+        f"worker {rank}'s {part} differs from worker 0's: {detail} (worker {rank} is on {their_host}, worker 0 on "
+        f"{host}); {_FIXES[part]}"
     )
 
 
@@ -135,7 +136,7 @@ def _software() -> dict[str, str]:
 
 
 def _release(name: str) -> str:
-    """A package's version without its build (+cpu, +cu128); "none" where it has no metadata."""
+    """Return a package's version without its build (+cpu, +cu128); "none" without metadata."""
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError:
@@ -143,12 +144,12 @@ def _release(name: str) -> str:
 
 
 def _series(release: str) -> str:
-    """A release without the number of its patch."""
+    """Return a version without its patch number."""
     return ".".join(release.split(".")[:2])
 
 
 def _decoders(data: ImageData) -> dict[str, str]:
-    """What makes pixels of files, if it does: other releases round differently."""
+    """Return the versions of the image decoders, if used: other versions round differently."""
     splits = (data.train, data.val)
     of_files = any(
         isinstance(split.source if isinstance(split, MemorySplit) else split, EncodedSplit) for split in splits
@@ -157,7 +158,7 @@ def _decoders(data: ImageData) -> dict[str, str]:
 
 
 def _form(value: Any) -> str:
-    """A state's shape, or its type where it is no tensor."""
+    """Describe a state by its shape, or by its type if it is not a tensor."""
     if is_lazy(value) or not isinstance(value, torch.Tensor):
         return f"of type {type(value).__name__}"
     return f"of shape {list(value.shape)}"
@@ -165,7 +166,7 @@ def _form(value: Any) -> str:
 
 @cache
 def _own_source() -> str:
-    """A digest of Lockstep's own files."""
+    """Return a digest of Lockstep's source files."""
     root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
@@ -179,7 +180,7 @@ def _configuration(config: TrainConfig) -> dict[str, Any]:
         for name, value in values.items()
     }
     if config.data.dataset and config.data.dataset not in catalog.NAMED:
-        del fields["data.dataset"]  # a folder may have another path on each host; its content is compared
+        del fields["data.dataset"]  # a folder's path may differ between hosts; its content is compared
     fields["--pretrained is given"] = config.model.pretrained is not None
     return {name: value for name, value in fields.items() if name not in _OWN}
 
@@ -190,7 +191,7 @@ def _groups(mapping: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _code(config: TrainConfig) -> dict[str, str]:
-    """Digests of the files of the user's model and data functions."""
+    """Return digests of the files of the user's model and data functions."""
     references = {"--model": config.model.arch, "--data": config.data.data or ""}
     names = {flag: reference.partition(":")[0] for flag, reference in references.items() if ":" in reference}
     return {f"{flag}'s module {name}": _module_digest(name) for flag, name in names.items()}
@@ -215,14 +216,14 @@ def _data(data: ImageData) -> dict[str, Any]:
 
 
 def _rounded(part: Any) -> Any:
-    """Numbers that come of pixels to 6 places: a sum's last bits are its library's."""
+    """Round numbers computed from pixels to 6 decimals, because the last bits depend on the library."""
     return [round(number, 6) for number in part] if isinstance(part, tuple) else part
 
 
 def _content(split: Split) -> dict[str, str]:
-    """Digests that tell one split from another without reading it all."""
+    """Return digests that identify a split without reading all of it."""
     if isinstance(split, MemorySplit) and split.source is not None:
-        shape = f"of shape {list(split.images.shape)}"  # not the pixels, which are the decoder's
+        shape = f"of shape {list(split.images.shape)}"  # no pixels, which depend on the decoder
         return {**_content(split.source), "labels": _digest(split.labels.cpu().numpy()), "images": shape}
     if isinstance(split, MemorySplit):
         ends = split.images[[0, -1]]
@@ -230,7 +231,7 @@ def _content(split: Split) -> dict[str, str]:
             "labels": _digest(split.labels.cpu().numpy()),
             "images": _digest(ends.cpu().contiguous().numpy()) + f" of shape {list(split.images.shape)}",
         }
-    chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), _LOOKED_AT)).astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), _FILES_COMPARED)).astype(int)).tolist()
     if isinstance(split, EncodedSplit):
         files = [[*Path(split.name(sample)).parts[-2:], _size_of(split, sample)] for sample in chosen]
         labels = np.ascontiguousarray(split.labels, dtype=np.int64)
@@ -241,8 +242,8 @@ def _content(split: Split) -> dict[str, str]:
 def _size_of(split: EncodedSplit, sample: int) -> int:
     try:
         return len(split.read(sample))
-    except (OSError, ValueError):  # of a pipe, a device, or far too large a file
-        return -1  # training says it, of the image that it meets
+    except (OSError, ValueError):  # a pipe, a device, or a file that is too large
+        return -1  # training will report the image
 
 
 def _label_of(dataset: Any, sample: int) -> int:

@@ -1,4 +1,4 @@
-"""Refuse a model that does not fit its data before the run starts, by one blank image."""
+"""Check with one blank image, before the run starts, that a model fits its data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def check_model(name: str, model: nn.Module, data: ImageData, hint: str = "") ->
     """Check that a model takes the data's images and returns a logit for each class.
 
     Args:
-        name: What the user chose the model by, such as "model=" or "--arch resnet18".
-        hint: How to fix a model that does not take the images.
+        name: How the user chose the model, such as "model=" or "--arch resnet18".
+        hint: Suggested fix if the model does not accept the images.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The model does not fit the data.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        return  # which is refused later, by the parameter's name
+        return  # check_same_job rejects lazy parameters
     shape, classes = (data.input.channels, data.input.height, data.input.width), len(data.classes)
     try:
         outputs = send_blank(model, torch.zeros(1, *shape))

@@ -1,8 +1,8 @@
-"""Gradients that are infinite or not a number: found before the update, traced to their layer, and what follows.
+"""`--on-nan`: detect NaN and infinite gradients before the update, and stop, skip the step or rewind.
 
-The reduced gradients are the same bits on all workers, so all decide alike, without a word to each other. `stop` and
-`skip` look at them in each step; where that would wait for a GPU, `stop` keeps what it saw on the device until the next
-report, as `rewind` always does. In fp16 the loss scaler sees to infinite gradients, and nobody looks here.
+The reduced gradients are bitwise equal on all workers, so all decide alike without communication. `skip` checks them in
+each step, and so does `stop` on a CPU. `stop` on a GPU, and `rewind` always, keep the flags on the device until the
+next report. In fp16 the loss scaler handles infinite gradients instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lockstep.train.trackers.base import ALWAYS
 
 
 class Watch(Guard):
-    """--on-nan stop: reads the norm of each step's gradient, which must be on the host."""
+    """--on-nan stop: checks the norm of each step's gradient on the host."""
 
     def __init__(self) -> None:
         self._norms = torch.zeros(1)
@@ -33,7 +33,7 @@ class Watch(Guard):
         gradients = gradients_of(optimizer)
         if not gradients:
             return None
-        # The largest magnitude does not overflow as a sum of squares may; but on a CPU it takes 12 times as long.
+        # The largest magnitude cannot overflow as a sum of squares may, but takes 12 times as long on a CPU.
         by_squares = of_order_two or gradients[0].device.type == "cpu"
         norms = torch._foreach_norm(gradients, 2.0 if by_squares else math.inf)
         self._norms = torch.stack(norms)
@@ -43,9 +43,9 @@ class Watch(Guard):
         return bool(self._is_finite(job.optim.optimizer)) or self._goes_on(job, passes)
 
     def _is_finite(self, optimizer: Optimizer) -> torch.Tensor:
-        """Whether the gradients are, as a scalar on their device."""
+        """Return whether the gradients are finite, as a scalar on their device."""
         finite = self._norms.max().isfinite()
-        if finite.device.type == "cpu" and not finite:  # or is it their squares alone that are not?
+        if finite.device.type == "cpu" and not finite:  # perhaps only the squares overflowed
             return torch.tensor(all(bool(gradient.isfinite().all()) for gradient in gradients_of(optimizer)))
         return finite
 
@@ -54,7 +54,7 @@ class Watch(Guard):
 
 
 class DeferredWatch(Watch):
-    """The same on a GPU, read with each report alone."""
+    """--on-nan stop on a GPU: reads the flags only with each report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DeferredWatch(Watch):
             self._found(job, step)
 
     def _first(self, job: Training) -> int:
-        """The first of the steps since the last report whose gradient was none; 0: there is none such."""
+        """Return the first step since the last report with a NaN or infinite gradient; 0 if there is none."""
         good = torch.stack(self._kept).tolist() if self._kept else []
         self._kept.clear()
         return job.progress.step - len(good) + 1 + good.index(False) if not all(good) else 0
@@ -78,15 +78,15 @@ class DeferredWatch(Watch):
     def _found(self, job: Training, step: int) -> None:
         finite = job.world.gather(job.meter.is_finite(job.progress.step - step))
         bad = [rank for rank, good in enumerate(finite) if not good]
-        whose = f"; the loss is no number on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
+        whose = f"; so is the loss on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
         raise NonFiniteLossError(
-            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {job.advice()}. --on-nan skip looks at "
-            f"each step, and names the layer"
+            f"the gradient is NaN or infinite at {_where(job, step)}{whose}. {job.advice()}. --on-nan skip checks "
+            f"each step and names the layer"
         )
 
 
 class Skip(Watch):
-    """--on-nan skip: the update is left out, and what the step's passes did to buffers is undone."""
+    """--on-nan skip: skips the update, and restores the buffers that the step's passes changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,17 +100,16 @@ class Skip(Watch):
         findings = trace(job, passes)
         if any(finding.bad_weight for finding in findings):
             raise NonFiniteLossError(
-                f"{_describe(job, findings)}. Leaving out steps does not help; --on-nan rewind goes back. "
-                f"{job.advice()}"
+                f"{_describe(job, findings)}. Skipping steps cannot repair weights; use --on-nan rewind. {job.advice()}"
             )
         _leave_out(job, _describe(job, findings))
         return False
 
 
 class ScaledRewind(Guard):
-    """--on-nan rewind in fp16: goes back from weights that are no numbers any more, and takes the steps since anew.
+    """--on-nan rewind in fp16: rewinds when weights are NaN or infinite.
 
-    Without the update of the step that has spoilt them: the newest that was taken, since what is left out spoils none.
+    The repeated steps skip the update that caused it, which is the newest one that was taken.
     """
 
     def __init__(self) -> None:
@@ -133,17 +132,17 @@ class ScaledRewind(Guard):
         raise self._back(after - job.progress.skipped_in_a_row, why)
 
     def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
-        _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} has spoilt the weights")
+        _leave_out(job, f"the update of {_where(job, job.progress.step + 1)} made the weights NaN or infinite")
 
     def _back(self, step: int, why: str) -> Exception:
         if step in self._left_out:
-            return NonFiniteLossError(f"{why}, although the update of step {step} was left out")
+            return NonFiniteLossError(f"{why}, although the update of step {step} was skipped")
         self._left_out.add(step)
         return RewindError(step, why)
 
 
 class Rewind(ScaledRewind, DeferredWatch):
-    """--on-nan rewind: goes back from bad gradients too, and leaves out the update of the first bad one."""
+    """--on-nan rewind: also rewinds after bad gradients, and skips the update of the first bad step."""
 
     def _leave_out(self, job: Training, passes: Sequence[Batch]) -> None:
         step = job.progress.step + 1
@@ -163,8 +162,8 @@ class Rewind(ScaledRewind, DeferredWatch):
 
 
 def build_guard(config: NumericsConfig, precision: Precision, device_type: str) -> Guard:
-    """The guard that --on-nan asks for, on a type of device."""
-    if precision.state_dict():  # it scales the loss, and leaves out what overflows
+    """Return the guard for --on-nan on a type of device."""
+    if precision.state_dict():  # scales the loss and skips overflows
         return ScaledRewind() if config.on_nan == "rewind" else Guard()
     if config.on_nan == "stop":
         return Watch() if device_type == "cpu" else DeferredWatch()
@@ -172,20 +171,20 @@ def build_guard(config: NumericsConfig, precision: Precision, device_type: str) 
 
 
 def _leave_out(job: Training, why: str) -> None:
-    """Count and say that the step which is being taken changes nothing.
+    """Count and report the current step as skipped.
 
     Raises:
-        NonFiniteLossError: Too many in a row; raised on all workers.
+        NonFiniteLossError: Too many steps in a row were skipped; raised on all workers.
     """
     progress = job.progress
     progress.leave_out(progress.step + 1)
-    job.say([f"{why}; step left out"], ALWAYS)
+    job.say([f"{why}; step skipped"], ALWAYS)
     if progress.skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
-        raise NonFiniteLossError(f"{why}, as in {progress.skipped_in_a_row} steps in a row. {job.advice()}")
+        raise NonFiniteLossError(f"{why}, the last of {progress.skipped_in_a_row} such steps in a row. {job.advice()}")
 
 
 def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
-    """What is wrong in the step that is being taken, in one clause."""
+    """Describe the problem of the current step in one clause."""
     loss = sum(float(finding.loss) for finding in findings)
     what = "the gradient is NaN or infinite" if math.isfinite(loss) else f"the loss is {loss}"
     return f"{what} at {_where(job, job.progress.step + 1)}: {_whose(findings)}"
@@ -193,15 +192,15 @@ def _describe(job: Training, findings: Sequence[FirstBadNumber]) -> str:
 
 def _where(job: Training, step: int) -> str:
     epoch, rate = (step - 1) // job.steps_per_epoch + 1, job.optim.optimizer.param_groups[0]["lr"]
-    return f"step {step} (epoch {epoch}, learning rate {rate:g} now)"
+    return f"step {step} (epoch {epoch}, current learning rate {rate:g})"
 
 
 def _whose(findings: Sequence[FirstBadNumber]) -> str:
     bad = [
         f"worker {rank} on {finding.host} "
-        + (f"has it first in {finding.what}" if finding.what else "had no memory to look where")
+        + (f"has it first in {finding.what}" if finding.what else "ran out of memory searching for it")
         for rank, finding in enumerate(findings)
         if finding.what or not finding.looked
     ]
     more = [f"{len(bad) - 4} more workers"] if len(bad) > 4 else []
-    return ", ".join([*bad[:4], *more]) or "each worker's own numbers are finite, their sum is not"
+    return ", ".join([*bad[:4], *more]) or "each worker's values are finite, but their sum is not"

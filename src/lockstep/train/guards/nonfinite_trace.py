@@ -1,7 +1,7 @@
-"""Where a worker's numbers first become infinite or NaN: its part of a step, run once more with hooks.
+"""Find where a worker's values first become NaN or infinite, by repeating its part of a step with hooks.
 
-Nothing is changed by it: neither weights, batch norm's statistics nor what the next step draws. But gradients are
-dropped first, to make room.
+Weights, batch norm statistics and the random numbers of later steps are unchanged. Gradients are freed first to save
+memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lockstep.train.losses import losses_of
 
 
 class FirstBadNumber(NamedTuple):
-    """Of one worker: `what` is its first bad number, `loss` the sum of its samples' losses.
+    """The finding of one worker: `what` names the first bad value, `loss` is the sum of its samples' losses.
 
-    `what` is "" where all are good; or nothing was found because there was no memory to look (then not `looked`).
+    `what` is "" if all values are finite, or if the search ran out of memory (`looked` is False then).
     """
 
     what: str
@@ -35,14 +35,14 @@ class FirstBadNumber(NamedTuple):
 
 
 class Buffers:
-    """A module's buffers as they were at some moment."""
+    """A saved copy of a module's buffers."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[nn.Module, str], torch.Tensor] = {}
         self._entries: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
 
     def keep(self, module: nn.Module) -> None:
-        """Remember them, of each submodule; memory is taken once while their forms stay the same."""
+        """Save the buffers of all submodules; memory is reused while their shapes stay the same."""
         self._entries = [
             (part, name, buffer, self._room(part, name, buffer))
             for part in module.modules()
@@ -52,7 +52,7 @@ class Buffers:
         self._copy([(kept, buffer) for *_, buffer, kept in self._entries])
 
     def put_back(self) -> None:
-        """Make them what they were, also where a module has bound another tensor to the name."""
+        """Restore the saved buffers, even if a module rebound a name to another tensor."""
         for part, name, buffer, _ in self._entries:
             part._buffers[name] = buffer
         self._copy([(buffer, kept) for *_, buffer, kept in self._entries])
@@ -71,12 +71,12 @@ class Buffers:
 
 
 def trace(job: Training, passes: Sequence[Batch]) -> list[FirstBadNumber]:
-    """What each worker finds, by rank. Call it on all workers, with the step's passes and its weights still there."""
+    """Return the findings by rank. Collective; needs the step's passes and weights."""
     for parameter in job.network.model.parameters():
         parameter.grad = None
     buffers = Buffers()
     buffers.keep(job.network.model)
-    seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # as the step was, for dropout
+    seed_all(job.config.seed, job.progress.step + 1, job.world.rank)  # same dropout as in the step
     weights = [f"the weight {name}" for name, tensor in job.network.model.named_parameters() if _is_bad(tensor)]
     looked = True
     try:
@@ -97,25 +97,25 @@ def _is_lack_of_memory(error: RuntimeError) -> bool:
 
 
 def _works_together(model: nn.Module) -> bool:
-    """Whether the others wait for this worker within a pass."""
+    """Return whether the model has collectives within a pass, so that other workers wait for this one."""
     return any(isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm) for module in model.modules())
 
 
 def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
-    """All of the step's arithmetic, whatever is found on the way: with --sync-bn the others take part in it.
+    """Run the whole step, whatever is found: with --sync-bn the other workers take part in it.
 
-    `weights` are the bad ones.
+    `weights` names the weights that are NaN or infinite.
     """
     inputs, outputs, losses_found, total = [], [], [], 0.0
     named = [(name, parameter) for name, parameter in job.network.model.named_parameters() if parameter.requires_grad]
     bad_gradients: set[str] = set()
 
-    def look(name: str, module: nn.Module, output: Any) -> None:
+    def check_output(name: str, module: nn.Module, output: Any) -> None:
         if any(_is_bad(tensor) for tensor in (output if isinstance(output, tuple | list) else [output])):
             outputs.append(f"the output of layer {name or 'the whole model'} ({type(module).__name__})")
 
     hooks = [
-        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
+        module.register_forward_hook(lambda module, _, output, name=name: check_output(name, module, output))
         for name, module in job.network.model.named_modules()
     ]
     done = 0
@@ -139,7 +139,7 @@ def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tupl
     finally:
         for hook in hooks:
             hook.remove()
-    met = [f"the gradient of {name}" for name, _ in reversed(named) if name in bad_gradients]  # as backward meets them
+    met = [f"the gradient of {name}" for name, _ in reversed(named) if name in bad_gradients]  # in backward order
     found = [*weights, *(f"the input, {sample}" for sample in inputs), *outputs, *losses_found, *met]
     return next(iter(found), ""), total
 
@@ -149,11 +149,11 @@ def _is_bad(tensor: Any) -> bool:
 
 
 def _sample(job: Training, position: int) -> str:
-    """A sample of this worker's part of the step, by its number in the training set."""
+    """Name a sample of this worker's part of the step by its number in the training set."""
     epoch, step = divmod(job.progress.step, job.steps_per_epoch)
     share = next(iter(job.loading.train_loader.sharding.epoch(epoch, step)))
     if position >= len(share):
-        return "a filler"
+        return "a padding sample"
     sample, split = int(share[position]), job.loading.data.train
     return f"sample {sample} of the training set" + (
         f" ({split.name(sample)})" if isinstance(split, EncodedSplit) else ""

@@ -1,8 +1,7 @@
-"""Whether the replicas are still equal: their weights' bits, compared over the workers every so many steps.
+"""Compare the weights of all workers bit by bit, every `--check-replicas` steps.
 
-A tensor's fingerprint is the sum of its elements' bits, read as whole numbers, modulo 2**64: one pass over memory in
-any layout, and no rounding. It finds a bit that flipped and a weight that one worker alone has changed; it does not
-find elements that have merely changed places.
+A tensor's fingerprint is the sum of its elements' bits, read as integers, modulo 2**64: one pass over memory in any
+layout, without rounding. It detects flipped bits and weights changed on one worker, but not permuted elements.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lockstep.world import accelerator
 from lockstep.world.world import World
 
 Worker = tuple[str, list[int], str]
-"""Its host, its fingerprints, and its processor."""
+"""Host, fingerprints and processor."""
 
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -29,25 +28,25 @@ class ReplicaCheck:
     """Compares nothing: for one worker, and for --check-replicas 0."""
 
     def check_due(self, step: int) -> None:
-        """After a step: compare the replicas if it is their turn. Call it on every worker.
+        """Compare the replicas after a step, if a check is due. Collective.
 
         Raises:
-            ReplicasDifferError: They are not equal; raised on all workers at the same step.
+            ReplicasDifferError: The replicas differ; raised on all workers at the same step.
         """
 
     def check(self, step: int) -> None:
-        """Compare the replicas after a step, whether it is their turn or not.
+        """Compare the replicas after a step, whether or not a check is due. Collective.
 
         Raises:
             ReplicasDifferError: As for `check_due`.
         """
 
     def forget(self) -> None:
-        """Training has gone back: steps that were compared come again."""
+        """Forget which step was checked, after a rewind."""
 
 
 class FingerprintCheck(ReplicaCheck):
-    """Compares the weights by fingerprints, in one collective of 16 bytes a tensor while they are equal."""
+    """Compares fingerprints of the weights, in one collective of 16 bytes per tensor while they are equal."""
 
     def __init__(self, world: World, weights: nn.Module, every: int):
         self._world, self._every = world, every
@@ -63,9 +62,9 @@ class FingerprintCheck(ReplicaCheck):
             return
         names, tensors = zip(*equal_tensors(self._weights), strict=True)
         sums = fingerprints(tensors)
-        # In one collective: a number is the same everywhere if its largest is its smallest, that is ~(largest ~number).
+        # Equal everywhere if maximum and minimum agree; the minimum is ~max(~x), so one collective gives both.
         largest, inverted = self._world.max_(torch.cat([sums, ~sums])).chunk(2)
-        different = (largest != ~inverted).nonzero().flatten().tolist()  # the one wait for the device
+        different = (largest != ~inverted).nonzero().flatten().tolist()  # the only wait for the device
         if different:
             rows = self._world.gather([socket.gethostname(), sums[different].tolist(), processor(sums.device)])
             raise ReplicasDifferError(describe(step, [names[index] for index in different], len(names), rows))
@@ -76,15 +75,15 @@ class FingerprintCheck(ReplicaCheck):
 
 
 def build_replica_check(world: World, weights: nn.Module, every: int) -> ReplicaCheck:
-    """The check every `every` steps that --check-replicas asks for, of a module that all workers promise to share."""
+    """Return the check of `weights` every `every` steps; a no-op for 0 steps or one worker."""
     wanted = every > 0 and world.size > 1 and any(True for _ in equal_tensors(weights))
     return FingerprintCheck(world, weights, every) if wanted else ReplicaCheck()
 
 
 def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that are the same on all workers, in the model's order: parameters, and --sync-bn's statistics.
+    """Yield the tensors that are equal on all workers, in model order: parameters, and statistics of --sync-bn.
 
-    Other buffers belong to a worker.
+    Other buffers may differ between workers.
     """
     for prefix, module in weights.named_modules():
         shared = isinstance(module, GlobalBatchNorm | nn.SyncBatchNorm)
@@ -94,7 +93,7 @@ def equal_tensors(weights: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def fingerprints(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of each tensor's bits as whole numbers, int64 [T], on the first tensor's device, without waiting for it.
+    """Return the sum of each tensor's bits as integers, int64 [T], on the first tensor's device, without synchronizing.
 
     Tensors may have any dtype, shape and strides.
     """
@@ -109,14 +108,14 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def processor(device: torch.device) -> str:
-    """What computes on a device, as far as it decides how sums are rounded."""
+    """Name the processor of a device, as far as it affects rounding."""
     if device.type != "cpu":
         return accelerator.name(device)
     return f"a CPU with {torch.backends.cpu.get_cpu_capability()}"
 
 
 def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[Worker]) -> str:
-    """What to say of replicas that differ.
+    """Return the message for replicas that differ.
 
     Args:
         names: The tensors that differ, in the model's order.
@@ -126,39 +125,39 @@ def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[Wo
     unlike = _unlike(workers)
     if unlike:
         return (
-            f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, "
-            f"first in {names[0]}. {unlike}, and unlike processors may round differently: train on hosts that are "
-            f"alike, or add --check-replicas 0"
+            f"the replicas differ after step {step}: {_different_ranks(workers)} in {len(names)} of {tensors} "
+            f"tensors, first in {names[0]}. {unlike}, and different processors may round differently: use identical "
+            f"hosts, or add --check-replicas 0"
         )
     return (
-        f"the replicas are not equal after step {step}: {_who(workers)} in {len(names)} of {tensors} tensors, first in "
-        f"{names[0]}. Likely causes: code that changes weights on one worker (if rank == 0: ...), weights that a "
-        f"module draws or loads on its own, or a faulty processor or memory. Go on from the last good checkpoint with "
-        f"--resume auto; if it is the same host again, leave that host out"
+        f"the replicas differ after step {step}: {_different_ranks(workers)} in {len(names)} of {tensors} tensors, "
+        f"first in {names[0]}. Likely causes: code that changes weights on one worker (if rank == 0: ...), a module "
+        f"that initializes or loads weights itself, or a faulty processor or memory. Resume from the last good "
+        f"checkpoint with --resume auto; if the same host differs again, exclude it"
     )
 
 
 def _unlike(workers: Sequence[Worker]) -> str:
-    """Of workers with other weights than most: one whose processor none of those has, and one of those; or nothing."""
+    """Name a worker with deviating weights whose processor no agreeing worker has; "" if there is none."""
     usual = _usual(workers)[0]
     kinds = {kind: rank for rank, (_, values, kind) in reversed([*enumerate(workers)]) if tuple(values) == usual}
     for rank, (_, values, kind) in enumerate(workers):
         if tuple(values) != usual and kind not in kinds:
             other, first = next(iter(kinds.items()))
-            return f"Worker {rank} computes on {kind}, worker {first} on {other}"
+            return f"Worker {rank} runs on {kind}, worker {first} on {other}"
     return ""
 
 
 def _usual(workers: Sequence[Worker]) -> tuple[tuple[int, ...], int]:
-    """The commonest fingerprints, and how many workers have them."""
+    """Return the most common fingerprints, and the number of workers that have them."""
     return Counter(tuple(values) for _, values, _ in workers).most_common(1)[0]
 
 
-def _who(workers: Sequence[Worker]) -> str:
-    """The workers that differ from more than half of all, or all of them where no majority agrees."""
+def _different_ranks(workers: Sequence[Worker]) -> str:
+    """Name the workers that differ from the majority, or all workers if there is no majority."""
     usual, count = _usual(workers)
     if 2 * count <= len(workers):
-        return f"{_named(workers, range(len(workers)))} differ from each other"
+        return f"{_named(workers, range(len(workers)))} differ from one another"
     odd = [rank for rank, (_, values, _) in enumerate(workers) if tuple(values) != usual]
     return f"{_named(workers, odd)} differ{'s' * (len(odd) == 1)} from the other {count}"
 

@@ -1,4 +1,4 @@
-"""Check in one process what workers check when they start: data set, network, checkpoint. Nothing is kept."""
+"""Run the start checks of workers in one process: data set, network, checkpoint. Leaves no files behind."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from lockstep.world.world import World
 
 
 def check_start(config: TrainConfig, workers: int) -> list[str]:
-    """Build the job in a folder that is removed again, on this machine's CPU.
+    """Build the job in a temporary folder, on this machine's CPU.
 
-    Not checked: the hosts, the GPUs, and weights that would have to be fetched.
+    Not checked: the hosts, the GPUs, and weights that would have to be downloaded.
 
     Args:
-        workers: Of the whole job.
+        workers: Number of workers of the whole job.
 
     Returns:
-        Lines on what was found.
+        Lines that describe the data set, the network and the checkpoint.
 
     Raises:
-        LockstepError: As a start of the job would.
+        LockstepError: The job cannot start; the same error as in a real start.
     """
     check_workers(config, workers)
     world, source = alone(), config.data.source
@@ -56,7 +56,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
         model = _build_network(config, catalog.NAMED[source].images)
         _check_norms(model, config, workers)
         freeze(model, config.model.freeze)
-        return [f"{source} is not in {config.data.data_dir}; the first worker of each node fetches it"]
+        return [f"{source} is not in {config.data.data_dir}; the first worker of each node downloads it"]
     check_decoding(config, data, "cpu" if config.device == "cpu" else "cuda", "every worker")
     model = build_model(config, data)
     _check_norms(model, config, workers)
@@ -74,32 +74,29 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
                 check_unused(config, RunFolder(path), is_new)
             facts = f"{len(data.train):,} + {len(data.val):,} images, {len(data.classes)} classes"
             lines = [f"{data.name}: {facts}", f"{config.model.arch}: {_size(job.network.model):,} parameters"]
-            resumed = [f"goes on from {point.state}, after step {begun.step:,}"] if point.state else []
+            resumed = [f"resumes from {point.state}, after step {begun.step:,}"] if point.state else []
             return [*lines, *point.notes, *resumed]
 
 
 def check_checkpoint(path: Path, arch: str | None) -> list[str]:
-    """Rebuild the network that an evaluation takes from a checkpoint, a run folder or an exported file.
+    """Rebuild the network of a checkpoint, a run folder or an exported file for an evaluation.
 
     Raises:
-        CheckpointError: It cannot be rebuilt.
+        CheckpointError: The network cannot be rebuilt.
     """
-    if is_old(path):  # only its data set says which network it holds
+    if is_old(path):  # its network depends on the data set
         return [f"evaluates {path}"]
     network = load_network(path, arch)
     return [f"evaluates {path}: {_size(network.model):,} parameters, {len(network.classes)} classes"]
 
 
 def alone() -> World:
-    """One worker on the CPU."""
+    """Return a world of one worker on the CPU."""
     return World(Place(), torch.device("cpu"))
 
 
 def _for_one(config: TrainConfig, workers: int, state: Path | None, folder: Path) -> TrainConfig:
-    """The same job for one worker on a CPU, from the checkpoint's own step, that measures and reports nothing.
-
-    It has the global batch of all workers.
-    """
+    """Return the same job for one worker on a CPU, with the global batch of all workers, and without tracking."""
     of_all = config.global_batch_size is None and config.batch_workers is None
     pretrained = None if config.model.pretrained == "default" else config.model.pretrained
     return replace(
@@ -121,7 +118,7 @@ def _check_norms(model: torch.nn.Module, config: TrainConfig, workers: int) -> N
 
 
 def _build_network(config: TrainConfig, images: str) -> torch.nn.Module:
-    """The network for images such as "28 x 28 grey"."""
+    """Build the network for images such as "28 x 28 grey"."""
     return registry.build(config.model.arch, 10, 1 if "grey" in images else 3, int(images.split()[0]))
 
 

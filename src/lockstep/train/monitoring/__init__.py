@@ -1,6 +1,7 @@
-"""What a run says of itself.
+"""Measurements of a run.
 
-`io_counters` and `io_sampling` record reading and writing over time, `data_wait` says what to do about waiting for
-data, and `loader_tuning` measures how many loader processes pay. `step_clock` is where studies measure a step,
-`device_clock` the clock of devices, and `environment` what a run ran on.
+`io_counters` and `io_sampling` record I/O over time, `data_wait` gives advice when training waits for data, and
+`loader_tuning` chooses the number of loader processes. `step_clock` is a hook for studies, `device_clock` times
+devices, `report_interval` times training between reports, `history` collects the results of epochs, and `environment`
+describes the machine.
 """

@@ -1,4 +1,4 @@
-"""What to do about a worker that waits for data: one concrete line, chosen by how its images reach it."""
+"""Advice for a worker that waits for data: one specific line, based on how its images are loaded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, MemorySplit
 from lockstep.train.monitoring.loader_tuning import LoaderProcesses, cores_of_worker, count_processes
 from lockstep.world.world import World
 
-MUCH = 0.1  # the share of an epoch's time from which on a remedy is named
-LITTLE_SECONDS = 0.5  # of an epoch, for which no advice is worth reading
+MUCH = 0.1  # fraction of an epoch's time above which advice is printed
+LITTLE_SECONDS = 0.5  # per epoch; no advice below this
 NETWORK = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "panfs", "wekafs", "afs"})
 
 
 @dataclass(frozen=True)
 class LoadingFacts:
-    """How training images reach a worker.
+    """How a worker loads training images.
 
-    `kind` is where they are: in memory, in a file each, in a packed set, or the user's own data set. `cores` are this
-    worker's, `network` is the type of a network file system that holds the files, `decoded_bytes` what all images would
-    take in memory, and `room_bytes` what each worker may use of it.
+    `kind`: images are in memory, in separate files, in a packed set, or in a user-defined data set. `cores`: cores of
+    this worker. `network`: type of the network file system of the files, if any. `decoded_bytes`: size of all images in
+    memory. `room_bytes`: memory available to each worker.
     """
 
     kind: Literal["memory", "files", "packed", "user"]
@@ -41,7 +41,7 @@ class LoadingFacts:
 
 
 def describe_loading(config: TrainConfig, world: World, data: ImageData, processes: LoaderProcesses) -> LoadingFacts:
-    """The facts that the advice goes by."""
+    """Collect the facts for the advice."""
     split, spec = data.train, data.input
     kind: Literal["memory", "files", "packed", "user"] = "user"
     if isinstance(split, MemorySplit):
@@ -63,38 +63,38 @@ def describe_loading(config: TrainConfig, world: World, data: ImageData, process
 
 
 def network_of(path: Path) -> str:
-    """The type of the network file system that a path lies on; "" if it lies on none."""
-    whole = Path(os.path.realpath(path))  # also of a link to itself
+    """Return the type of a path's network file system; "" if it is local."""
+    whole = Path(os.path.realpath(path))  # unlike Path.resolve, also works for a link to itself
     mounts = [mount for mount in psutil.disk_partitions(all=True) if whole.is_relative_to(mount.mountpoint)]
     if not mounts:
         return ""
-    # Of mounts in one place the last is on top, as NFS is on the automounter's.
+    # If several mounts share a mount point, the last is visible, such as NFS over an automounter.
     kind = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype
     return kind if kind in NETWORK or kind.startswith("fuse.") else ""
 
 
 def advise(loading: LoadingFacts) -> str:
-    """The remedy that fits, in one line."""
+    """Return advice in one line."""
     processes, cores = loading.processes, loading.cores
     if loading.kind == "memory":
         return _advise_on_memory(loading)
     if processes.number < cores and not processes.is_measured:
         hint = "" if processes.reason else "; -j auto measures what helps"
-        return f"raise -j from {processes.number} to {cores}, the cores of this worker{hint}"
+        return f"raise -j from {processes.number} to {cores}, the number of cores of this worker{hint}"
     if loading.kind == "user":
         return (
-            f"your data set's items take longer than a step, with {count_processes(processes.number)}: make them "
-            f"cheaper, or store what is the same in every epoch; more cores for each worker help, too"
+            f"loading a batch of your data set with {count_processes(processes.number)} takes longer than a step: "
+            f"make __getitem__ cheaper, cache what is the same in every epoch, or give each worker more cores"
         )
     if loading.network:
         return (
-            f"the images lie on {loading.network}, where each file costs a round trip to its server: pack the set into "
-            f"large files with `lockstep data pack`, or copy it to a disk of this node"
+            f"the images are on {loading.network}, where each file costs a round trip to the server: pack the set into "
+            f"large files with `lockstep data pack`, or copy it to a local disk"
         )
     if 0 < processes.number < cores and loading.kind == "files":
         return (
-            f"more than {count_processes(processes.number)} were no faster when measured, so storage is the limit: "
-            f"pack the set into large files with `lockstep data pack`, or copy it to a faster disk"
+            f"more than {count_processes(processes.number)} were no faster when measured, so storage is the "
+            f"bottleneck: pack the set into large files with `lockstep data pack`, or copy it to a faster disk"
         )
     return _advise_on_cores(loading)
 
@@ -104,32 +104,32 @@ def _advise_on_memory(loading: LoadingFacts) -> str:
     flags = ("rotate", "zoom", "shear", "rand_augment", "trivial_augment")
     heavy = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags if getattr(augment, flag))
     if heavy:
-        return f"the images are in memory, and augmenting them takes this time: use less of {heavy}"
+        return f"the images are in memory, and augmentation is the bottleneck: reduce {heavy}"
     return (
-        "the images are in memory, and the model computes so little that picking and normalising them shows: a larger "
-        "-b makes fewer batches"
+        "the images are in memory, and the model is so small that selecting and normalizing them takes longer than a "
+        "step: raise -b for fewer batches"
     )
 
 
 def _advise_on_cores(loading: LoadingFacts) -> str:
-    """The cores decode all the time: less to decode for each image, or more cores."""
+    """Return advice for decoding as the bottleneck: less work per image, or more cores."""
     if loading.decode == "gpu":
         return (
-            "reading files and decoding them on the GPU take this time: make the files smaller with "
-            "`lockstep data pack`, or leave --decode gpu out"
+            "reading files and decoding them on the GPU is the bottleneck: make the files smaller with "
+            "`lockstep data pack`, or leave out --decode gpu"
         )
-    where = "which the model computes on as well" if loading.device == "cpu" else "all busy with decoding"
+    where = "shared with the model" if loading.device == "cpu" else "all busy decoding"
     ways = []
     if loading.decoded_bytes <= loading.room_bytes:
         size = f"{loading.decoded_bytes / 1e9:.1f} GB"
         ways.append(f"--in-memory always --image-size {loading.side} decodes once ({size}, without random crops)")
     ways.append(f"a smaller --image-size than {loading.side}")
     if loading.kind == "files":
-        ways.append("smaller files, as `lockstep data pack` can make them")
+        ways.append("smaller files (`lockstep data pack`)")
     if loading.device == "cuda":
         ways.append("--decode gpu, if they are JPEG")
     ways.append("more cores for each worker")
-    return f"the cores are the limit ({_cores(loading.cores)} a worker, {where}): {'; '.join(ways)}"
+    return f"the CPU is the bottleneck ({_cores(loading.cores)} per worker, {where}): {'; '.join(ways)}"
 
 
 def _cores(number: int) -> str:
@@ -137,7 +137,7 @@ def _cores(number: int) -> str:
 
 
 class DataWait:
-    """Says what to do where much time goes into waiting for data, and each advice once."""
+    """Gives advice when much time is spent waiting for data, without repeating the last one."""
 
     def __init__(self, loading: LoadingFacts):
         self._loading = loading
@@ -145,12 +145,12 @@ class DataWait:
         self._said = ""
 
     def first_batch(self, seconds: float) -> None:
-        """An epoch's first batch has taken so long; the session's first one waits for the processes to start."""
+        """Note how long an epoch's first batch took; the first of a session includes the start of the processes."""
         if not self._has_started:
             self._has_started, self._start_seconds = True, seconds
 
     def lines(self, wait_seconds: float, epoch_seconds: float) -> list[str]:
-        """What to tell people after an epoch of `epoch_seconds`, of which `wait_seconds` went into waiting."""
+        """Return lines to print after an epoch of `epoch_seconds`, including `wait_seconds` of waiting."""
         start, self._start_seconds = self._start_seconds, 0.0
         if wait_seconds <= max(LITTLE_SECONDS, MUCH * epoch_seconds):
             return []

@@ -1,4 +1,4 @@
-"""Marks in time: by the processor's clock, or on a device with streams by events in the current one."""
+"""Timestamps: from the CPU clock, or from events in the current stream of a device with streams."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lockstep.world import accelerator
 
 
 class DeviceClock:
-    """Times what a device does; the host, which is ahead of it, does not wait."""
+    """Times the work of a device without blocking the host."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._has_streams = accelerator.overlaps(device)
 
     def now(self) -> Any:
-        """A mark behind what the device was asked for so far."""
+        """Return a timestamp after all work submitted to the device so far."""
         if not self._has_streams:
             return time.perf_counter()
         event = accelerator.new_event(self._device, timing=True)
@@ -26,5 +26,5 @@ class DeviceClock:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """From one mark to another, both of which the device has reached."""
+        """Return the time between two timestamps, both of which the device has reached."""
         return float(start.elapsed_time(end)) / 1000 if self._has_streams else float(end - start)

@@ -1,4 +1,4 @@
-"""What a run ran on: the machine, the versions and the command."""
+"""The environment of a run: machine, versions and command."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lockstep import __version__
 from lockstep.world import accelerator
 from lockstep.world.world import World, usable_cores
 
-PRIVATE = ("command", "folder", "host")  # facts that are not for a public record
+PRIVATE = ("command", "folder", "host")  # left out of public records
 GIT_SECONDS = 5.0
 CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_environment(world: World) -> dict[str, Any]:
-    """The machine, the versions and the command, as far as they may matter for repeating a run."""
+    """Return the machine, the versions and the command, as needed to repeat a run."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -34,11 +34,11 @@ def describe_environment(world: World) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {
-            "lockstep-torch": __version__,  # also where it runs from its sources, without being installed
+            "lockstep-torch": __version__,  # also available when running from source
             **{name: version(name) for name in ("torch", "torchvision", "numpy", "pillow")},
         },
-        "commit": _commit(Path(__file__)),  # Lockstep's, where it runs from a checkout
-        "project_commit": _commit(Path.cwd()),  # of the folder that the run was started in
+        "commit": _commit(Path(__file__)),  # Lockstep's, when running from a checkout
+        "project_commit": _commit(Path.cwd()),  # of the working directory
         "processor": _processor(),
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -49,7 +49,7 @@ def describe_environment(world: World) -> dict[str, Any]:
 
 
 def describe_publicly(world: World) -> dict[str, Any]:
-    """What figures depend on, for a record that may be published: the same without names of machines and folders."""
+    """Return the environment for a public record, without names of machines and folders."""
     facts = describe_environment(world)
     return {
         **{key: value for key, value in facts.items() if key not in PRIVATE},
@@ -58,20 +58,23 @@ def describe_publicly(world: World) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model's name, or the architecture where the system does not tell it."""
+    """Return the CPU's model name, or the architecture if that is unknown."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _commit(path: Path) -> str:
-    """The Git commit of what a checkout tracks, with "-dirty" if that was changed; "" outside one."""
+    """Return the Git commit of a tracked path, with "-dirty" if the checkout was changed; "" outside a checkout."""
     if not any((folder / ".git").exists() for folder in (path, *path.absolute().parents)):
         return ""
     git = ["git", "-C", str(path if path.is_dir() else path.parent)]
     try:
         _run([*git, "ls-files", "--error-unmatch", str(path)])
         return _run([*git, "describe", "--always", "--dirty"])
-    except (OSError, subprocess.SubprocessError):  # no git, no checkout, or one so large that it takes its time
+    except (
+        OSError,
+        subprocess.SubprocessError,
+    ):  # git is missing, the path is not tracked, or the checkout is too large
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run's epochs as arrays, over all sessions of the run."""
+"""The results of a run's epochs as arrays, over all sessions of the run."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _FIELDS = {
     **{name: name for name in ("epoch", "step", "loss", "top1", "top5", "samples", "images_per_second")},
     "epoch_seconds": "seconds",
 }
-"""A record's fields, and their names here."""
+"""Fields of records, and their names in `History`."""
 
 
 @dataclass(frozen=True)
 class History:
-    """One number for each epoch, float64 [epochs], by name: epoch (from 1), step, loss, top1, top5, samples, seconds.
+    """Values per epoch, float64 [epochs], by name: epoch (from 1), step, loss, top1, top5, samples, seconds.
 
     Args:
-        train: Of the training steps.
-        val: Of the evaluations; the metrics of `fit` are here, too. One with several values is [epochs, ...].
+        train: Values of training.
+        val: Values of evaluations, including the metrics of `fit`. A metric with several values is [epochs, ...].
     """
 
     train: Figures
     val: Figures
 
     def plot(self, *metrics: str) -> Figure:
-        """Draw loss, top-1 and the named metrics against the epoch, of training and validation.
+        """Plot loss, top-1 and the named metrics over epochs, for training and validation.
 
         Returns:
-            A matplotlib figure, which a notebook shows; `savefig(path)` writes it.
+            A matplotlib figure. Notebooks display it; `savefig(path)` writes it to a file.
 
         Raises:
-            ValueError: There is no such metric.
+            ValueError: A metric is unknown.
         """
         from matplotlib.figure import Figure
 
         class ShownFigure(Figure):
-            """A figure that a notebook shows without pyplot."""
+            """A figure that notebooks display without pyplot."""
 
             def _repr_png_(self) -> bytes:
                 png = BytesIO()
@@ -60,7 +60,7 @@ class History:
 
         names = ["loss", "top1", *metrics]
         if unknown := [name for name in metrics if name not in self.val]:
-            raise ValueError(f"no figure {unknown[0]!r}; there are {', '.join(self.val)}")
+            raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(self.val)}")
         figure = ShownFigure(figsize=(4 * len(names), 3.2), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for label, figures in (("training", self.train), ("validation", self.val)):
@@ -74,7 +74,7 @@ class History:
 
 
 class EpochRecords:
-    """The records of epochs so far, the same on every worker but for times, which each measures itself."""
+    """The records of all epochs so far, equal on all workers except for times, which each measures itself."""
 
     def __init__(self) -> None:
         self._records: list[Mapping[str, Any]] = []
@@ -84,7 +84,7 @@ class EpochRecords:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add the newest record; it replaces one of the same epoch, cut short before, and of those that come again."""
+        """Add a record, replacing records of the same and later epochs, which were interrupted or are repeated."""
         self._records = [
             old for old in self._records if old["split"] != record["split"] or old["epoch"] < record["epoch"]
         ]
@@ -95,16 +95,19 @@ class EpochRecords:
 
 
 def read_epochs(folder: RunFolder, step: int, world: World, before: RunFolder | None = None) -> list[Mapping[str, Any]]:
-    """The records of a run's epochs up to a step, which rank 0 reads from its folder; all workers call this.
+    """Return the records of a run's epochs up to a step, which rank 0 reads from its folder. Collective.
 
     Args:
-        before: Another folder that the run goes on from, whose records `folder` gets, so that it has all of them.
+        before: Another folder that the run was resumed from; its records are copied into `folder`.
     """
     found = list[Mapping[str, Any]]()
     if world.is_main and step:
         if before is not None:
             found = _read(before, step)
-            with suppress(OSError), replacing(folder.earlier) as partial:  # on a full disk, this session has them still
+            with (
+                suppress(OSError),
+                replacing(folder.earlier) as partial,
+            ):  # a full disk; this session keeps them in memory
                 partial.write_text("".join(f"{format_record(record)}\n" for record in found), encoding="utf-8")
         found += _read(folder, step)
     return list(world.from_main(found))
@@ -125,7 +128,7 @@ def _arrays(records: Sequence[Mapping[str, Any]]) -> Figures:
 
 
 def _array(values: Sequence[Any]) -> npt.NDArray[np.float64]:
-    """A row for each value; where a record lacks one, or it was no number, NaN."""
+    """Return a row per value; NaN for values that are missing or None."""
     arrays = [np.array(np.nan if value is None else value, dtype=np.float64) for value in values]
     shape = max((array.shape for array in arrays), key=len, default=())
     rows = [array if array.shape == shape else np.full(shape, np.nan) for array in arrays]

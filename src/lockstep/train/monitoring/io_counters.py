@@ -1,9 +1,9 @@
-"""Counters of bytes and operations: of this process with its children, and of the node's devices.
+"""Counters of I/O bytes and operations: of this process with its children, and of the node's devices.
 
-A process's counters are Linux's /proc/PID/io (proc(5)): what was asked for by read and write calls, and what came from
-or went to storage. The kernel adds a child's counters to its parent's when it is waited for, so the I/O of loader
-processes that have ended is not lost. Counting reads files, too: two for each process on the node, among which the
-children are found. The thread that counts has counters of its own, by which this is taken out.
+Process counters come from Linux's /proc/PID/io (proc(5)): bytes requested by read and write calls, and bytes that
+reached storage. The kernel adds a child's counters to its parent's on wait(), so the I/O of finished loader processes
+is included. Counting itself reads two files per process on the node, to find the children; this is subtracted by the
+counters of the counting thread.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LUSTRE_NAMES = {"read_bytes": ("reads", "read_bytes"), "write_bytes": ("writes"
 
 
 class CountersMissingError(Exception):
-    """This platform does not count the I/O of processes, or does not show it."""
+    """This platform does not provide I/O counters of processes."""
 
 
 class IoCounters:
-    """What was read and written since it was last asked; with `node`, also by the devices of the whole node."""
+    """Counts I/O between calls of `take`; with `node`, also the I/O of the node's devices."""
 
     def __init__(self, node: bool = False):
         """
         Raises:
-            CountersMissingError: There are no counters here.
+            CountersMissingError: This platform has no counters.
         """
         self._process = psutil.Process()
         self._node = node
@@ -46,8 +46,8 @@ class IoCounters:
         self._last = self._totals()
 
     def take(self) -> Amounts:
-        """The amounts since the last call, none of them negative."""
-        # A child that is waited for after its parent's counters were read is missing there; the next reading has it.
+        """Return the amounts since the last call, none of them negative."""
+        # A child that exits between the two readings is missing from both; the next reading includes it.
         totals = Counter({name: max(total, self._last[name]) for name, total in self._totals().items()})
         amounts = Counter({name: total - self._last[name] for name, total in totals.items()})
         self._last = totals
@@ -61,7 +61,7 @@ class IoCounters:
         for child in self._process.children(recursive=True):
             try:
                 totals.update(_read(Path(f"/proc/{child.pid}/io")))
-            except OSError:  # ended by now, or another user's
+            except OSError:  # exited, or another user's
                 continue
         totals.subtract(self._counting)
         if self._node:
@@ -72,13 +72,13 @@ class IoCounters:
 
 
 def _read(path: Path) -> Amounts:
-    """The counters in a file of lines such as `rchar: 2012`."""
+    """Read the counters from lines such as `rchar: 2012`."""
     pairs = (line.split(": ") for line in path.read_text(encoding="ascii").splitlines())
     return Counter({_PROC_NAMES[name]: int(value) for name, value in pairs if name in _PROC_NAMES})
 
 
 def of_node(lustre: Path = LUSTRE) -> Amounts:
-    """The totals of this node's disks, network interfaces and Lustre mounts, whoever uses them."""
+    """Return the totals of this node's disks, network interfaces and Lustre mounts, over all processes."""
     totals: Amounts = Counter()
     with suppress(*_UNREADABLE):
         totals.update(_of_disks())
@@ -91,7 +91,9 @@ def of_node(lustre: Path = LUSTRE) -> Amounts:
 
 def _of_disks() -> Amounts:
     totals: Amounts = Counter()
-    real = {path.parent.name for path in Path("/sys/block").glob("*/device")}  # not the mappings laid over them
+    real = {
+        path.parent.name for path in Path("/sys/block").glob("*/device")
+    }  # no device mappings, which would count twice
     for disk, disk_counts in (psutil.disk_io_counters(perdisk=True) or {}).items():
         if disk in real:
             totals["disk_read_bytes"] += disk_counts.read_bytes
@@ -111,15 +113,15 @@ def _of_network() -> Amounts:
 
 
 def _of_lustre(stats: Path) -> Amounts:
-    """One mount's totals, from lines such as `read_bytes  12 samples [bytes] 4096 1048576 6295552`."""
+    """Return a mount's totals, from lines such as `read_bytes  12 samples [bytes] 4096 1048576 6295552`."""
     totals: Amounts = Counter()
     try:
         lines = stats.read_text(encoding="utf-8").splitlines()
-    except OSError:  # root's alone, as some sites have it
+    except OSError:  # readable only by root at some sites
         return totals
-    for words in map(str.split, lines):
-        if words and words[0] in _LUSTRE_NAMES and len(words) >= 7:
-            operations, size = _LUSTRE_NAMES[words[0]]
-            totals[f"lustre_{operations}"] += int(words[1])
-            totals[f"lustre_{size}"] += int(words[6])
+    for columns in map(str.split, lines):
+        if columns and columns[0] in _LUSTRE_NAMES and len(columns) >= 7:
+            operations, size = _LUSTRE_NAMES[columns[0]]
+            totals[f"lustre_{operations}"] += int(columns[1])
+            totals[f"lustre_{size}"] += int(columns[6])
     return totals

@@ -1,8 +1,8 @@
-"""The I/O of a worker over time: a thread that records every few seconds what was read and written since.
+"""Record a worker's I/O over time, in a thread that takes a sample every few seconds.
 
-No worker waits for another here: each has a file of its own in the run folder, and `lockstep.files.io_records` adds
-them up. Taking one sample costs 1.5 ms of CPU time with 75 processes on the node, of which 15 us each go into finding
-the worker's children among them, and up to 1.3 ms more for the node's devices: every 5 s, 0.03 to 0.06 % of one core.
+Workers do not wait for one another: each writes its own file in the run folder, and `lockstep.files.io_records` sums
+them. A sample costs 1.5 ms of CPU time with 75 processes on the node (15 us per process to find the worker's children),
+and up to 1.3 ms more for the node's devices: every 5 s, 0.03 to 0.06 % of one core.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from lockstep.files.jsonl import RecordWriter
 from lockstep.train.monitoring.io_counters import CountersMissingError, IoCounters
 from lockstep.world.world import World
 
-MISSING = "no I/O records: this platform does not count what a process reads (Linux does, in /proc/PID/io)"
+MISSING = "no I/O records: this platform does not count the I/O of a process (Linux does, in /proc/PID/io)"
 
 
 class IoSampler:
-    """Counts from the moment it is made; the base class counts nothing."""
+    """Counts from its creation on; the base class counts nothing."""
 
     notes: tuple[str, ...] = ()
 
@@ -60,8 +60,8 @@ class _Counting(IoSampler):
                 while not over.wait(self._every):
                     self._sample(writer)
                 self._sample(writer)
-        except (OSError, CountersMissingError) as error:  # a full disk ends these records, not the training
-            logging.getLogger("lockstep").warning("I/O is not recorded any more: %r", error)
+        except (OSError, CountersMissingError) as error:  # a full disk must not stop training
+            logging.getLogger("lockstep").warning("I/O recording stopped: %r", error)
 
     def _sample(self, writer: RecordWriter) -> None:
         amounts, now = self._counters.take(), time.monotonic()
@@ -71,10 +71,10 @@ class _Counting(IoSampler):
 
 
 def start_counting(every_seconds: float, world: World) -> IoSampler:
-    """Begin to count this worker's I/O; its node's first worker counts the node's devices, too.
+    """Start counting this worker's I/O; local rank 0 also counts the node's devices.
 
     Args:
-        every_seconds: Between two records; 0: none are kept.
+        every_seconds: Seconds between two records; 0: no records.
     """
     if not every_seconds:
         return IoSampler()

@@ -1,8 +1,8 @@
-"""How many loader processes a worker gets: measured where that pays, else by rule.
+"""Choose the number of loader processes per worker: measured if the run is long enough, else one per core, at most 8.
 
-Draws go by position, so the number of processes changes no result, and a job may find it anew on every machine. All
-workers measure at the same time, as they will train, and agree after each number of processes on how to go on: a step
-waits for its slowest worker, so the slowest one's rate counts.
+Random draws depend on the position only, so the number of processes does not change results, and each machine may
+measure its own. All workers measure at the same time, as in training, and agree on each next step. A training step
+waits for its slowest worker, so the slowest rate counts.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from lockstep.data.sets import MemorySplit, Split
 from lockstep.world.world import World, usable_cores
 
 USUAL_MOST = 8
-WINDOW_SECONDS = 0.4  # for each number of processes, after their start
+WINDOW_SECONDS = 0.4  # per number of processes, after their start
 LIMIT_SECONDS = 3.0  # no further number is tried after this time
-REQUEST_SECONDS = 0.03  # of one process for one batch, so that a window sees enough of them
+REQUEST_SECONDS = 0.03  # per batch and process, so that a window covers enough batches
 ENOUGH_GAIN = 1.05
-FEWEST_IMAGES = 5000  # a worker that reads fewer in the whole run is not worth the time
+FEWEST_IMAGES = 5000  # per worker and run; below this, measuring takes too long
 
 
 @dataclass(frozen=True)
 class LoaderProcesses:
-    """The loader processes of each worker, how that number came about ("": as given), and whether it was measured."""
+    """The number of loader processes per worker, the reason ("": set by the user), and whether it was measured."""
 
     number: int
     reason: str = ""
     is_measured: bool = False
 
     def describe(self) -> list[str]:
-        """A line for people, where the number was not theirs."""
-        return [f"{count_processes(self.number)} a worker ({self.reason})"] if self.reason else []
+        """Return a line to print, unless the user set the number."""
+        return [f"{count_processes(self.number)} per worker ({self.reason})"] if self.reason else []
 
 
 def cores_of_worker(world: World) -> int:
-    """The worker's share of the cores that may be used on its node."""
+    """Return the worker's share of the usable cores of its node."""
     return max(1, usable_cores() // world.place.local_size)
 
 
 def usual_processes(config: TrainConfig, world: World, split: Split) -> LoaderProcesses:
-    """The number of loader processes without measuring: as given, or one a core of the worker up to 8.
+    """Return the number of loader processes without measuring: as configured, or one per core, at most 8.
 
-    The same on all workers, who must all call this.
+    Collective; equal on all workers.
     """
     if isinstance(split, MemorySplit):
         return LoaderProcesses(0)
     if config.data.loader_workers != "auto":
         return LoaderProcesses(config.data.loader_workers)
     cores = min(world.gather(cores_of_worker(world)))
-    return LoaderProcesses(min(USUAL_MOST, cores), "by its cores, not measured")
+    return LoaderProcesses(min(USUAL_MOST, cores), "from the number of cores, not measured")
 
 
 def choose_processes(
     config: TrainConfig, world: World, split: Split, images: int, batch: int, make_reader: Callable[[int], Reader]
 ) -> LoaderProcesses:
-    """The number of loader processes for training, the same on all workers, who must all call this.
+    """Return the number of loader processes for training. Collective; equal on all workers.
 
-    It is the smallest within 5 % of the best rate. On one core of a computer without a GPU, making the batches in the
-    worker itself (0) is tried, too.
+    This is the smallest number within 5 % of the best rate. With one core and no GPU, loading in the worker itself (0)
+    is also tried.
 
     Args:
-        images: How many training images a worker reads in the whole run.
-        batch: How many it reads for one step.
-        make_reader: Makes a reader of `split` with so many processes.
+        images: Training images that a worker reads in the whole run.
+        batch: Images that a worker reads per step.
+        make_reader: Creates a reader of `split` with a number of processes.
 
     Raises:
-        DataError: As training would, of an image or the user's data set.
+        DataError: An image or the user's data set failed.
     """
     usual = usual_processes(config, world, split)
     if not usual.reason:
@@ -84,11 +84,13 @@ def choose_processes(
     if len(tried) == 1:
         return usual
     if images < FEWEST_IMAGES:
-        return LoaderProcesses(usual.number, "by its cores; so short a run is not measured")
+        return LoaderProcesses(usual.number, "from the number of cores; the run is too short to measure")
     begun = time.monotonic()
     rates: dict[int, float] = {}
     samples = np.random.default_rng([config.seed, world.rank]).integers(len(split), size=1 << 15)
-    parts = np.array_split(samples, len(tried))  # other images each time: none is in the page cache for that reason
+    parts = np.array_split(
+        samples, len(tried)
+    )  # different images each time, so that none is cached by an earlier window
     size, most = 1, max(1, min(batch, len(parts[-1]) // (8 * cores)))
     for processes, part in zip(tried, parts, strict=True):
         with closing(make_reader(processes)) as reader:
@@ -107,12 +109,12 @@ def choose_processes(
     figures = ", ".join(f"{processes}: {show_rate(rate)}" for processes, rate in rates.items())
     reason = f"measured{over}: {figures} images/s"
     if number < usual.number and len(rates) < len(tried) and not is_flat(rates):
-        return LoaderProcesses(usual.number, f"by its cores; {reason}, too slow to try more")
+        return LoaderProcesses(usual.number, f"from the number of cores; {reason}, too slow to try more")
     return LoaderProcesses(number, reason, is_measured=True)
 
 
 def candidates(cores: int, device: str) -> list[int]:
-    """Numbers of processes to try on a worker's share of cores: powers of two, and all cores."""
+    """Return the numbers of processes to try for a number of cores: powers of two, and all cores."""
     if cores == 1:
         return [1, 0] if device == "cpu" else [1]
     powers = [1 << exponent for exponent in range(cores.bit_length()) if 1 << exponent < cores]
@@ -120,21 +122,21 @@ def candidates(cores: int, device: str) -> list[int]:
 
 
 def is_flat(rates: dict[int, float]) -> bool:
-    """Whether the last number of processes brought nothing over those before it."""
+    """Return whether the last number of processes was not faster than the earlier ones."""
     *before, last = rates.values()
     return bool(before) and last < ENOUGH_GAIN * max(before)
 
 
 def smallest_of_best(rates: dict[int, float]) -> int:
-    """The smallest number of processes whose rate is within 5 % of the best."""
+    """Return the smallest number of processes whose rate is within 5 % of the best."""
     best = max(rates.values())
     return min(processes for processes, rate in rates.items() if rate * ENOUGH_GAIN >= best)
 
 
 def measure_rate(reader: Reader, plan: list[Indices], processes: int, seconds: float) -> float:
-    """Images a second of a reader that nobody holds up, start-up excluded.
+    """Measure the images per second of a reader without a consumer, excluding start-up.
 
-    Over `seconds` and at least a batch of each process, which may all come at the same moment, or to the plan's end.
+    Measures for `seconds` and at least one batch per process, because these may arrive together, or to the plan's end.
     """
     turn = max(1, processes)
     batches = reader.read(plan, 0)
@@ -149,7 +151,7 @@ def measure_rate(reader: Reader, plan: list[Indices], processes: int, seconds: f
 
 
 def _request_size(reader: Reader, samples: Indices, most: int) -> int:
-    """How many images one process makes in `REQUEST_SECONDS`, by those after the first sample, up to `most`."""
+    """Return how many images one process loads in `REQUEST_SECONDS`, at most `most`, excluding the first sample."""
     batches = reader.read(np.array_split(samples, len(samples)), 0)
     next(batches)
     start = time.perf_counter()
@@ -160,10 +162,10 @@ def _request_size(reader: Reader, samples: Indices, most: int) -> int:
 
 
 def count_processes(number: int) -> str:
-    """A number of loader processes, in words."""
+    """Format a number of loader processes."""
     return f"{number} loader process{'' if number == 1 else 'es'}"
 
 
 def show_rate(rate: float) -> str:
-    """Images a second, rounded for people."""
+    """Format a rate in images per second."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"

@@ -1,4 +1,4 @@
-"""The time between two reports: how much of it was training, waiting for data, or is not counted."""
+"""The time between two reports: training time, including waiting for data, and excluded time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Times(NamedTuple):
 
     Attributes:
         seconds: Wall time of training, snapshots and checkpoints included.
-        wait_seconds: The part of it spent waiting for data.
-        excluded_seconds: Wall time of the interval that `seconds` leaves out, such as an evaluation.
+        wait_seconds: The part of `seconds` spent waiting for data.
+        excluded_seconds: Wall time not included in `seconds`, such as an evaluation.
     """
 
     seconds: float
@@ -27,20 +27,20 @@ class Times(NamedTuple):
 
 
 class ReportInterval:
-    """Measures from one report to the next without a gap, over the ends of epochs too.
+    """Measures from one report to the next without gaps, also across epochs.
 
-    On a device with streams, waiting for data is the time in which the device waited: the host is ahead of it, and may
-    wait for a batch long before the device has done the step before.
+    On a device with streams, only the time in which the device waits for data counts. The host runs ahead of the device
+    and may wait for a batch while the device is still busy with the previous step.
     """
 
     def __init__(self, device: torch.device):
         self._clock = DeviceClock(device)
         self.batch_seconds = 0.0
-        """How long the host waited for the newest batch."""
+        """How long the host waited for the last batch."""
         self.restart()
 
     def restart(self) -> None:
-        """Begin an interval now, and forget what was measured since the last report."""
+        """Start a new interval now, and discard the measurements since the last report."""
         self._begin(time.perf_counter())
 
     def _begin(self, start: float) -> None:
@@ -57,11 +57,11 @@ class ReportInterval:
         return batch
 
     def exclude(self, seconds: float) -> None:
-        """Leave seconds that have just passed out of the training time."""
+        """Exclude the last `seconds` from the training time."""
         self._excluded += seconds
 
     def end(self) -> Times:
-        """End the interval and begin the next one; on a device with streams, call this when its steps are done."""
+        """End the interval and start the next; on a device with streams, call this when its steps are finished."""
         now, excluded = time.perf_counter(), self._excluded
         waits = sum(self._clock.seconds(start, end) for start, end in self._waits)
         times = Times(now - self._start - excluded, waits, excluded)

@@ -1,18 +1,18 @@
-"""The clock of a step's phases; this one measures nothing, as in a training run. `lockstep.study.phases` measures."""
+"""The clock of a step's phases. This one measures nothing, for normal training; see `lockstep.study.phases`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-# Waiting for a batch; the passes; figures of the step; waiting for gradients that still travel; changing the weights.
+# Waiting for a batch; both passes; the step's metrics; waiting for gradient reduction; updating the weights.
 Phase = Literal["data_wait", "forward", "backward", "metrics", "reduction", "optimizer"]
 
 
 class StepClock:
-    """Told by the loop when a phase of a step begins, which is when the one before ends."""
+    """Called by the loop when a phase of a step starts, which ends the previous one."""
 
     def begin(self, phase: Phase) -> None:
-        """From now on, until the next call, the step is in this phase."""
+        """Start a phase of the step."""
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""

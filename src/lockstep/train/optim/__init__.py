@@ -1,5 +1,6 @@
-"""Optimizers, their rates, and how large a step is.
+"""Optimizers, learning rates and batch sizes.
 
-Start with `build`; `lars` and `lamb` (both `layerwise`) are our own optimizers, `schedule` the learning rate of each
-step, `ema` the moving average of the weights, and `batch_plan` the samples of a step and the steps of an epoch.
+Start with `build`. `lars` and `lamb` (based on `layerwise`) are optimizers, `schedule` computes the learning rate of
+each step, `ema` the moving average of the weights, `batch_plan` the global batch size, and `freezing` implements
+--freeze.
 """

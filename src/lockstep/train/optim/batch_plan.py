@@ -1,4 +1,4 @@
-"""How large a step is: samples of a worker, of all workers, and steps of an epoch, each with its reason."""
+"""The global batch size and the passes per step, with the reason to print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_BATCH = 64
 
 @dataclass(frozen=True)
 class Batching:
-    """Samples of one optimizer step, and where that number comes from."""
+    """Samples per optimizer step, passes per step, and the reason."""
 
     global_batch: int
     accumulate: int
@@ -19,7 +19,7 @@ class Batching:
 
 
 def plan_batches(config: TrainConfig, workers: int) -> Batching:
-    """The global batch that a configuration and a number of workers give."""
+    """Compute the global batch size from the configuration and the number of workers."""
     passes = config.accumulate
     each = f" × {passes} accumulated" if passes > 1 else ""
     if config.global_batch_size is None:
@@ -28,7 +28,7 @@ def plan_batches(config: TrainConfig, workers: int) -> Batching:
         total = batch * meant * passes
         reason = f"{batch} per worker × {_count(meant, 'worker')}{each}"
         if meant != workers:
-            passes = max(1, -(-passes * meant // workers))  # so that no pass is larger than it was
+            passes = max(1, -(-passes * meant // workers))  # so that no pass is larger than with `meant` workers
             reason += f", shared by {workers}" + (f" in {passes} passes" if passes > 1 else "")
         return Batching(total, passes, reason)
     total = config.global_batch_size

@@ -1,4 +1,4 @@
-"""The optimizer of a configuration, its rate, and the clipping of what it follows."""
+"""Build the configured optimizer, set its rate, load its state, and clip gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lockstep.train.strategies import Strategy
 from lockstep.world import accelerator
 
 FUSED = (optim.SGD, optim.Adam, optim.AdamW)
-"""The kinds that torch computes in one kernel for many tensors, which can skip a step by a flag on the device."""
+"""Optimizers with a fused implementation in torch, which can skip a step by a flag on the device."""
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -> Optimizer:
-    """An optimizer over the parameters that want gradients, in two groups where norms and biases are spared."""
+    """Build an optimizer over the trainable parameters; without `decay_all`, norms and biases have no weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # Norms' weights and all biases are vectors; what a layer multiplies with has two dimensions or more.
+    # Weights of norms and all biases are vectors; other weights have two or more dimensions.
     spared = [parameter for parameter in parameters if parameter.ndim < 2 and not config.decay_all]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2 or config.decay_all]
     groups = [
@@ -37,7 +37,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, strategy: Strategy) -
 
 
 def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class of an optimizer, and its settings."""
+    """Return the class and the settings of the optimizer."""
     betas = (config.momentum, 0.999)
     kinds: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
         "sgd": (optim.SGD, {"momentum": config.momentum, "nesterov": config.nesterov and config.momentum > 0}),
@@ -51,22 +51,22 @@ def _kind(config: OptimConfig) -> tuple[type[Optimizer], dict[str, Any]]:
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give every parameter group the learning rate of the coming step."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Collection[str] | None = None) -> None:
-    """Restore an optimizer's state, but keep what the flags of this session say, such as the weight decay.
+    """Restore an optimizer's state, but keep settings of this session, such as the weight decay.
 
     Args:
-        kept: Of the groups' values, those of this session; None: all.
+        kept: Keys of the groups whose values of this session are kept; None: all.
     """
     configured = [
         {key: value for key, value in group.items() if key != "params" and (kept is None or key in kept)}
         for group in optimizer.param_groups
     ]
-    # First in what is loaded: whether the optimizer is fused decides where Adam's count of steps is put.
+    # Also set them in the loaded state: `fused` determines the device of Adam's step count.
     groups = [{**group, **values} for group, values in zip(state["param_groups"], configured, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})
     for group, values in zip(optimizer.param_groups, configured, strict=True):
@@ -74,17 +74,17 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Col
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
-    """Whether `step_unless` can have the optimizer skip a step without the host."""
+    """Return whether the optimizer can skip a step on the device, by `step_unless`."""
     steps = stepping(optimizer)
     return isinstance(steps, LayerwiseOptimizer) or bool(getattr(steps, "_step_supports_amp_scaling", False))
 
 
 def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
-    """Take the optimizer's step, which changes nothing if `found_inf` is 1: float32, a scalar on the device."""
+    """Take a step that has no effect if `found_inf` (float32, a scalar on the device) is 1."""
     steps: Any = stepping(optimizer)
     if isinstance(steps, optim.SGD):
         _start_momentum(steps)
-    steps.grad_scale, steps.found_inf = None, found_inf  # as torch's GradScaler hands them over
+    steps.grad_scale, steps.found_inf = None, found_inf  # as in torch's GradScaler
     try:
         optimizer.step()
     finally:
@@ -92,20 +92,20 @@ def step_unless(optimizer: Optimizer, found_inf: torch.Tensor) -> None:
 
 
 def take_back(optimizer: Optimizer) -> None:
-    """The last `step_unless` changed nothing: correct what the host has counted."""
+    """Correct the host's step counts after the last `step_unless` had no effect."""
     steps = stepping(optimizer)
     if isinstance(steps, LayerwiseOptimizer):
         steps.take_back()
 
 
 def stepping(optimizer: Optimizer) -> Optimizer:
-    """The optimizer itself, or the one that a ZeroRedundancyOptimizer steps with."""
+    """Return the optimizer, or the inner one of a ZeroRedundancyOptimizer."""
     inner: Optimizer = getattr(optimizer, "optim", optimizer)
     return inner
 
 
 def _start_momentum(optimizer: optim.SGD) -> None:
-    """Make the buffers that a first step makes, which leaves them unwritten if it is skipped (torch 2.15)."""
+    """Create the momentum buffers, which a skipped first step would leave uninitialized (torch 2.15)."""
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():
             if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
@@ -113,15 +113,15 @@ def _start_momentum(optimizer: optim.SGD) -> None:
 
 
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """The gradients of the optimizer's parameters, as far as they have one."""
+    """Return the gradients of the optimizer's parameters that have one."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def clip_gradients(optimizer: Optimizer, largest_norm: float, norm: torch.Tensor | None = None) -> None:
-    """Scale the gradient of all the optimizer's parameters together down to a norm, which is summed in float32.
+    """Scale all gradients down to a total norm of at most `largest_norm`, computed in float32.
 
     Args:
-        norm: The gradient's, where it is known.
+        norm: The total norm, if known.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if norm is None:

@@ -1,4 +1,4 @@
-"""A moving average of the weights, evaluated in place of the weights themselves. The base keeps none."""
+"""A moving average of the weights, evaluated instead of the weights. The base class keeps none."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Tensors = list[torch.Tensor]
 
 
 class NoAverage:
-    """Evaluates the weights as they are."""
+    """Evaluates the weights themselves."""
 
     def __init__(self, model: nn.Module):
         self.model = model
 
     def begin(self) -> None:
-        """Begin the average with the weights as they are, which come from elsewhere."""
+        """Initialize the average with the current weights, after they were loaded."""
 
     def update(self, unless: torch.Tensor | None = None) -> None:
-        """Take the step's weights into the average.
+        """Add the weights of a step to the average.
 
         Args:
-            unless: If 1, change nothing but counts: float32, a scalar on the weights' device. `take_back` follows then.
+            unless: If 1, change only the count; float32, a scalar on the weights' device. Call `take_back` then.
         """
 
     def take_back(self) -> None:
-        """The last update was left out by its `unless`."""
+        """Correct the count after the last update had no effect because of `unless`."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {}
@@ -40,7 +40,7 @@ class NoAverage:
 class MovingAverage(NoAverage):
     """Exponential moving average in torch's AveragedModel; `model` is the averaged copy.
 
-    The update is not torch's, which copies its count of updates to the device in each step and so waits for it.
+    torch's update is not used, because it copies the count to the device in each step, which synchronizes.
     """
 
     def __init__(self, weights: nn.Module, decay: float):
@@ -75,7 +75,7 @@ class MovingAverage(NoAverage):
 
 
 def _approach(averages: Tensors, values: Tensors, weight: float, unless: torch.Tensor | None) -> None:
-    """Move averages towards values by a share of the way, unless the flag on the device is 1."""
+    """Interpolate averages towards values by `weight`, unless the flag on the device is 1."""
     if unless is None:
         torch._foreach_lerp_(averages, values, weight)
         return
@@ -89,5 +89,5 @@ def _tensors(module: nn.Module) -> Tensors:
 
 
 def build_average(model: nn.Module, weights: nn.Module, decay: float) -> NoAverage:
-    """The average of `weights` that `decay` asks for; 0 keeps none, and the model itself is evaluated."""
+    """Return the moving average of `weights`; with `decay` 0 the model itself is evaluated."""
     return MovingAverage(weights, decay) if decay else NoAverage(model)

@@ -1,4 +1,4 @@
-"""Parameters that training leaves as they are: `--freeze`, for fine-tuning."""
+"""`--freeze`: exclude parameters from training, for fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.errors import ConfigError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[nn.Module, ...]:
-    """Freeze the parameters that any pattern matches: one's name, the name of a module around it, or a glob of names.
+    """Freeze the parameters that match a pattern: a parameter name, a module name, or a glob of parameter names.
 
     Returns:
-        The frozen batch norms, which are to stay in evaluation mode: their statistics are part of what is kept.
+        The frozen batch norms. Keep them in evaluation mode to freeze their statistics, too.
 
     Raises:
         ConfigError: A pattern matches nothing.
@@ -28,8 +28,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[nn.Module, ...]:
             around = [".".join(name.split(".")[:depth]) for name in named for depth in range(1, name.count(".") + 2)]
             near = get_close_matches(pattern, dict.fromkeys(around), n=1)
             first = ", ".join(dict.fromkeys(name.partition(".")[0] for name in named))
-            hint = f"did you mean {near[0]}?" if near else f"its modules are {first}"
-            raise ConfigError(f"--freeze {pattern}: no parameter of the model has such a name; {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"the model's modules are {first}"
+            raise ConfigError(f"--freeze {pattern}: no parameter matches; {hint}")
         for parameter in matched:
             parameter.requires_grad_(False)
     norms = [
@@ -45,7 +45,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def describe_frozen(model: nn.Module) -> list[str]:
-    """How many parameters train, in one line; none where all do."""
+    """Return one line with the number of trained parameters; no line if all are trained."""
     parameters = list(model.parameters())
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step is scaled for each layer to the length of its weights.
+"""LAMB: Adam with each layer's step scaled by the norm of its weights.
 
 Y. You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv 1904.00962, algorithm 2
 with the identity for phi.
@@ -21,7 +21,7 @@ class LAMB(LayerwiseOptimizer):
     """
 
     _counted: Sequence[dict[str, Any]] = ()
-    """The states whose `step` the last step has advanced."""
+    """States whose `step` was incremented in the last step."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LAMB(LayerwiseOptimizer):
             torch._foreach_add_(means, gradients, alpha=1 - first_beta)
         self.decay_(squares, second_beta)
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second_beta)
-        steps = [float(state["step"]) for state in states]  # kept on the CPU, so no device is waited for
+        steps = [float(state["step"]) for state in states]  # on the CPU, so this does not synchronize
         updates = list(torch._foreach_div(means, [1 - first_beta**step for step in steps]))
         denominators = torch._foreach_div(squares, [1 - second_beta**step for step in steps])
         torch._foreach_sqrt_(denominators)

@@ -1,4 +1,4 @@
-"""LARS: momentum SGD whose rate is scaled for each layer by how large its weights are beside their gradient.
+"""LARS: momentum SGD with each layer's rate scaled by the ratio of weight norm to gradient norm.
 
 Y. You, I. Gitman, B. Ginsburg, "Large Batch Training of Convolutional Networks", arXiv 1708.03888.
 """

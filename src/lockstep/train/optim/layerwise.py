@@ -1,4 +1,4 @@
-"""What LARS and LAMB share: optimizers that scale each layer's step by the length of its weights."""
+"""The base of LARS and LAMB: optimizers that scale each layer's step by the norm of its weights."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Tensors = list[torch.Tensor]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Hands a variant each parameter group's weights and gradients.
+    """Calls `step_group` of a subclass with the weights and gradients of each parameter group.
 
-    As with torch's fused optimizers, a step changes nothing where `found_inf`, a scalar on the device, is 1; gradients
-    are lost then.
+    As in torch's fused optimizers, a step has no effect if `found_inf`, a scalar on the device, is 1. The gradients are
+    then overwritten.
     """
 
     found_inf: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; the closure, if there is one, computes the gradients first, and its result is returned."""
+        """Take a step. If there is a closure, call it first to compute the gradients, and return its result."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -32,13 +32,13 @@ class LayerwiseOptimizer(Optimizer):
             if pairs:
                 weights, gradients = map(list, zip(*pairs, strict=True))
                 if self.found_inf is not None:
-                    for gradient in gradients:  # so that all that follows is finite
+                    for gradient in gradients:  # keeps the following values finite
                         gradient.masked_fill_(self.found_inf.bool(), 0.0)
                 self.step_group(group, weights, gradients)
         return result
 
     def take_back(self) -> None:
-        """The last step was skipped by `found_inf`: correct what the host has counted."""
+        """Correct the host's step counts after `found_inf` skipped the last step."""
 
     def decay_(self, moments: Tensors, factor: float) -> None:
         """Multiply moments by a factor, unless the step is skipped."""
@@ -46,7 +46,7 @@ class LayerwiseOptimizer(Optimizer):
         torch._foreach_mul_(moments, factor if found_inf is None else torch.where(found_inf.bool(), 1.0, factor))
 
     def taken(self, changes: Tensors) -> Tensors:
-        """The changes, or zeros if the step is skipped."""
+        """Return the changes, or zeros if the step is skipped."""
         return changes if self.found_inf is None else list(torch._foreach_mul(changes, 1 - self.found_inf))
 
     def step_group(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
@@ -55,15 +55,15 @@ class LayerwiseOptimizer(Optimizer):
 
 
 def lengths(tensors: Tensors) -> torch.Tensor:
-    """The Euclidean length of each tensor, [N]."""
+    """Return the L2 norm of each tensor, [N]."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
 def scale_steps_(steps: Tensors, weights: Tensors, ratios: torch.Tensor, rate: float) -> None:
-    """Multiply each weight's step by its ratio, of [N], and by the rate.
+    """Multiply each weight's step by its ratio, from [N], and by the rate.
 
-    The ratio of vectors (norms and biases) counts as 1, as in the published ImageNet recipes, and so does one that is 0
-    or not finite, because a length is 0.
+    A ratio counts as 1 for vectors (norms and biases), as in the published ImageNet recipes, and if it is 0 or not
+    finite because a norm is 0.
     """
     factors = torch.where(ratios.isfinite() & (ratios > 0), ratios, 1.0) * rate
     for step, weight, factor in zip(steps, weights, factors.unbind(), strict=True):

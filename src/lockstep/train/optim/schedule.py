@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step; there is nothing to save or restore."""
+"""The learning rate as a pure function of the step, without state to save."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch.optim import Optimizer
 from lockstep.config.schema import OptimConfig
 from lockstep.train.optim.build import set_rate
 
-ONECYCLE_WARMUP = 0.25  # share of the run in which onecycle climbs, unless --warmup-epochs says otherwise
+ONECYCLE_WARMUP = 0.25  # warm-up of onecycle as a fraction of the run, unless --warmup-epochs is given
 
 
 class Rates(Protocol):
-    """What gives the optimizer its learning rates."""
+    """Sets the optimizer's learning rates."""
 
     @property
     def peak(self) -> float:
-        """The largest rate, as far as it is known when the run begins."""
+        """The largest rate, as far as known at the start of the run."""
 
     def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
-        """Set the rates of the step that comes after `steps`, of which the optimizer has taken `steps_taken`."""
+        """Set the rates of the next step, after `steps` steps of which the optimizer took `steps_taken`."""
 
     def describe(self, config: OptimConfig, global_batch: int) -> str:
-        """The rate and its course, for people."""
+        """Describe the rate and its schedule."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rate that climbs linearly to `peak` over `warmup_steps` and then follows `kind` until `total_steps`.
+    """A rate that rises linearly to `peak` over `warmup_steps` and then follows `kind` until `total_steps`.
 
-    cosine: half a cosine down to `final` times the peak (I. Loshchilov, F. Hutter, arXiv 1608.03983). onecycle: a
-    straight line down to it (after L. Smith, N. Topin, arXiv 1708.07120). step: times `gamma` at each of `milestones`
-    (in steps). constant: stays.
+    cosine: half a cosine down to `final` times the peak (I. Loshchilov, F. Hutter, arXiv 1608.03983). onecycle: linear
+    decay to `final` times the peak (after L. Smith, N. Topin, arXiv 1708.07120). step: multiplied by `gamma` at each of
+    `milestones` (in steps). constant: no change.
     """
 
     kind: Literal["cosine", "onecycle", "step", "constant"]
@@ -46,17 +46,17 @@ class Schedule:
     gamma: float = 0.1
 
     def apply(self, optimizer: Optimizer, steps_taken: int, steps: int) -> None:
-        """Set the rate of the coming step; it goes by those that changed the weights."""
+        """Set the rate of the next step, based on the steps that changed the weights."""
         set_rate(optimizer, self.rate(steps_taken))
 
     def describe(self, config: OptimConfig, global_batch: int) -> str:
-        """The peak rate and how it came about, and the course."""
+        """Describe the peak rate, how it is computed, and the schedule."""
         peak, how = peak_rate(config, global_batch)
         s = "" if self.warmup_steps == 1 else "s"
         return f"{peak:g} = {how}; {self.kind}, {self.warmup_steps} step{s} of warm-up"
 
     def rate(self, step: int) -> float:
-        """The learning rate of the step that comes after `step` steps."""
+        """Return the learning rate of the next step after `step` steps."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         if self.kind == "step":
@@ -69,10 +69,10 @@ class Schedule:
 
 
 def peak_rate(config: OptimConfig, global_batch: int) -> tuple[float, str]:
-    """The peak rate for a global batch, and how it came about.
+    """Return the peak rate for a global batch, and a description of how it is computed.
 
-    linear: in proportion to the batch (P. Goyal et al., arXiv 1706.02677); sqrt: to its square root (A. Krizhevsky,
-    arXiv 1404.5997).
+    linear: proportional to the batch (P. Goyal et al., arXiv 1706.02677); sqrt: proportional to its square root
+    (A. Krizhevsky, arXiv 1404.5997).
     """
     if config.lr_scaling == "none":
         return config.lr, "as given (--lr-scaling none)"
@@ -83,7 +83,7 @@ def peak_rate(config: OptimConfig, global_batch: int) -> tuple[float, str]:
 
 
 def build_schedule(config: OptimConfig, peak: float, epochs: int, steps_per_epoch: int) -> Schedule:
-    """The schedule of a whole run; epochs of the configuration become steps here."""
+    """Build the schedule of a run, converting epochs to steps."""
     total = epochs * steps_per_epoch
     warmup = config.warmup_epochs * steps_per_epoch
     if config.schedule == "onecycle" and not warmup:

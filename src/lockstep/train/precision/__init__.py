@@ -1,4 +1,4 @@
-"""In which number format a step computes: one precision a file; `base.py` is single precision (also named O0)."""
+"""Number formats of training, one precision per file; `base.py` is single precision (fp32, O0)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Precision", "build_precision"]
 
 
 def build_precision(config: NumericsConfig, device_type: str) -> Precision:
-    """The precision that a configuration names, on a type of device."""
+    """Build the configured precision for a type of device."""
     name, keep = config.precision, config.keep_batchnorm_fp32
     if name == "bf16":
         from lockstep.train.precision.bf16 import Bfloat16

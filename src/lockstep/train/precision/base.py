@@ -1,4 +1,4 @@
-"""The base precision: everything in float32, no loss scaling."""
+"""The base precision: everything in float32, without loss scaling."""
 
 from __future__ import annotations
 
@@ -12,59 +12,62 @@ from torch.optim import Optimizer
 
 
 class Precision:
-    """What the training loop asks of a precision, done for float32."""
+    """The interface between the training loop and a precision; this one is float32."""
 
     name = "fp32"
     input_dtype = torch.float32
     loss_dtype = torch.float32
-    """Logits are converted to it before the loss, which is summed in it."""
+    """The dtype of the loss and of the logits passed to it."""
     loss_scale = 1.0
-    """What the loss is multiplied with at present."""
+    """The current factor of the loss."""
     adapts_loss_scale = False
-    """Whether an overflow lowers it."""
+    """Whether an overflow lowers the loss scale."""
     found_inf: torch.Tensor | None = None
-    """Where the device decides whether a step is taken: 1 if it skips the one at hand, else 0 (float32, a scalar)."""
+    """If the device decides whether to take a step: 1 to skip the current one, else 0 (float32, a scalar)."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model with its parameters in this precision."""
+        """Return the model with its parameters in this precision."""
         return model
 
     def weights_of(self, model: nn.Module) -> nn.Module:
-        """The module whose parameters the optimizer changes and checkpoints hold: the model, or its copy in float32.
+        """Return the module that the optimizer updates and checkpoints store: the model, or its float32 copy.
 
-        `model` is prepared and on its device.
+        `model` must be prepared and on its device.
         """
         return model
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around the forward pass and the loss."""
+        """Surround the forward pass and the loss."""
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients of a scalar loss."""
+        """Compute the gradients of a scalar loss."""
         loss.backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Give the optimizer's parameters their gradients, true to size."""
+        """Set the unscaled gradients of the optimizer's parameters."""
 
     def step(self, optimizer: Optimizer) -> bool | None:
-        """Take the optimizer's step; False if it was skipped because a gradient is infinite or not a number.
+        """Take the optimizer's step. Return False if it was skipped because of a NaN or infinite gradient.
 
-        None: the device decides by `found_inf`, and `outcome` tells.
+        Return None if the device decides by `found_inf`; `outcome` then has the result.
         """
         optimizer.step()
         return True
 
     def outcome(self, optimizer: Optimizer) -> bool | None:
-        """What `step` left to the device, read once, before the next `step`; None: nothing. It waits for that step."""
+        """Return whether the device took the last step, after waiting for it; None if `step` returned that.
+
+        Call it once, before the next `step`.
+        """
         return None
 
     def refresh(self) -> None:
-        """After weights were loaded: make the model follow them."""
+        """Update the model after weights were loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must remember, as JSON holds it."""
+        """Return the state for a checkpoint, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same precision."""
+        """Restore a state of the same precision."""

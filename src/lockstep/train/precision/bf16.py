@@ -1,6 +1,6 @@
-"""bfloat16 where torch's autocast holds it safe; weights, gradients and sums stay in float32.
+"""bfloat16 for the operations that torch's autocast considers safe; weights, gradients and sums stay in float32.
 
-bfloat16 has float32's range of exponents, so the loss needs no scaling. Source:
+bfloat16 has the exponent range of float32, so the loss needs no scaling. Source:
 https://docs.pytorch.org/docs/stable/amp.html.
 """
 

@@ -1,4 +1,4 @@
-"""Double precision, for checking results: runs that differ only in rounding stay together."""
+"""Double precision, to check results: rounding differences between runs stay negligible."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""O1: fp16 where torch's autocast holds it safe; weights, gradients and sums stay in float32.
+"""O1: fp16 for the operations that torch's autocast considers safe; weights, gradients and sums stay in float32.
 
-Apex's level of that name patched functions to the same effect. Source: https://docs.pytorch.org/docs/stable/amp.html.
+Apex's O1 patched functions to the same effect. Source: https://docs.pytorch.org/docs/stable/amp.html.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""O2: an fp16 model that follows float32 master weights.
+"""O2: an fp16 model with float32 master weights.
 
-Forward and backward compute in fp16. The optimizer works on a copy of the model in float32, whose updates may be far
-smaller than what fp16 can add to a weight (P. Micikevicius et al., arXiv 1710.03740, section 3.1). Checkpoints hold the
-copy, so they are the same as those of any other precision.
+Forward and backward run in fp16. The optimizer updates a float32 copy of the model, because updates may be too small
+for fp16 weights (P. Micikevicius et al., arXiv 1710.03740, section 3.1). Checkpoints store the copy, so they have the
+same format as in other precisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.train.precision.scaling import ScaledPrecision
 
 
 class MasterWeights(ScaledPrecision):
-    """A float16 model, with batch norm in float32 unless told otherwise, and float32 weights behind it."""
+    """A float16 model, with batch norm in float32 by default, and float32 master weights."""
 
     name = "O2"
     input_dtype = torch.float16
@@ -38,7 +38,7 @@ class MasterWeights(ScaledPrecision):
 
     def weights_of(self, model: nn.Module) -> nn.Module:
         full = copy.deepcopy(model).float()
-        full.load_state_dict(self._exact)  # not what rounding to fp16 has left of it
+        full.load_state_dict(self._exact)  # the weights before rounding to fp16
         self._exact = {}
         full.register_forward_pre_hook(_in_float)
         self._parameters = list(zip(model.parameters(), full.parameters(), strict=True))
@@ -56,7 +56,7 @@ class MasterWeights(ScaledPrecision):
 
     def step(self, optimizer: Optimizer) -> bool | None:
         taken = super().step(optimizer)
-        if taken is not False:  # where the device has skipped it, the weights are what they were
+        if taken is not False:  # if the device skipped the step, the weights are unchanged
             _copy([(full, half) for half, full in self._parameters])
         _copy(self._buffers)
         return taken
@@ -66,7 +66,7 @@ class MasterWeights(ScaledPrecision):
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> None:
-    """Copy the first tensor of each pair into the second; pairs of None are left out."""
+    """Copy the first tensor of each pair into the second; pairs of None are ignored."""
     sources, targets = [s for s, _ in pairs if s is not None], [t for _, t in pairs if t is not None]
     if sources:
         with torch.no_grad():
@@ -74,5 +74,5 @@ def _copy(pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> N
 
 
 def _in_float(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The float32 weights, or an average of them, are evaluated on images that come in half precision."""
+    """Convert half-precision images to float32, to evaluate the float32 weights or their average."""
     return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)

@@ -1,4 +1,4 @@
-"""O3: everything in fp16, for what speed alone would be; the optimizer changes fp16 weights."""
+"""O3: everything in fp16, including the weights that the optimizer updates; as a baseline for speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.train.precision.scaling import ScaledPrecision
 
 
 class Half(ScaledPrecision):
-    """Model, images, gradients and optimizer state in float16; batch norm in float32 if asked for."""
+    """Model, images, gradients and optimizer state in float16; batch norm optionally in float32."""
 
     name = "O3"
     input_dtype = torch.float16
@@ -26,10 +26,10 @@ class Half(ScaledPrecision):
 
 
 def halve(model: nn.Module, keep_batchnorm_fp32: bool) -> nn.Module:
-    """The model in float16, with the parameters and statistics of batch norm in float32 if they are to be kept."""
+    """Convert the model to float16, optionally except for the parameters and statistics of batch norms."""
     norms = [module for module in model.modules() if keep_batchnorm_fp32 and isinstance(module, _BatchNorm)]
     exact = [{name: tensor.clone() for name, tensor in norm.state_dict().items()} for norm in norms]
     model.half()
     for norm, state in zip(norms, exact, strict=True):
-        norm.float().load_state_dict(state)  # a variance of 1e-9, or of 1e5, would not survive the way through fp16
+        norm.float().load_state_dict(state)  # undoes rounding to fp16, which cannot hold a variance of 1e-9 or 1e5
     return model

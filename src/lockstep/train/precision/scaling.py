@@ -1,8 +1,8 @@
-"""Loss scaling: fp16 holds nothing below 6e-8, so the loss is multiplied before and gradients divided after backward.
+"""Loss scaling: fp16 cannot hold values below 6e-8, so the loss is scaled up before backward and gradients down after.
 
-P. Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2; first scale, growth and its interval
-are those of Apex's levels. torch's GradScaler does the same for float32 gradients, but refuses fp16 ones (O3), does not
-say when it skips a step, and waits for the device in each.
+P. Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2; initial scale, growth factor and
+interval are those of Apex. torch's GradScaler does the same for float32 gradients, but rejects fp16 gradients (O3),
+does not report skipped steps, and synchronizes with the device in each step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTERVAL = 2000  # steps without overflow after which the scale grows
 
 
 class LossScaler:
-    """The loss scale and its course: halved by an overflow, doubled after `INTERVAL` steps without one."""
+    """The loss scale: halved after an overflow, doubled after `INTERVAL` steps without one."""
 
     def __init__(self, setting: float | Literal["dynamic"]):
         self.is_dynamic = setting == "dynamic"
@@ -34,21 +34,21 @@ class LossScaler:
         self._is_finite = True
 
     found_inf: torch.Tensor | None = None
-    """1 where `unscale_` saw an overflow, else 0: float32, a scalar on the device; None: it is known on the host."""
+    """1 if `unscale_` found an overflow, else 0: float32, a scalar on the device; None: known on the host."""
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the scale."""
+        """Return the loss times the scale."""
         return loss * self.scale
 
     def unscale_(self, gradients: list[torch.Tensor]) -> None:
-        """Divide gradients by the scale, in place, and see whether all are finite."""
+        """Divide gradients by the scale, in place, and check that all are finite."""
         if self.scale != 1.0:
             torch._foreach_mul_(gradients, 1 / self.scale)
-        # The largest magnitude does not overflow as a sum would, and is NaN where any element is.
+        # The largest magnitude cannot overflow as a sum could, and is NaN if any element is.
         self._is_finite = bool(nn.utils.get_total_norm(gradients, norm_type=float("inf")).isfinite())
 
     def update(self) -> bool:
-        """Adjust the scale to what `unscale_` saw, and return whether the step may be taken."""
+        """Adjust the scale after `unscale_`, and return whether to take the step."""
         finite, self._is_finite = self._is_finite, True
         if self.is_dynamic:
             self._good_steps = self._good_steps + 1 if finite else 0
@@ -59,22 +59,22 @@ class LossScaler:
         return finite
 
     def outcome(self) -> bool | None:
-        """Whether the last step may be taken, where `update` left that to the device; None: nothing to read."""
+        """Return whether the device took the last step; None if `update` already returned it."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
         return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.is_dynamic:  # a scale that the flags fix stays as they say
+        if self.is_dynamic:  # a fixed scale comes from the configuration
             self.scale, self._good_steps = float(state["scale"]), int(state["good_steps"])
 
 
 class DeviceLossScaler(LossScaler):
-    """The same course, followed by the device alone; `scale` and the state are those of the last `outcome`.
+    """The loss scale, updated on the device; `scale` and the state are those of the last `outcome`.
 
-    The figures of a step are copied to the host behind its last kernel, so that reading them after the next backward
-    pass was enqueued leaves the device busy.
+    A step's values are copied to the host asynchronously. If they are read after the next backward pass is enqueued,
+    the device stays busy.
     """
 
     def __init__(self, setting: float | Literal["dynamic"]):
@@ -95,7 +95,7 @@ class DeviceLossScaler(LossScaler):
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.found_inf, self._device_scale.reciprocal())
 
     def update(self) -> bool:
-        """Adjust the scale on the device; True, for `found_inf` decides there."""
+        """Adjust the scale on the device. Return True, because `found_inf` decides there."""
         scale, good_steps, found_inf = self._device_scale, self._device_good_steps, self.found_inf
         assert scale is not None
         assert found_inf is not None
@@ -124,7 +124,7 @@ class DeviceLossScaler(LossScaler):
 
 
 class ScaledPrecision(Precision):
-    """What the fp16 levels share: the scaled loss, and the step that an overflow skips."""
+    """The base of the fp16 precisions: scales the loss, and skips steps with an overflow."""
 
     def __init__(self, loss_scale: float | Literal["dynamic"], device_type: str = "cpu"):
         on_device = accelerator.overlaps(torch.device(device_type))
@@ -157,7 +157,7 @@ class ScaledPrecision(Precision):
             return None
         taken = self._scaler.update()
         if found_inf is not None:
-            taken = bool(self._scaler.outcome())  # the one wait, for an optimizer that only the host can skip
+            taken = bool(self._scaler.outcome())  # synchronizes, because only the host can skip this optimizer
         if taken:
             optimizer.step()
         return taken

@@ -1,4 +1,4 @@
-"""Stopping after a step, with a checkpoint.
+"""Stop after a step, with a checkpoint.
 
-`stop_requests` sees to signals to any worker, `deadline` to time limits that come near.
+`stop_requests` handles signals to any worker, `deadline` handles time limits.
 """

@@ -1,4 +1,4 @@
-"""How replicas are kept equal: one strategy a file; `base.py` is one worker alone."""
+"""Strategies that keep replicas equal, one per file; `base.py` is for a single worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Strategy", "build_strategy"]
 
 
 def build_strategy(config: TrainConfig, world: World, total_steps: int) -> Strategy:
-    """The strategy that a configuration names; `lockstep.config.schema.check_workers` has passed it.
+    """Build the configured strategy; call `lockstep.config.schema.check_workers` first.
 
     Args:
         total_steps: Optimizer steps of the whole run.

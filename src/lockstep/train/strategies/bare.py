@@ -1,4 +1,4 @@
-"""A backward pass over the bare parameters: all gradients arrive, all zero, with next to nothing computed."""
+"""A backward pass over the parameters alone, which produces all gradients (zeros) at almost no cost."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch import nn
 
 @contextmanager
 def bare_forward(module: nn.Module) -> Iterator[None]:
-    """Let the module, called without arguments, return a scalar (float32, 0) of all its trained parameters.
+    """Make the module, called without arguments, return a scalar (float32, 0) that depends on all trained parameters.
 
-    Its gradients arrive in reverse order of the parameters' definition, in one pass of the module's own hooks and
-    those of whoever wraps it.
+    Gradients arrive in reverse order of definition, in one pass that runs the hooks of the module and its wrappers.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def touch_parameters() -> torch.Tensor:
-        # The engine runs the youngest branch first, and so the last parameter's gradient arrives first.
+        # Autograd runs the newest branch first, so the last parameter's gradient arrives first.
         return torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
 
     own_forward = vars(module).get("forward")

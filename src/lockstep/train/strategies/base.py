@@ -1,4 +1,4 @@
-"""The base strategy: one worker, whose gradients are already the whole batch's."""
+"""The base strategy: a single worker, whose gradients already cover the whole batch."""
 
 from __future__ import annotations
 
@@ -16,73 +16,73 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class Traffic:
-    """Bytes of gradients that this worker has put into collectives since it last asked, and what they were before."""
+    """Bytes of gradients that this worker sent in collectives since the last `take`, and their uncompressed size."""
 
     plain_bytes: int = 0
     sent_bytes: int = 0
 
     def take(self) -> Traffic:
-        """The bytes so far; counting begins anew."""
+        """Return the counts and reset them."""
         taken = Traffic(self.plain_bytes, self.sent_bytes)
         self.plain_bytes = self.sent_bytes = 0
         return taken
 
 
 class Strategy:
-    """What the training loop asks of a strategy, done for a single worker."""
+    """The interface between the training loop and a strategy; this one is for a single worker."""
 
     name = "single"
     workers_averaged = 1
-    """Workers over which gradients are averaged: what a loss must be scaled by for its mean to be over all samples."""
+    """Number of workers over which gradients are averaged; scale the loss by it to get the mean over all samples."""
 
     remembers_gradients = False
-    """Whether one step's gradients change what later ones send, so that an overflow must be known before the next."""
+    """Whether gradients affect what later steps send, so that an overflow must be known before the next step."""
     gathers_state = False
-    """Whether a snapshot needs `gather_state`, and so can be taken on rank 0 alone."""
+    """Whether a snapshot needs `gather_state`, and so can be taken only on rank 0."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        """What a compression saves; stays 0 without one."""
+        """Bytes before and after compression; 0 without compression."""
 
     def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
-        """The model with batch norm's statistics taken over all workers."""
+        """Return the model with batch norm statistics over all workers."""
         return model
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call in training."""
+        """Return the module to call in training."""
         return model
 
     def build_optimizer(
         self, kind: type[Optimizer], groups: Sequence[dict[str, Any]], settings: Mapping[str, Any]
     ) -> Optimizer:
-        """An optimizer of that kind over those parameter groups."""
+        """Build an optimizer of a class over parameter groups."""
         return kind(groups, **settings)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
-        """Around each forward and backward pass of a step; gradients need to travel in the last one only."""
+        """Surround each forward and backward pass of a step; gradients need to be reduced only in the last one."""
         return nullcontext()
 
     def finish_gradients(self) -> None:
-        """After the last backward pass: gradients are complete when this returns."""
+        """Wait after the last backward pass until the gradients are reduced."""
 
     def forget_gradients(self) -> None:
-        """A gradient was infinite or not a number: drop what is kept of it for later steps."""
+        """Drop state derived from gradients, after one was NaN or infinite."""
 
     def rescale(self, factor: float) -> None:
-        """Gradients are `factor` times as large from now on, because the loss scale has changed."""
+        """Scale state derived from gradients by `factor`, because the loss scale changed."""
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give every replica rank 0's values, in place: weights at first, batch norm's statistics to evaluate with."""
+        """Copy rank 0's values to all replicas, in place: initial weights, batch norm statistics before evaluations."""
 
     def gather_state(self, optimizer: Optimizer) -> None:
-        """Before rank 0 takes a snapshot, on all workers: bring there what the others alone have."""
+        """Send the state of other workers to rank 0, before it takes a snapshot. Collective."""
 
     def state_dict(self) -> Tensors:
-        """On rank 0, after `gather_state`: what a checkpoint must remember of all workers."""
+        """Return the state of all workers for a checkpoint, on rank 0 after `gather_state`."""
         return {}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Go on from a state, that of any number of workers."""
+        """Restore a state of any number of workers."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Release resources at the end of the run."""

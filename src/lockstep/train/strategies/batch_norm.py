@@ -1,4 +1,4 @@
-"""Putting batch norm over all workers' samples into a model, in place of batch norm over one worker's."""
+"""Replace a model's batch norms by ones with statistics over the samples of all workers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def check_batch_norm(model: nn.Module) -> None:
-    """Refuse a batch norm that does more than torch's, which a converted one would no longer do.
+    """Check that all batch norms can be converted without losing functionality.
 
     Raises:
-        ConfigError: There is one, such as timm's norms with an activation inside.
+        ConfigError: A batch norm does more than torch's, such as timm's norms with an activation.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and type(module) not in (*PLAIN, nn.SyncBatchNorm, GlobalBatchNorm):
             raise ConfigError(
-                f"--sync-bn cannot stand in for {type(module).__name__} (layer {name}), which is not just batch norm; "
-                f"leave --sync-bn out, or choose a model with torch's own BatchNorm"
+                f"--sync-bn cannot replace {type(module).__name__} (layer {name}), which does more than batch norm; "
+                f"leave out --sync-bn, or choose a model with torch's BatchNorm"
             )
 
 
 def has_other_buffers(model: nn.Module) -> bool:
-    """Whether a module other than torch's batch norms and ours has buffers, which its forward pass may depend on."""
+    """Return whether a module other than batch norm has buffers, on which its forward pass may depend."""
     known = (*PLAIN, nn.SyncBatchNorm, GlobalBatchNorm)
     return any(
         type(module) not in known and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
@@ -34,9 +34,9 @@ def has_other_buffers(model: nn.Module) -> bool:
 
 
 def convert_batch_norm(model: nn.Module, peers: Peers) -> nn.Module:
-    """The model with each batch norm replaced by a `GlobalBatchNorm` of the same parameters, buffers and names.
+    """Replace each batch norm by a `GlobalBatchNorm` with the same parameters, buffers and names.
 
-    torch's own nn.SyncBatchNorm does this on GPUs, and refuses tensors on the CPU.
+    nn.SyncBatchNorm does the same on GPUs, but does not support CPU tensors.
     """
     if isinstance(model, PLAIN):
         return _over_peers(model, peers)

@@ -1,6 +1,6 @@
-"""Gradient compression for DistributedDataParallel, by torch's own communication hooks. The base compresses nothing."""
+"""Gradient compression for DistributedDataParallel, with torch's communication hooks."""
 
-# No "from __future__ import annotations": torch looks at a hook's annotations, and wants the types themselves.
+# No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
 from collections.abc import Callable
 from typing import Any
@@ -21,38 +21,38 @@ HALF_HOOKS: dict[str, Callable[[Any, dist.GradBucket], Future]] = {
 
 
 class GradientCompression:
-    """What the strategy asks of a compression, done without one: gradients travel as they are."""
+    """The interface between the strategy and a compression; this one does not compress."""
 
     remembers_gradients = False
-    """Whether what is left out of a step's gradients is added to the next one's."""
+    """Whether the compression error of a step is added to the next step's gradients."""
     gathers_state = False
-    """Whether `gather_state` is needed before the state is whole on rank 0."""
+    """Whether rank 0 has the complete state only after `gather_state`."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Have a model's gradients travel in this way."""
+        """Compress the gradients of a model."""
 
     def forget(self) -> None:
-        """Drop what is kept of earlier gradients."""
+        """Drop state derived from earlier gradients."""
 
     def rescale(self, factor: float) -> None:
-        """Gradients are `factor` times as large from now on."""
+        """Scale state derived from gradients by `factor`."""
 
     def gather_state(self) -> None:
-        """Bring to rank 0 what the other workers alone have."""
+        """Send the state of other workers to rank 0. Collective."""
 
     def state_dict(self) -> Tensors:
-        """On rank 0, after `gather_state`: the state of all workers."""
+        """Return the state of all workers, on rank 0 after `gather_state`."""
         return {}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Go on from a state of any number of workers."""
+        """Restore a state of any number of workers."""
 
 
 class HalfCompression(GradientCompression):
-    """Gradients are summed in float16 or bfloat16: half the bytes of float32."""
+    """Sums gradients in float16 or bfloat16: half the bytes of float32."""
 
     def __init__(self, kind: str):
         super().__init__()

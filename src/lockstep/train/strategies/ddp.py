@@ -1,4 +1,4 @@
-"""DistributedDataParallel: replicas average their gradients while the backward pass runs."""
+"""DistributedDataParallel: replicas average their gradients during the backward pass."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lockstep.world.world import World
 
 
 class DistributedStrategy(Strategy):
-    """torch's DistributedDataParallel, with buckets whose layout depends on the parameters' order alone.
+    """torch's DistributedDataParallel, with a bucket layout that depends only on the order of the parameters.
 
     Args:
-        compression: How the buckets travel.
-        shard_optimizer: Keep a share of the optimizer's state on each worker (S. Rajbhandari et al., "ZeRO", arXiv
-            1910.02054, stage 1; torch's ZeroRedundancyOptimizer).
+        compression: Compresses the buckets.
+        shard_optimizer: Shard the optimizer state over the workers (S. Rajbhandari et al., "ZeRO", arXiv 1910.02054,
+            stage 1; torch's ZeroRedundancyOptimizer).
     """
 
     name = "ddp"
@@ -56,12 +56,12 @@ class DistributedStrategy(Strategy):
         if self._world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         self._ddp = DistributedDataParallel(
-            model,  # no device_ids: with them DDP raises IndexError when called without inputs, as settle_buckets does
+            model,  # no device_ids: with them DDP raises IndexError when called without inputs (settle_buckets)
             find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
         )
-        # In training a batch norm reads no statistics, and the loop broadcasts them before it evaluates. An attribute,
-        # since the constructor's argument would also leave out the broadcast of the first values.
+        # Batch norm does not read its statistics in training, and the loop broadcasts them before evaluations. Set as
+        # an attribute, because the constructor's argument would also disable the initial broadcast.
         self._ddp.broadcast_buffers = has_other_buffers(model)
         settle_buckets(self._ddp)
         self._compression.attach(self._ddp)
@@ -90,7 +90,7 @@ class DistributedStrategy(Strategy):
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors if self._world.size > 1 else ():
-            values = tensor.detach().contiguous()  # what Gloo asks for; a channels-last weight is not
+            values = tensor.detach().contiguous()  # required by Gloo; a channels-last weight is not contiguous
             dist.broadcast(values, src=0)
             tensor.detach().copy_(values)
 
@@ -107,16 +107,16 @@ class DistributedStrategy(Strategy):
 
 
 class GroupPeers:
-    """The workers whose statistics a batch norm combines, by torch.distributed's collectives."""
+    """Combines batch norm statistics of the workers with torch.distributed collectives."""
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """[F] of each worker to [workers, F]."""
+        """Gather [F] of each worker to [workers, F]."""
         rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
         dist.all_gather(rows, row)
         return torch.stack(rows)
 
     def sum(self, row: torch.Tensor) -> torch.Tensor:
-        """[F] of each worker, added up."""
+        """Sum [F] over the workers."""
         dist.all_reduce(row)
         return row
 
@@ -124,11 +124,11 @@ class GroupPeers:
 def settle_buckets(ddp: DistributedDataParallel) -> None:
     """Make DDP lay out its buckets now, in reverse order of the parameters.
 
-    Left to itself, DDP reduces the first step in one bucket and then rebuilds its buckets in the order in which that
-    step's gradients arrived. The layout decides where a ring all-reduce cuts a bucket, and with 3 workers or more so
-    the order of additions: the first step after a resume would round differently from the same step of the
-    uninterrupted run. Here a backward pass over the bare parameters stands in for that first step: its gradients
-    arrive in reverse order of definition, and the layout is settled before training starts.
+    By default, DDP reduces the first step in one bucket, and then rebuilds its buckets in the order in which the
+    gradients of that step arrived. The layout determines how a ring all-reduce splits a bucket, and so, with 3 or more
+    workers, the order of additions: the first step after a resume would round differently than in an uninterrupted run.
+    A backward pass over the parameters alone replaces this first step. Its gradients arrive in reverse order of
+    definition, so the layout is fixed before training starts.
     """
     with bare_forward(ddp.module):
         ddp().backward()

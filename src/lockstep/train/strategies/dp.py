@@ -1,4 +1,4 @@
-"""DataParallel: one process drives all GPUs it sees, each with a part of every batch."""
+"""DataParallel: one process uses all visible GPUs, each with a part of every batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.world import accelerator
 
 
 class DataParallelStrategy(Strategy):
-    """torch's nn.DataParallel; with one GPU or none it is the plain module. The batch is the whole process's."""
+    """torch's nn.DataParallel; with at most one GPU, the plain module. The batch size is per process."""
 
     name = "dp"
 
@@ -22,7 +22,7 @@ class DataParallelStrategy(Strategy):
 
 
 class Parallel(nn.DataParallel[nn.Module]):
-    """DataParallel whose threads autocast to the caller's dtype; torch's own take the default, float16."""
+    """DataParallel whose threads autocast to the caller's dtype; torch's version uses the default, float16."""
 
     def __init__(self, model: nn.Module, device_type: str):
         super().__init__(CallersAutocast(model, device_type))
@@ -33,7 +33,7 @@ class Parallel(nn.DataParallel[nn.Module]):
 
 
 class CallersAutocast(nn.Module):
-    """A module that autocasts as the thread did which called `follow`."""
+    """A module with the autocast settings of the thread that called `follow`."""
 
     def __init__(self, model: nn.Module, device_type: str):
         super().__init__()
@@ -42,7 +42,7 @@ class CallersAutocast(nn.Module):
         self.follow()
 
     def follow(self) -> None:
-        """Look at this thread's autocast."""
+        """Read this thread's autocast settings."""
         self._enabled = torch.is_autocast_enabled(self._device_type)
         self._dtype = torch.get_autocast_dtype(self._device_type)
 

@@ -1,4 +1,4 @@
-"""Horovod-style: gradients are reduced by name, by Lockstep's implementation of `horovod.torch`."""
+"""Horovod: gradients are reduced by name, by Lockstep's implementation of `horovod.torch`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lockstep.train.strategies.compression import HALF_BYTES
 from lockstep.world.world import World
 
 HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-NEVER = 1 << 30  # backward passes after which gradients would be reduced, where that is to wait for another pass
+NEVER = 1 << 30  # backward passes before a reduction, to defer it to a later pass
 
 
 class HorovodStrategy(Strategy):
-    """The reduction that hvd.DistributedOptimizer has, of fused buckets that travel while backward goes on.
+    """The reduction of hvd.DistributedOptimizer: fused buckets, overlapped with the backward pass.
 
-    Without the optimizer: the gradients that travel are the model's, and with master weights (O2) the optimizer that
-    steps changes others.
+    The optimizer itself is not used, because it would reduce the gradients of the parameters that it updates. With
+    master weights (O2) these are not the model's.
     """
 
     name = "horovod"
@@ -71,7 +71,7 @@ class HorovodStrategy(Strategy):
 
 
 def counting_compressor(dtype: torch.dtype, traffic: Traffic) -> type[Compressor]:
-    """A compression to a half-precision dtype that counts what it saves."""
+    """Return a compression to a half-precision dtype that counts bytes before and after."""
 
     class HalfCompressor(Compressor):
         @staticmethod

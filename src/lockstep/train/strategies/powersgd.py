@@ -1,10 +1,10 @@
-"""PowerSGD: gradients travel as factors of low rank, and what that leaves out is added to the next step's.
+"""PowerSGD: gradients are sent as low-rank factors, and the error is added to the next step's gradients.
 
 T. Vogels, S. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 arXiv 1905.13727, as torch's hook for DistributedDataParallel implements it.
 """
 
-# No "from __future__ import annotations": torch looks at a hook's annotations, and wants the types themselves.
+# No "from __future__ import annotations": torch checks that the annotations of a hook are types.
 
 import numpy as np
 import torch
@@ -16,26 +16,26 @@ from lockstep.train.strategies.base import Tensors
 from lockstep.train.strategies.compression import Future, GradientCompression
 from lockstep.world.world import World
 
-EARLIEST_START = 2  # torch's hook wants two plain steps
+EARLIEST_START = 2  # torch's hook needs two uncompressed steps
 LATEST_START = 1000
-EPSILON = 1e-8  # of a column's length, so that a gradient of zeros stays one
-SHARE_BEFORE_START = 0.1  # of the run; its authors' recipes begin after the first epochs
+EPSILON = 1e-8  # added to a column's norm, so that a zero gradient stays zero
+SHARE_BEFORE_START = 0.1  # of the run; the authors' recipes start after the first epochs
 
 
 def start_step(total_steps: int) -> int:
-    """Steps whose gradients travel whole: a tenth of the run, at least 2 and at most 1,000."""
+    """Return the number of uncompressed steps: a tenth of the run, at least 2 and at most 1,000."""
     return max(EARLIEST_START, min(LATEST_START, round(SHARE_BEFORE_START * total_steps)))
 
 
 class PowerSGD(GradientCompression):
-    """Factors of rank `rank` from `start_step(total_steps)` on.
+    """Factors of rank `rank` from step `start_step(total_steps)` on.
 
-    A bucket takes three all-reduces, each begun when the one before is done. Gloo ends them on threads of its own, so
-    with several buckets in flight their order would differ from worker to worker, and Gloo matches by order: there a
-    bucket is finished before the next begins. NCCL keeps the order in which they are enqueued.
+    A bucket takes three all-reduces, each started when the previous one finishes. Gloo completes them on its own
+    threads, so with several buckets in flight their order would differ between workers, and Gloo matches collectives by
+    order. With Gloo, each bucket therefore finishes before the next starts. NCCL keeps the order of submission.
 
-    The error that a worker feeds back is its own, so a checkpoint holds those of all workers; on another number of
-    workers each goes on with their mean, which leaves the mean of the gradients as it was.
+    Each worker has its own error, so a checkpoint stores those of all workers. After a resume with another number of
+    workers, each starts with their mean, which preserves the mean of the gradients.
     """
 
     remembers_gradients = True
@@ -62,7 +62,7 @@ class PowerSGD(GradientCompression):
         buffer = bucket.buffer()
         before = state.total_numel_after_compression
         future: Future = powerSGD_hook(state, bucket)
-        numel = state.total_numel_after_compression - before or buffer.numel()  # nothing counted: sent whole
+        numel = state.total_numel_after_compression - before or buffer.numel()  # no count: sent uncompressed
         self.traffic.plain_bytes += buffer.nbytes
         self.traffic.sent_bytes += numel * buffer.element_size()
         if self._one_at_a_time:
@@ -98,8 +98,8 @@ class PowerSGD(GradientCompression):
 
     def load_state_dict(self, state: Tensors) -> None:
         if "steps" not in state:
-            return  # the run so far did without
-        # Copies: in a file's mapped memory tensors lie on odd addresses, where sums are formed in another order.
+            return  # the run was not compressed so far
+        # Copy: tensors in a mapped file are unaligned, which changes the order of summation.
         hook, device = self._hook_state, self._world.device
         hook.iter, hook.start_powerSGD_iter = int(state["steps"]), int(state["start"])
         errors: dict[int, dict[int, torch.Tensor]] = {}

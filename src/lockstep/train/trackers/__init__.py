@@ -1,6 +1,6 @@
-"""Where a run's figures go: one tracker a file; `base.py` keeps nothing.
+"""Outputs for a run's records: one tracker per file; the one in `base.py` is a no-op.
 
-Only the main worker builds trackers, so nobody else needs to ask who it is.
+Only rank 0 builds real trackers, so no other code needs to check the rank.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["ALWAYS", "DETAIL", "INFO", "Tracker", "build_trackers"]
 
 
 def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progress: Progress, classes: int) -> Tracker:
-    """The trackers that a configuration asks for, on the main worker; one that keeps nothing on the others.
+    """Build the configured trackers on rank 0, and a no-op tracker on other ranks.
 
     Args:
-        classes: Of the data set.
+        classes: Number of classes of the data set.
 
     Raises:
         ConfigError: A tracker's package is not installed.
@@ -29,16 +29,16 @@ def build_trackers(config: TrainConfig, world: World, folder: RunFolder, progres
         return Tracker()
     console = build_console(config.run, classes)
 
-    def tell(line: str) -> None:
+    def warn(line: str) -> None:
         console.say(line, ALWAYS)
         logger.warning(line)
 
-    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, tell=tell)
+    records = RecordTracker(folder.metrics, progress.step, in_epoch=progress.epoch_totals.count > 0, warn=warn)
     trackers: list[Tracker] = [records, console]
     if "tensorboard" in config.run.track:
         from lockstep.train.trackers.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step, tell))
+        trackers.append(TensorBoardTracker(folder.path / "tensorboard", progress.step, warn))
     if "mlflow" in config.run.track:
         from lockstep.train.trackers.mlflow import MlflowTracker
 

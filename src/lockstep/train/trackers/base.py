@@ -1,4 +1,4 @@
-"""The base tracker, which keeps nothing, and a group of trackers as one."""
+"""The base tracker, which does nothing, and a group of trackers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
-# Levels of lines for people: printed with --verbose only, by default, and with --quiet too.
+# Levels of printed lines: only with --verbose, by default, and also with --quiet.
 DETAIL, INFO, ALWAYS = 10, 20, 30
 
-# The scalars of a record under the names that TensorBoard users of such scripts know.
+# Fields of step records and their usual names in TensorBoard.
 _STEP_SCALARS = {
     "loss": "Loss/train",
     "top1": "Top1/train",
@@ -22,33 +22,33 @@ _STEP_SCALARS = {
 
 
 class Tracker:
-    """What the training loop tells about a run. The base class does nothing with it."""
+    """Receives records and lines from the training loop. The base class ignores them."""
 
     def say(self, line: str, level: int = INFO) -> None:
-        """A line for people."""
+        """Print a line."""
 
     def begin_epoch(self, epoch: int, epochs: int, steps: int, done: int) -> None:
-        """An epoch begins (0 is the first), of which `steps` steps are to be taken and `done` were before a resume."""
+        """Start an epoch (0 is the first) of `steps` steps, of which `done` were taken before a resume."""
 
     def advance(self) -> None:
-        """One step was taken; its figures may still be on the device."""
+        """Note that a step was taken; its results may still be on the device."""
 
     def record(self, record: Record) -> None:
-        """One record (see `lockstep.files.jsonl`)."""
+        """Store a record (see `lockstep.files.jsonl`)."""
 
     def unwritten(self) -> list[str]:
-        """Write what was kept back because the disk was full; returns what cannot be written even now."""
+        """Write records that were kept in memory because the disk was full. Return the remaining problems."""
         return []
 
     def rewind(self, step: int, in_epoch: bool) -> None:
-        """The run goes back to after `step`; if that is `in_epoch`, to where its epoch had not been recorded yet."""
+        """Remove records after `step`; if `in_epoch`, also the record of the epoch that ends with this step."""
 
     def close(self) -> None:
-        """The run is over, well or not."""
+        """End the run, successful or not."""
 
 
 class TrackerGroup(Tracker):
-    """Several trackers, told everything in turn."""
+    """Forwards everything to several trackers in order."""
 
     def __init__(self, trackers: Sequence[Tracker]):
         self._trackers = trackers
@@ -82,7 +82,7 @@ class TrackerGroup(Tracker):
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """A record's figures under the names used in TensorBoard, MLflow and W&B."""
+    """Return a record's values under the names used in TensorBoard, MLflow and W&B."""
     if record["kind"] == "step":
         return {tag: record[key] for key, tag in _STEP_SCALARS.items()}
     if record["kind"] != "epoch":
@@ -98,5 +98,5 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def single_metrics(record: Record) -> dict[str, float]:
-    """The metrics of `fit` in a record that are one number each."""
+    """Return the scalar metrics of `fit` in a record."""
     return {name: value for name, value in record.get("metrics", {}).items() if isinstance(value, float)}

@@ -1,4 +1,4 @@
-"""Progress for people, in lines of at most 100 columns: with a bar on a terminal, plain elsewhere."""
+"""Progress output in lines of at most 100 columns: with a bar on a terminal, else plain text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lockstep.config.schema import RunConfig
 from lockstep.train.trackers.base import ALWAYS, DETAIL, INFO, Record, Tracker, single_metrics
 
 COLUMNS = 100
-FEW_CLASSES = 10  # up to here, top-5 says little
+FEW_CLASSES = 10  # up to this number, top-5 is not informative
 
 
 class PlainConsole(Tracker):
-    """Lines of text: two an epoch, training and validation, and one every `log_every` steps within the epoch.
+    """Lines of text: two per epoch, for training and validation, and one every `log_every` steps.
 
-    An epoch that is not longer than `log_every` steps has one line.
+    Epochs of at most `log_every` steps have a single line.
 
     Args:
         run: How often and how much to print.
-        classes: Of the data set.
+        classes: Number of classes of the data set.
     """
 
     def __init__(self, run: RunConfig, classes: int):
@@ -32,7 +32,7 @@ class PlainConsole(Tracker):
         self._epoch = ""
         self._step_width = 0
         self._is_short = False
-        self._train: Record | None = None  # of a short epoch that is not evaluated yet
+        self._train: Record | None = None  # of a short epoch, until it is evaluated
 
     def say(self, line: str, level: int = INFO) -> None:
         if level >= self._least:
@@ -41,7 +41,7 @@ class PlainConsole(Tracker):
     def _print(self, line: str) -> None:
         try:
             print(line, flush=True)
-        except OSError as error:  # standard output is a file on a disk that is full; the log has the line
+        except OSError as error:  # stdout is a file on a full disk; the log has the line
             if isinstance(error, BrokenPipeError):
                 raise
 
@@ -51,7 +51,7 @@ class PlainConsole(Tracker):
         self._is_short = steps <= self._every
 
     def record(self, record: Record) -> None:
-        if record["kind"] == "step" and record["step"] % self._every == 0:  # others only end an epoch
+        if record["kind"] == "step" and record["step"] % self._every == 0:  # the others are ends of epochs
             self.say(describe_steps(self._epoch, record, self._step_width), self._level_of_steps)
         if record["kind"] == "epoch" and record["split"] == "train" and self._is_short:
             self._train = record
@@ -64,12 +64,12 @@ class PlainConsole(Tracker):
         return DETAIL if self._is_short else INFO
 
     def close(self) -> None:
-        if self._train:  # the run was stopped while it was evaluated
+        if self._train:  # the run was stopped during the evaluation
             self.say(describe(self._train, self._top5))
 
 
 class TerminalConsole(PlainConsole):
-    """The lines of epochs, and below them a bar for the current one, with the newest figures."""
+    """Lines of epochs, and below them a bar for the current epoch with the latest values."""
 
     def __init__(self, run: RunConfig, classes: int, console: Console):
         super().__init__(run, classes)
@@ -82,7 +82,7 @@ class TerminalConsole(PlainConsole):
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
-            refresh_per_second=4,  # drawing 10 times a second, as is the default, costs 1 to 2 % of one core
+            refresh_per_second=4,  # the default of 10 per second costs 1 to 2 % of one core
         )
         self._task: TaskID | None = None
 
@@ -121,14 +121,14 @@ class TerminalConsole(PlainConsole):
 
 
 def build_console(run: RunConfig, classes: int) -> Tracker:
-    """A bar if standard output is a terminal, else plain lines; neither with --quiet."""
+    """Build a console with a bar if stdout is a terminal and not --quiet, else a plain one."""
     if sys.stdout.isatty() and not run.quiet:
         return TerminalConsole(run, classes, Console())
     return PlainConsole(run, classes)
 
 
 def describe_steps(epoch: str, record: Record, width: int) -> str:
-    """The record of some steps of an epoch as one line, with the step's number in `width` columns."""
+    """Format a record of steps as one line, with the step number in `width` columns."""
     return _fit(
         [
             epoch,
@@ -142,7 +142,7 @@ def describe_steps(epoch: str, record: Record, width: int) -> str:
 
 
 def describe(record: Record, top5: bool) -> str:
-    """The record of an epoch's training, or of its evaluation, as one line."""
+    """Format the record of an epoch's training or evaluation as one line."""
     epoch, figures = _epoch_of(record), [*_figures(record, top5), *_metrics(record), _rate(record)]
     if record["split"] == "val":
         return _fit([" " * len(epoch), "val  ", *figures, f"{record['samples']:,} images"])
@@ -151,7 +151,7 @@ def describe(record: Record, top5: bool) -> str:
 
 
 def describe_both(train: Record, val: Record, top5: bool) -> str:
-    """An epoch's training and its evaluation as one line."""
+    """Format an epoch's training and evaluation as one line."""
     loss, *shares = _figures(val, top5)
     figures = [*_figures(train, top5=False), f"val {loss}", *shares, *_metrics(val)]
     return _fit([_epoch_of(val), *figures, _rate(train), _seconds(train), _wait(train)])
@@ -184,7 +184,7 @@ def _wait(record: Record) -> str:
 
 
 def _fit(parts: Sequence[str]) -> str:
-    """As many of the parts, from the first, as fit into a line."""
+    """Join as many of the first parts as fit into a line."""
     line = parts[0]
     for part in parts[1:]:
         if len(line) + 2 + len(part) > COLUMNS:

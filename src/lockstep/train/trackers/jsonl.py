@@ -1,4 +1,4 @@
-"""metrics.jsonl, the ground truth of a run."""
+"""metrics.jsonl, the authoritative record of a run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from lockstep.train.trackers.base import Record, Tracker
 
 
 class RecordTracker(Tracker):
-    """Appends every record, also over a disk that is full for a while.
+    """Appends every record; while the disk is full, records wait in memory.
 
-    A resumed run first drops those that it will write again.
+    A resumed run first removes the records that it will write again.
 
     Args:
-        in_epoch: The run goes on within an epoch, so that what was recorded of its end comes again, too.
-        tell: Takes a line for people when records cannot be written.
+        in_epoch: The run resumes within an epoch, so the record of the epoch's end is written again, too.
+        warn: Called with a line to print when records cannot be written.
 
     Raises:
         ConfigError: The file cannot be opened.
     """
 
     def __init__(
-        self, path: Path, start_step: int, in_epoch: bool = False, tell: Callable[[str], None] = logger.warning
+        self, path: Path, start_step: int, in_epoch: bool = False, warn: Callable[[str], None] = logger.warning
     ):
-        self._path, self._tell = path, tell
+        self._path, self._warn = path, warn
         self._file = self._begin(start_step, in_epoch)
 
     def _begin(self, start_step: int, in_epoch: bool) -> PatientFile:
@@ -41,13 +41,13 @@ class RecordTracker(Tracker):
                 self._recorded.add((start_step, record.get("split")))
             return 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
 
-        self._recorded: set[tuple[int, Any]] = set()  # a run that is already complete evaluates once more
+        self._recorded: set[tuple[int, Any]] = set()  # a complete run that is resumed repeats its last evaluation
         try:
             keep_records(self._path, keep)
-            return PatientFile(self._path, self._tell)
+            return PatientFile(self._path, self._warn)
         except OSError as error:
             raise ConfigError(
-                f"{self._path} cannot be written: {error}; make room, or choose another --run-dir"
+                f"{self._path} cannot be written: {error}; free disk space, or choose another --run-dir"
             ) from None
 
     def record(self, record: Record) -> None:

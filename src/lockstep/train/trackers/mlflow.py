@@ -1,4 +1,4 @@
-"""MLflow, where the extra `lockstep-torch[mlflow]` is installed."""
+"""MLflow; requires the extra `lockstep-torch[mlflow]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.train.trackers.base import Record, Tracker, scalars
 
 
 class MlflowTracker(Tracker):
-    """Logs the configuration and the scalars to the server or folder that MLflow's own variables name."""
+    """Logs the configuration and scalars to the server or folder set by MLflow's environment variables."""
 
     def __init__(self, config: TrainConfig, folder: Path):
         try:

@@ -17,22 +17,21 @@ from lockstep.train.trackers.base import Record, Tracker, scalars
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-ROOM_BYTES = 1 << 20  # free on the disk, or nothing is written
+ROOM_BYTES = 1 << 20  # free disk space required to write
 
 
 class TensorBoardTracker(Tracker):
-    """Writes scalars over optimizer steps; a resumed run hides the steps that it takes again.
+    """Writes scalars over optimizer steps; a resumed run hides the steps that it repeats.
 
-    A disk that takes no more ends the event file, which is told once; when there is room, another one goes on. The
-    curve has a gap there: `metrics.jsonl` has all of it. TensorBoard is imported for the first figures, not before the
-    first step.
+    On a full disk the event file is closed, with one warning, and a new one is opened when there is space. The curve
+    has a gap; `metrics.jsonl` is complete. TensorBoard is imported with the first record, not before the first step.
     """
 
-    def __init__(self, folder: Path, start_step: int, tell: Callable[[str], None] = logger.warning):
+    def __init__(self, folder: Path, start_step: int, warn: Callable[[str], None] = logger.warning):
         self._folder = folder
-        self._tell, self._told = tell, False
+        self._warn, self._has_warned = warn, False
         self._writer: SummaryWriter | None = None
-        self._hidden_from: int | None = start_step + 1  # the step from which the next file hides what others tell
+        self._hidden_from: int | None = start_step + 1  # the next file hides earlier files from this step on
 
     def record(self, record: Record) -> None:
         figures = scalars(record)
@@ -44,15 +43,15 @@ class TensorBoardTracker(Tracker):
             for tag, value in figures.items():
                 self._writer.add_scalar(tag, value, record["step"])
         except OSError as error:
-            if not self._told:
-                self._tell(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl has all")
-            self._told = True
+            if not self._has_warned:
+                self._warn(f"{self._folder} cannot be written: {error.strerror or error}; metrics.jsonl is complete")
+            self._has_warned = True
             self._give_up()
 
     def rewind(self, step: int, in_epoch: bool) -> None:
         self._give_up()
         self._hidden_from = step + 1
-        with suppress(OSError):  # else the next record opens one
+        with suppress(OSError):  # on failure, the next record opens one
             self._writer = self._open()
 
     def close(self) -> None:
@@ -65,24 +64,24 @@ class TensorBoardTracker(Tracker):
         try:
             writer = SummaryWriter(str(self._folder), purge_step=self._hidden_from)
         except UnicodeEncodeError:
-            raise OSError(errno.EINVAL, "TensorBoard takes no name that is not UTF-8") from None
+            raise OSError(errno.EINVAL, "TensorBoard needs a path that is valid UTF-8") from None
         self._hidden_from = None
         return writer
 
     def _check_room(self) -> None:
-        """Foresee a full or read-only disk: TensorBoard's thread would end on it with a traceback on standard error.
+        """Check the disk first, because an error in TensorBoard's thread would print a traceback to stderr.
 
         Raises:
-            OSError: There is no room, or no folder that can be written to.
+            OSError: The disk is full, or the folder cannot be written to.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self._folder).free < ROOM_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if not os.access(self._folder, os.W_OK):
-            raise OSError(errno.EROFS, "it is read-only")
+            raise OSError(errno.EROFS, "read-only")
 
     def _give_up(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            with suppress(OSError):  # raised again for what is not written yet
+            with suppress(OSError):  # raised again for buffered data
                 writer.close()

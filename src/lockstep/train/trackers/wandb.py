@@ -1,4 +1,4 @@
-"""Weights & Biases, where the extra `lockstep-torch[wandb]` is installed."""
+"""Weights & Biases; requires the extra `lockstep-torch[wandb]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.train.trackers.base import Record, Tracker, scalars
 
 
 class WandbTracker(Tracker):
-    """Logs the configuration and the scalars to where W&B's own variables say (WANDB_MODE=offline needs no account)."""
+    """Logs the configuration and scalars as set by W&B variables (WANDB_MODE=offline needs no account)."""
 
     def __init__(self, config: TrainConfig, folder: Path):
         try:

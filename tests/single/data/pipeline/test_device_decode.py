@@ -146,9 +146,11 @@ def run(new_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
 def test_a_cpu_refuses(run: Callable[..., Any], new_folder: Callable[..., Path], capsys: Any) -> None:
     path = new_folder(sizes=((40, 30), (24, 36)), train=4, val=1)
     assert run(str(path), "--decode", "gpu", "--image-size", "32", "-a", "resnet18") != 0
-    assert "--decode gpu: worker 0 computes on cpu" in capsys.readouterr().err
+    assert "--decode gpu: worker 0 runs on cpu" in capsys.readouterr().err
 
 
 def test_images_in_memory_refuse(run: Callable[..., Any], capsys: Any) -> None:
     assert run("digits", "--decode", "gpu") != 0
-    assert "--decode gpu: only for image files read while training, which digits is not" in capsys.readouterr().err
+    assert (
+        "--decode gpu: needs image files that are read during training, but digits has none" in capsys.readouterr().err
+    )

@@ -151,7 +151,7 @@ def test_each_form_goes_on_as_its_script_would_have(
     output = capsys.readouterr().out
     assert "2 epochs finished" in output
     assert ("best top-1 93.50 %" in output) == (name not in (f"checkpoint-{FINISHED}.pth.tar", "mine.pt", "model.tar"))
-    assert ("the file has no state of it" in output) == (name == "ckpt.pth")
+    assert ("the file has no optimizer state" in output) == (name == "ckpt.pth")
 
 
 def test_the_two_groups_of_no_decay_all_take_the_state_of_one(tmp_path: Path) -> None:
@@ -201,17 +201,17 @@ def test_a_state_that_does_not_fit_is_left_and_said(tmp_path: Path, capsys: pyte
     whole = _imagenet(script)
     torch.save(whole, tmp_path / "sgd.pth")
     _resume(tmp_path / "sgd.pth", optimizer="adamw", run_dir=tmp_path / "1")
-    assert "the optimizer begins anew: the file's state is of another optimizer" in capsys.readouterr().out
+    assert "optimizer state not restored: the file's state is from another optimizer" in capsys.readouterr().out
     for number, broken in enumerate(({"state": {}, "param_groups": [{"params": [0]}]}, {"state": 3}, {})):
         torch.save(whole | {"optimizer": broken}, tmp_path / "odd.pth")
         _resume(tmp_path / "odd.pth", run_dir=tmp_path / f"odd-{number}")
-        assert "the optimizer begins anew" in capsys.readouterr().out
+        assert "optimizer state not restored" in capsys.readouterr().out
 
 
 def test_a_bare_state_dict_begins_where_start_epoch_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(PlainScript().train(1).net.state_dict(), tmp_path / "weights.pt")
     assert _resume(tmp_path / "weights.pt", run_dir=tmp_path / "zero").steps == EPOCHS
-    assert "does not say how many epochs" in capsys.readouterr().out
+    assert "does not record the number of finished epochs" in capsys.readouterr().out
     result = _resume(tmp_path / "weights.pt", start_epoch=4, ema_decay=0.5)
     steps = [record["step"] for record in read_records(result.run_dir / "metrics.jsonl") if record["kind"] == "step"]
     assert steps == [5]
@@ -224,7 +224,7 @@ def test_a_file_of_a_finished_run_is_evaluated(tmp_path: Path, capsys: pytest.Ca
     pixels, labels = images().tensors
     expected = (script.net.eval()(pixels).argmax(1) == labels).double().mean().item()
     assert result.top1 == pytest.approx(expected)
-    assert "no epoch of --epochs 5 is left to train" in capsys.readouterr().out
+    assert "no epochs left to train (--epochs 5)" in capsys.readouterr().out
 
 
 def test_start_epoch_moves_locksteps_own_runs_to_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_start_epoch_moves_locksteps_own_runs_to_a_new_folder(tmp_path: Path, mo
     assert [r["step"] for r in read_records(late.run_dir / "metrics.jsonl") if r["kind"] == "step"] == [3]
     with pytest.raises(ConfigError, match="--start-epoch 4 is past the last epoch, --epochs 3"):
         fit(net(), data, data, epochs=3, start_epoch=4, run_dir="past", **SETTINGS)
-    with pytest.raises(ConfigError, match="holds the checkpoints of an earlier run"):
+    with pytest.raises(ConfigError, match="contains checkpoints of an earlier run"):
         fit(net(), data, data, epochs=3, resume="first", start_epoch=1, run_dir="first", **SETTINGS)
 
 
@@ -303,11 +303,11 @@ def test_damaged_files_are_named(tmp_path: Path, keep: int, zipped: bool) -> Non
     [
         ({"state_dict": 3}, "no weights under net, state_dict, model_state_dict, model"),
         ({"state_dict": {}}, "no weights under net"),
-        ({"epoch": "two"}, "its epoch is 'two', not a number"),
-        ({"epoch": -1}, "its epoch is -1"),
+        ({"epoch": "two"}, "invalid epoch: 'two' is not a number"),
+        ({"epoch": -1}, "invalid epoch: -1"),
         *(({name: 10**400}, "too large") for name in ("epoch", "best_acc1")),
-        ({"epoch": 1.5}, "its epoch is 1.5"),
-        ({"best_acc1": torch.ones(2)}, "its best accuracy is"),
+        ({"epoch": 1.5}, "invalid epoch: 1.5"),
+        ({"best_acc1": torch.ones(2)}, "invalid best accuracy: "),
     ],
 )
 def test_other_contents_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -315,20 +315,20 @@ def test_other_contents_are_named(tmp_path: Path, change: dict[str, Any], messag
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path / "ckpt.pth")
     torch.save([1, 2], tmp_path / "ckpt.pth")
-    with pytest.raises(CheckpointError, match="holds a list"):
+    with pytest.raises(CheckpointError, match="contains a list"):
         read(tmp_path / "ckpt.pth")
 
 
 def test_another_networks_weights_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "ckpt.pth"
     torch.save(_imagenet(PlainScript()), path)
-    with pytest.raises(CheckpointError, match=r"it has no weight; the model has no 0.weight, 1.bias, .* more"):
+    with pytest.raises(CheckpointError, match=r"the file has no weight; the model has no 0.weight, 1.bias, .* more"):
         load_weights(read(path), nn.Linear(3, 3, bias=False), "mine")
     wider = net()
     wider[0] = nn.Conv2d(2, 4, 3, bias=False)
     with pytest.raises(CheckpointError, match=r"\[4, 1, 3, 3\], not \[4, 2, 3, 3\] \(it was written for -a resnet18\)"):
         load_weights(read(path), wider, "mine")
-    with pytest.raises(CheckpointError, match="is -a torchvision/resnet18"):
+    with pytest.raises(CheckpointError, match="use -a torchvision/resnet18"):
         load_weights(read(path), wider, "resnet18")
 
 

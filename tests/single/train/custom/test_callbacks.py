@@ -155,7 +155,7 @@ def test_one_worker_alone_may_have_callbacks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("callback", "message"),
-    [(EarlyStopping, "is a class, not an object of it"), (print, "has no on_epoch_begin; derive from")],
+    [(EarlyStopping, "is a class, not an instance"), (print, "has no on_epoch_begin; pass instances of")],
 )
 def test_what_cannot_be_a_callback_is_named(tmp_path: Path, callback: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"callbacks=: .*{message}"):

@@ -58,10 +58,10 @@ def test_a_loss_with_mixed_images_must_be_one_for_each_sample(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda outputs, targets: outputs, r"shape \[16, 3\] for 16 samples; return one loss for each"),
+        (lambda outputs, targets: outputs, r"shape \[16, 3\] for 16 samples; return one loss per sample"),
         (lambda outputs, targets: 1.0, "returned a float, not a tensor"),
         (lambda outputs, targets: outputs.detach().mean(), "without a gradient"),
-        ("mse", "loss='mse': give a function"),
+        ("mse", "loss='mse': must be a function"),
         (nn.Sequential(nn.Linear(3, 3)), "has parameters, which fit"),
     ],
 )
@@ -72,5 +72,5 @@ def test_what_cannot_be_a_loss_is_named(loss: Any, message: str) -> None:
 
 
 def test_label_smoothing_is_not_left_out_without_a_word(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="label_smoothing= is for the default loss"):
+    with pytest.raises(ConfigError, match="label_smoothing= applies only to the default loss"):
         _fit(tmp_path, loss=F.cross_entropy, label_smoothing=0.1)

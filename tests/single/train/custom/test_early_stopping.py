@@ -85,7 +85,7 @@ def test_a_run_ends_early_and_a_resumed_one_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_there_is_not_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"monitor='val_loss'\): the evaluation has loss, top1, top5"):
+    with pytest.raises(ConfigError, match=r"monitor='val_loss'\): unknown metric; choose from loss, top1, top5"):
         _fit(tmp_path, EarlyStopping(monitor="val_loss"))
 
 

@@ -123,12 +123,12 @@ def test_a_model_may_have_more_outputs_than_the_data_has_classes() -> None:
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"loss": _recall}, "metrics= 'loss': choose a name"),
-        ({"a b": _recall}, "metrics= 'a b': choose a name"),
-        ({"f1": 0.5}, r"metrics=\{'f1': 0.5\}: give a function"),
-        ({"f1": lambda outputs, targets: outputs.mean()}, r"returned .*; give a function .* \(sum, count\)"),
-        ({"f1": lambda outputs, targets: (outputs.sum(0), torch.ones(2))}, "returned .*; give a function"),
-        ({"f1": lambda outputs, targets: (outputs[:, 0], len(targets))}, "the same shape for every batch"),
+        ({"loss": _recall}, "metrics= 'loss': the name must be"),
+        ({"a b": _recall}, "metrics= 'a b': the name must be"),
+        ({"f1": 0.5}, r"metrics=\{'f1': 0.5\}: must be a function"),
+        ({"f1": lambda outputs, targets: outputs.mean()}, r"returned .*; it must be a function .* \(sum, count\)"),
+        ({"f1": lambda outputs, targets: (outputs.sum(0), torch.ones(2))}, "returned .*; it must be a function"),
+        ({"f1": lambda outputs, targets: (outputs[:, 0], len(targets))}, "the same for every batch"),
     ],
 )
 def test_what_cannot_be_a_metric_is_named(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:

@@ -41,21 +41,21 @@ def test_equal_workers_have_no_difference() -> None:
 @pytest.mark.parametrize(
     ("part", "name", "value", "words"),
     [
-        ("software", "Lockstep", "0.1", "worker 2's software is not worker 0's: Lockstep is 0.1, not "),
+        ("software", "Lockstep", "0.1", "worker 2's software differs from worker 0's: Lockstep is 0.1, not "),
         ("software", "torch", "2.0", "torch is 2.0, not "),
         ("software", "Lockstep's source", "abc", "Lockstep's source is abc, not "),
         (
             "configuration",
             "optim.lr",
             0.2,
-            "configuration is not worker 0's: optim.lr is 0.2, not 0.1 (worker 2 is on",
+            "configuration differs from worker 0's: optim.lr is 0.2, not 0.1 (worker 2 is on",
         ),
         ("configuration", "data.progressive_sizes", ["0:4"], "data.progressive_sizes[1] is missing, not 2:8"),
         ("data", "number of training samples", 9, "number of training samples is 9, not 1437"),
         ("data", "number of validation samples", 9, "number of validation samples is 9, not 360"),
         ("data", "classes", [*"012345678", "X"], "classes[9] is X, not 9"),
         ("data", "digest of training labels", "abc", "digest of training labels is abc, not "),
-        ("model", "weight", "of shape [3, 4]", "model is not worker 0's: it has weight of shape [3, 4] where that has"),
+        ("model", "weight", "of shape [3, 4]", "model differs from worker 0's: weight of shape [3, 4] instead of"),
     ],
 )
 def test_each_kind_of_difference_is_named_with_both_values(part: str, name: str, value: Any, words: str) -> None:
@@ -67,7 +67,7 @@ def test_each_kind_of_difference_is_named_with_both_values(part: str, name: str,
 
 
 def test_a_missing_tensor_is_named() -> None:
-    assert "it has nothing where that has bias of shape [2]" in _said({**OWN, "model": {"weight": "of shape [2, 4]"}})
+    assert "nothing instead of bias of shape [2]" in _said({**OWN, "model": {"weight": "of shape [2, 4]"}})
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_decoded_images_are_known_by_their_files_and_decoders_come_first(tmp_pat
     assert _said(described(1), first) == ""
     assert list(first)[-3:] == ["decoders", "data", "model"]
     said = _said({**first, "decoders": {**first["decoders"], "Pillow": "9.1"}}, first)
-    assert "decoders is not worker 0's: Pillow is 9.1, not " in said
+    assert "decoders differs from worker 0's: Pillow is 9.1, not " in said
     assert said.endswith("; install the same on both")
     path.write_bytes(b"123")
     assert "training files' names and sizes" in _said(described(0), first)
@@ -171,7 +171,7 @@ def test_a_state_that_is_no_tensor_is_described_and_a_lazy_one_is_refused() -> N
     assert describe_job(CONFIG, model=Extra(1, 1))["model"]["_extra_state"] == "of type dict"
     lazy = nn.Sequential(nn.LazyLinear(2))
     assert "of type" in describe_job(CONFIG, model=lazy)["model"]["0.weight"]
-    with pytest.raises(ConfigError, match=r"the model's 0.weight has no shape yet"):
+    with pytest.raises(ConfigError, match=r"the model's 0.weight is lazy and has no shape yet"):
         check_same_job(World(Place(), torch.device("cpu")), CONFIG, DATA, lazy)
 
 
@@ -191,6 +191,6 @@ def test_the_file_of_a_users_function_counts(tmp_path: Path, monkeypatch: pytest
     config = configure(arch="mymodel:build")
     first = describe_job(config, DATA, MODEL)
     file.write_text("def build(num_classes): return None\n")
-    assert "worker 2's code is not worker 0's: --model's module mymodel is" in _said(
+    assert "worker 2's code differs from worker 0's: --model's module mymodel is" in _said(
         describe_job(config, DATA, MODEL), first
     )

@@ -50,7 +50,7 @@ def test_the_second_time_that_a_step_spoils_the_weights_in_fp16_is_the_end() -> 
     with pytest.raises(RewindError) as caught:
         guard.refuse_weights(job, 7, "bad")
     assert caught.value.step == 5
-    with pytest.raises(NonFiniteLossError, match="bad, although the update of step 5 was left out"):
+    with pytest.raises(NonFiniteLossError, match="bad, although the update of step 5 was skipped"):
         guard.refuse_weights(job, 7, "bad")
 
 
@@ -86,6 +86,6 @@ def test_a_diagnosis_for_which_there_is_no_memory_says_so() -> None:
     passes = [Batch(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))]
     findings = trace(_job(model), passes)
     assert model[0].weight.grad is None
-    assert _whose(findings).endswith(" had no memory to look where")
+    assert _whose(findings).endswith(" ran out of memory searching for it")
     with pytest.raises(torch.OutOfMemoryError):  # the others would wait in its passes
         trace(_job(model.append(nn.SyncBatchNorm(2))), passes)

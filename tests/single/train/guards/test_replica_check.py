@@ -52,26 +52,26 @@ def test_buffers_count_only_where_all_workers_share_them() -> None:
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        ([("a", [1]), ("a", [2])], "workers 0 on a, 1 on a differ from each other in 1 of 9"),
+        ([("a", [1]), ("a", [2])], "workers 0 on a, 1 on a differ from one another in 1 of 9"),
         ([("a", [1]), ("a", [2]), ("b", [1])], "worker 1 on a differs from the other 2 in 1 of 9"),
         ([("a", [3])] + [("b", [1])] * 3 + [("c", [2])], "workers 0 on a, 4 on c differ from the other 3 in"),
-        ([("a", [1])] * 2 + [("b", [2])] * 2, "workers 0 on a, 1 on a, 2 on b, 3 on b differ from each other"),
-        ([("a", [rank]) for rank in range(12)], "7 on a and 4 more differ from each other"),
+        ([("a", [1])] * 2 + [("b", [2])] * 2, "workers 0 on a, 1 on a, 2 on b, 3 on b differ from one another"),
+        ([("a", [rank]) for rank in range(12)], "7 on a and 4 more differ from one another"),
     ],
 )
 def test_the_workers_that_differ_from_the_majority_are_named(workers: list[tuple[str, list[int]]], words: str) -> None:
     said = describe(40, ["fc.weight"], 9, [(host, values, "a CPU with AVX2") for host, values in workers])
     assert "faulty processor" in said
     assert words in said
-    assert said.startswith("the replicas are not equal after step 40: ")
+    assert said.startswith("the replicas differ after step 40: ")
     assert "first in fc.weight" in said
 
 
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        ([([1], "AVX2"), ([1], "AVX2"), ([2], "AVX512")], "Worker 2 computes on AVX512, worker 0 on AVX2, and unlike"),
-        ([([1], "AVX512"), ([2], "AVX2")], "Worker 1 computes on AVX2, worker 0 on AVX512, and unlike"),
+        ([([1], "AVX2"), ([1], "AVX2"), ([2], "AVX512")], "Worker 2 runs on AVX512, worker 0 on AVX2, and different"),
+        ([([1], "AVX512"), ([2], "AVX2")], "Worker 1 runs on AVX2, worker 0 on AVX512, and different"),
         (
             [([1], "AVX2"), ([1], "AVX512"), ([2], "AVX2")],
             "faulty processor",

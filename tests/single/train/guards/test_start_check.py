@@ -41,12 +41,12 @@ def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
         (["-a", "resnet18", "cifar10", "--no-download"], 4, "cifar10 is not in data"),
         (["--data", "nomodule:load"], 2, "no module 'nomodule' in the current folder"),
         (["images", "--rotate", "5", "--in-memory", "never"], 2, "--rotate"),
-        (["images", "--in-memory", "never", "--decode", "gpu", "--device", "cpu"], 2, "computes on cpu"),
-        (["--decode", "gpu"], 2, "--decode gpu: only for image files read while training, which digits is not"),
+        (["images", "--in-memory", "never", "--decode", "gpu", "--device", "cpu"], 2, "runs on cpu"),
+        (["--decode", "gpu"], 2, "--decode gpu: needs image files that are read during training, but digits has none"),
         (["empty"], 4, "empty"),
-        (["--resume", "nowhere"], 5, "nowhere is no checkpoint"),
+        (["--resume", "nowhere"], 5, "nowhere is not a checkpoint"),
         (["--pretrained", "nowhere.pt"], 5, "nowhere.pt"),
-        (["--evaluate", "--resume", "nowhere"], 5, "nowhere is no checkpoint"),
+        (["--evaluate", "--resume", "nowhere"], 5, "nowhere is not a checkpoint"),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_refuses(
@@ -86,19 +86,19 @@ def test_a_dry_run_checks_the_checkpoint_that_is_gone_on_from(here: Path, capsys
     capsys.readouterr()
     assert main(["train", "--resume", "run", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [*DIGITS, "# goes on from run/checkpoints/step-00000002, after step 2"]
+    assert lines[:3] == [*DIGITS, "# resumes from run/checkpoints/step-00000002, after step 2"]
     assert main(["train", "--evaluate", "--resume", "run", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("# evaluates run: 113,386 parameters, 10 classes\n")
     assert main(["train", "--resume", "run", "--seed", "3", "--dry-run"]) == 5
     assert "it was made with --seed 0, not 3" in capsys.readouterr().err
     assert main(["train", "--run-dir", "run", "--dry-run"]) == 2
-    assert "holds the checkpoints of an earlier run" in capsys.readouterr().err
+    assert "contains checkpoints of an earlier run" in capsys.readouterr().err
     assert sorted(here.rglob("*")) == before
 
 
 def test_a_set_that_a_start_fetches_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "cifar10", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("# cifar10 is not in data; the first worker of each node fetches it\n")
+    assert capsys.readouterr().out.startswith("# cifar10 is not in data; the first worker of each node downloads it\n")
     assert main(["train", "cifar10", "-a", "resnet19", "--dry-run"]) == 2
     assert "did you mean resnet18?" in capsys.readouterr().err
     assert not list(here.iterdir())
@@ -123,8 +123,8 @@ def test_a_launchers_first_worker_alone_checks_and_none_trains(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--resume", "run", "--start-epoch", "1", "--run-dir", "run"], "--start-epoch begins a run of its own"),
-        (["--resume", "old.pth", "--run-dir", "run"], "holds the checkpoints of an earlier run"),
+        (["--resume", "run", "--start-epoch", "1", "--run-dir", "run"], "--start-epoch starts a new run"),
+        (["--resume", "old.pth", "--run-dir", "run"], "contains checkpoints of an earlier run"),
     ],
 )
 def test_a_dry_run_refuses_a_used_folder_for_what_begins_a_run_of_its_own(
@@ -165,7 +165,7 @@ def test_a_dry_run_refuses_norms_that_workers_cannot_synchronize(
 ) -> None:
     (here / "activated.py").write_text(NORM)
     assert main(["train", *words, "-np", "2", "--sync-bn", "--dry-run"]) == 2
-    assert "--sync-bn cannot stand in for Activated" in capsys.readouterr().err
+    assert "--sync-bn cannot replace Activated" in capsys.readouterr().err
     assert main(["train", *words, "-np", "1", "--sync-bn", "--dry-run"]) == 0
 
 
@@ -179,4 +179,4 @@ def test_a_dry_run_checks_what_is_frozen_of_a_set_still_to_be_fetched(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "cifar10", "--freeze", "nolayer", "--dry-run"]) == 2
-    assert "--freeze nolayer: no parameter of the model has such a name" in capsys.readouterr().err
+    assert "--freeze nolayer: no parameter matches" in capsys.readouterr().err

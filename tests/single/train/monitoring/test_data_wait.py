@@ -36,27 +36,30 @@ def load(): return Slow(), Slow()
     [
         ({"processes": LoaderProcesses(1)}, "raise -j from 1 to 4"),
         ({"processes": LoaderProcesses(1), "kind": "user", "network": "nfs"}, "raise -j from 1 to 4"),
-        ({"processes": MEASURED}, "storage is the limit: pack the set"),
-        ({"network": "lustre"}, "the images lie on lustre"),
+        ({"processes": MEASURED}, "storage is the bottleneck: pack the set"),
+        ({"network": "lustre"}, "the images are on lustre"),
         (
             {},
-            "the cores are the limit (4 cores a worker, all busy with decoding): a smaller --image-size",
+            "the CPU is the bottleneck (4 cores per worker, all busy decoding): a smaller --image-size",
         ),
-        ({"device": "cpu"}, "which the model computes on as well"),
+        ({"device": "cpu"}, "shared with the model"),
         ({"decoded_bytes": 10**9, "room_bytes": 10**9}, "--in-memory always --image-size 224 decodes once (1.0 GB"),
         ({"kind": "packed", "processes": MEASURED}, "smaller --image-size than 224; --decode gpu, if they are JPEG;"),
         ({"kind": "packed", "device": "cpu"}, "smaller --image-size than 224; more cores for each worker"),
-        ({"decode": "gpu"}, "or leave --decode gpu out"),
+        ({"decode": "gpu"}, "or leave out --decode gpu"),
         (
-            {"processes": LoaderProcesses(2, "by its cores, not measured")},
-            "raise -j from 2 to 4, the cores of this worker",
+            {"processes": LoaderProcesses(2, "from the number of cores, not measured")},
+            "raise -j from 2 to 4, the number of cores of this worker",
         ),
-        ({"cores": 1, "processes": LoaderProcesses(0, "measured", True)}, "the cores are the limit (1 core a worker"),
-        ({"kind": "user"}, "your data set's items take longer than a step, with 4 loader processes"),
-        ({"kind": "memory"}, "a larger -b makes fewer batches"),
+        (
+            {"cores": 1, "processes": LoaderProcesses(0, "measured", True)},
+            "the CPU is the bottleneck (1 core per worker",
+        ),
+        ({"kind": "user"}, "loading a batch of your data set with 4 loader processes takes longer than a step"),
+        ({"kind": "memory"}, "raise -b for fewer batches"),
         (
             {"kind": "memory", "augment": AugmentConfig(rotate=5, zoom=0.1)},
-            "use less of --rotate, --zoom",
+            "reduce --rotate, --zoom",
         ),
     ],
 )
@@ -69,7 +72,7 @@ def test_nothing_is_said_up_to_10_percent_and_each_advice_once() -> None:
     assert wait.lines(1.0, 10.0) == []
     assert wait.lines(0.4, 0.6) == []  # nobody gains anything there
     (line,) = wait.lines(2.0, 10.0)
-    assert line.startswith("waiting for data took 20 % of the epoch: the cores are the limit")
+    assert line.startswith("waiting for data took 20 % of the epoch: the CPU is the bottleneck")
     assert wait.lines(3.0, 10.0) == []
 
 

@@ -60,5 +60,5 @@ def test_a_plot_has_a_panel_for_each_figure_with_both_splits() -> None:
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="no figure 'f2'; there are epoch, step, loss, top1"):
+    with pytest.raises(ValueError, match="unknown metric 'f2'; choose from epoch, step, loss, top1"):
         EpochRecords().history().plot("f2")

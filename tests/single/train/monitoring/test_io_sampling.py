@@ -163,4 +163,4 @@ def test_records_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, caplo
         start_counting(60, World(Place(), torch.device("cpu"))).recording(tmp_path),
     ):
         pass
-    assert "I/O is not recorded any more" in caplog.text
+    assert "I/O recording stopped" in caplog.text

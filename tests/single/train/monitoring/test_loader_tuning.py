@@ -138,7 +138,7 @@ def test_what_need_not_be_measured_is_not() -> None:
     slow = describe("slow", Slow(0), Slow(0))
     assert _choose(slow, loader_workers=3) == LoaderProcesses(3)
     assert _choose(slow, images=100).describe() == [
-        "4 loader processes a worker (by its cores; so short a run is not measured)"
+        "4 loader processes per worker (from the number of cores; the run is too short to measure)"
     ]
     memory = MemorySplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
     assert usual_processes(TrainConfig(), ALONE, memory).describe() == []

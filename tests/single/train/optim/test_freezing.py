@@ -39,7 +39,9 @@ def test_patterns_are_names_of_modules_or_globs(patterns: tuple[str, ...], froze
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_names_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"--freeze xyz: no parameter .*; its modules are layer1, layer10, head"):
+    with pytest.raises(
+        ConfigError, match=r"--freeze xyz: no parameter .*; the model's modules are layer1, layer10, head"
+    ):
         freeze(_net(), ["head", "xyz"])
     with pytest.raises(ConfigError, match=r"--freeze layer1\.1\.wight: .*did you mean layer1\.1\.weight"):
         freeze(_net(), ["layer1.1.wight"])

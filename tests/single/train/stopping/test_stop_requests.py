@@ -54,7 +54,7 @@ def test_the_second_ctrl_c_interrupts_a_worker_without_launcher(
 ) -> None:
     with Stopping().listening():
         _send(signal.SIGINT)
-        assert "Ctrl-C again ends at once" in capfd.readouterr().err
+        assert "press Ctrl-C again to exit at once" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             _send(signal.SIGINT)
 

@@ -117,7 +117,7 @@ def test_tensorboard_ends_without_a_traceback_where_its_folder_becomes_read_only
     for step in (40, 60):
         tracker.record({**STEP, "step": step})
     tracker.close()
-    assert told == [f"{tmp_path} cannot be written: it is read-only; metrics.jsonl has all"]
+    assert told == [f"{tmp_path} cannot be written: read-only; metrics.jsonl is complete"]
 
 
 def test_a_name_that_tensorboard_cannot_take_costs_its_events_alone(tmp_path: Path) -> None:
@@ -128,7 +128,9 @@ def test_a_name_that_tensorboard_cannot_take_costs_its_events_alone(tmp_path: Pa
     tracker = TensorBoardTracker(folder, 0, told.append)
     tracker.record({**STEP, "step": 20})
     tracker.close()
-    assert told == [f"{folder} cannot be written: TensorBoard takes no name that is not UTF-8; metrics.jsonl has all"]
+    assert told == [
+        f"{folder} cannot be written: TensorBoard needs a path that is valid UTF-8; metrics.jsonl is complete"
+    ]
 
 
 def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
