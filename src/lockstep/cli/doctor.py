@@ -49,7 +49,7 @@ def _examine_this_machine() -> int:
     table = Table("what", "here", "", show_edge=False)
     findings = examine()
     for finding in findings:
-        table.add_row(finding.subject, finding.found, "[red]mend[/]" if finding.remedy else "ok")
+        table.add_row(finding.subject, finding.found, "[red]fix[/]" if finding.remedy else "ok")
     console = Console()
     console.print(table)
     troubles = [finding for finding in findings if finding.remedy]

@@ -119,9 +119,7 @@ class FolderLock:
             LockstepError: Another process took over the folder.
         """
         is_late = time.monotonic() - self._confirmed > 2 * BEAT_SECONDS
-        if self._lost_to or (
-            is_late and not self._mutex.locked()
-        ):  # locked: the heartbeat is waiting for the file server
+        if self._lost_to or (is_late and not self._mutex.locked()):  # locked: the heartbeat waits for the file server
             self.confirm()
 
     def confirm(self) -> None:

@@ -150,7 +150,7 @@ def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
                 os.kill(os.getpid(), 9)
             return super().__getitem__(index)
 
-    with pytest.raises(LoaderError, match="a loader process has ended"):
+    with pytest.raises(LoaderError, match="a loader process exited"):
         fit(linear_net(), Deadly(*separable(320, 1).tensors), separable(64, 2), loader_workers=2, run_dir=tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_a_loader_process_that_dies_during_a_step_is_named_and_retried(tmp_path:
             return super().forward(images)
 
     model = nn.Sequential(Interrupted(), linear_net())
-    with pytest.raises(LoaderError, match=r"a loader process has ended .*Killed") as error:
+    with pytest.raises(LoaderError, match=r"a loader process exited .*Killed") as error:
         fit(model, separable(64, 1), separable(64, 2), epochs=1, loader_workers=0, run_dir=tmp_path)
     assert error.value.retryable
 

@@ -175,8 +175,8 @@ def _begin(plan: PackPlan) -> None:
     path = plan.out / UNFINISHED_FILE
     if path.exists():
         try:
-            begun = read_json(path)
-            settings, name = begun["settings"], begun["name"]
+            started = read_json(path)
+            settings, name = started["settings"], started["name"]
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{path} is damaged; remove {plan.out} and pack again") from None
         if name != plan.name:

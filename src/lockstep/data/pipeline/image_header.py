@@ -60,17 +60,17 @@ def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
 
     Fill bytes and markers without a length, which are rare, end this check early, with True.
     """
-    place, components = 2, -1
-    while place + 9 < len(jpeg) and jpeg[place] == 0xFF:
-        marker = jpeg[place + 1]
+    position, components = 2, -1
+    while position + 9 < len(jpeg) and jpeg[position] == 0xFF:
+        marker = jpeg[position + 1]
         if marker == 0xDA:
-            return jpeg[place + 4] != components
+            return jpeg[position + 4] != components
         if marker in (0xC0, 0xC1):  # sequential
-            components = jpeg[place + 9]
-        length = int.from_bytes(jpeg[place + 2 : place + 4])
+            components = jpeg[position + 9]
+        length = int.from_bytes(jpeg[position + 2 : position + 4])
         if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD9 or length < 2:
             return True
-        place += 2 + length
+        position += 2 + length
     return True
 
 

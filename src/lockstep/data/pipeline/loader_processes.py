@@ -171,9 +171,7 @@ class StreamReader:
         self._requests[:] = requests
         self._passes += 1
         number = self._passes
-        with (
-            nullcontext() if self._loader._iterator else _sigterm_blocked()
-        ):  # an existing iterator keeps its processes
+        with nullcontext() if self._loader._iterator else _sigterm_blocked():  # an iterator keeps its processes
             batches = iter(self._loader)
         try:
             for request in requests:

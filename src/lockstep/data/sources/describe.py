@@ -64,7 +64,7 @@ def describe(path: Path) -> SetFacts:
 def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
     counts = np.bincount(np.asarray(split.labels), minlength=classes)
     samples = np.unique(np.linspace(0, len(split) - 1, min(len(split), SAMPLED)).astype(int))
-    looks = [look for sample in samples.tolist() if (look := header(split, sample))]
+    headers = [found for sample in samples.tolist() if (found := header(split, sample))]
     shards = len(split.shards) if isinstance(split, PackedSplit) else 0
     return SplitFacts(
         name,
@@ -73,10 +73,10 @@ def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
         shards,
         (int(counts.min()), int(counts.max())),
         len(samples),
-        len(samples) - len(looks),
-        Counter(look.form for look in looks),
-        _spread([min(look.size) for look in looks]),
-        _spread([max(look.size) for look in looks]),
+        len(samples) - len(headers),
+        Counter(each.form for each in headers),
+        _spread([min(each.size) for each in headers]),
+        _spread([max(each.size) for each in headers]),
     )
 
 

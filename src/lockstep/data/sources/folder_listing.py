@@ -95,10 +95,10 @@ def images_in(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
         DataError: There are no images.
     """
     images: list[Path] = []
-    for place, files in sorted(_walk(folder)):
+    for current, files in sorted(_walk(folder)):
         for file in sorted(file for file in files if not file.startswith(".")):
             if file.lower().endswith(IMAGE_EXTENSIONS):
-                images.append(Path(place, file))
+                images.append(Path(current, file))
             elif ignored is not None:
                 ignored[os.path.splitext(file)[1].lower()] += 1
     if not images:
@@ -110,17 +110,17 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
     """Walk a folder recursively and yield each folder with its files. Follows links, except to a parent folder."""
     ways: Counter[tuple[int, int]] = Counter()
     above = {str(top): frozenset({_identity(str(top))})}
-    for place, inner, files in os.walk(top, followlinks=True):
-        yield place, files
-        here = above.pop(place)
-        entered = [(each, _identity(os.path.join(place, each))) for each in inner if not each.startswith(".")]
+    for current, inner, files in os.walk(top, followlinks=True):
+        yield current, files
+        here = above.pop(current)
+        entered = [(each, _identity(os.path.join(current, each))) for each in inner if not each.startswith(".")]
         inner[:] = [each for each, identity in entered if identity not in here]
         for each, identity in entered:
             if identity not in here:
-                above[os.path.join(place, each)] = here | {identity}
+                above[os.path.join(current, each)] = here | {identity}
                 ways[identity] += 1
                 if ways[identity] > MOST_WAYS:
-                    link = os.path.join(place, each)
+                    link = os.path.join(current, each)
                     raise DataError(f"{link} is one of more than {MOST_WAYS} links to the same folder; remove it")
 
 

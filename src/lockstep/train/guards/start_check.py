@@ -118,8 +118,8 @@ def _check_norms(model: torch.nn.Module, config: TrainConfig, workers: int) -> N
 
 
 def _build_network(config: TrainConfig, images: str) -> torch.nn.Module:
-    """Build the network for images such as "28 x 28 grey"."""
-    return registry.build(config.model.arch, 10, 1 if "grey" in images else 3, int(images.split()[0]))
+    """Build the network for images such as "28 x 28 gray"."""
+    return registry.build(config.model.arch, 10, 1 if "gray" in images else 3, int(images.split()[0]))
 
 
 def _size(model: torch.nn.Module) -> int:

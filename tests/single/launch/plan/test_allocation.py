@@ -139,7 +139,7 @@ def test_a_host_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"{variable}=.*gone cannot be read: No such file"):
             find_allocation({variable: str(tmp_path / "gone")})
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read: it is no text"):
+    with pytest.raises(ConfigError, match="cannot be read: it is not UTF-8 text"):
         find_allocation({"PBS_NODEFILE": str(tmp_path / "binary")})
 
 

@@ -38,7 +38,7 @@ def test_a_dry_run_names_data_and_network_and_is_not_in_its_commands(
     [
         (["-a", "nonet"], 2, "--arch nonet: unknown model"),
         (["images", "-a", "digits-net"], 2, "--arch digits-net cannot take images of shape [3, 12, 16]: "),
-        (["-a", "resnet18", "cifar10", "--no-download"], 4, "cifar10 is not in data"),
+        (["-a", "resnet18", "cifar10", "--no-download"], 4, "cifar10 is missing from data"),
         (["--data", "nomodule:load"], 2, "no module 'nomodule' in the current folder"),
         (["images", "--rotate", "5", "--in-memory", "never"], 2, "--rotate"),
         (["images", "--in-memory", "never", "--decode", "gpu", "--device", "cpu"], 2, "runs on cpu"),
