@@ -98,7 +98,7 @@ def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
     assert _places(terminal("salloc -N2 -n3 srun --interactive --preserve-env --pty")) == none
     assert _places(terminal("srun -N1 -n1 --pty")) == none
     shown = terminal("srun -N1 -n2 --pty")
-    assert "the shell of this terminal is one task of 2 of a Slurm step" in shown
+    assert "this shell is one of 2 tasks of a Slurm step" in shown
     assert len(_places(terminal("srun -N1 -n1 -c2 --pty", before="srun --overlap -n2 -c1"))) == 2
 
 
@@ -107,7 +107,7 @@ def test_a_port_in_use_is_named(slurm: Slurm, tmp_path: Path) -> None:
     script = _script(tmp_path, WORLD)
     command = f"#!/bin/sh\n{sys.executable} -c '{taken}' &\nsleep 1\nsrun -K {sys.executable} {script}\n"
     printed = slurm.sbatch(command, "-N2", "-n2", check=False, MASTER_PORT="29876")
-    assert "port 29876 of hal01, which MASTER_PORT names, is in use; set MASTER_PORT to a free one" in printed
+    assert "port 29876 of hal01 (MASTER_PORT) is in use; set MASTER_PORT to a free one" in printed
 
 
 def test_srun_and_lockstep_run_train_what_a_local_job_trains(slurm: Slurm, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_p
         assert not [each for each in job.survivors() if each.startswith("node")]  # ended without the launcher's word
         job.signal(signal.SIGCONT)
         assert job.wait() == 1
-        assert "has not heard of the launcher for 9 s" in "\n".join(job.last_words()), job.stderr
+        assert "has not heard from the launcher for 9 s" in "\n".join(job.last_words()), job.stderr
         job.seconds_to_end(5)
 
 
@@ -91,6 +91,6 @@ def test_between_hosts_a_node_process_that_stands_still_is_lost_and_its_guard_is
         time.sleep(20)
         os.kill(process.pid, signal.SIGCONT)
         assert job.wait(40) == (1 if part == "node" else 0), job.stderr
-        lost = "lockstep: lost node2: has not been heard of for 9 s"
+        lost = "lockstep: lost node2: has been silent for 9 s"
         assert (lost in job.stderr) == (part == "node")
         job.seconds_to_end(15)

@@ -104,7 +104,7 @@ def test_the_dead_worker_alone_is_replaced_and_rank_0_is_a_survivor(tmp_path: Pa
         job.process.wait_for("G2 rank 2 was started as 2/3/3/0/1")
         assert [f"G1 rank {rank} was started as {rank}/3/3/0/1" in job.text for rank in range(3)] == [True] * 3
         assert job.text.count("G1 is lost") == 2
-        assert "lockstep: worker 0 was ended by SIGKILL; the others wait for a new worker" in job.text
+        assert "lockstep: worker 0 was ended by SIGKILL; the others wait for its replacement" in job.text
         job.order(2, "done")
         assert job.process.wait(150) == 0
 
@@ -174,7 +174,7 @@ def test_a_job_without_survivors_ends(tmp_path: Path) -> None:
         job.wait_for(1, 1)
         job.order(1, "die 0")
         assert job.process.wait(150) == 1
-        assert "no worker is left whose state the job could go on with" in job.text
+        assert "no worker with a usable state is left" in job.text
 
 
 def test_during_a_cooldown_the_job_goes_on_with_fewer(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_worker_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
     done = run([*HOROVODRUN, "--min-np", "1", "-np", "2", "sh", "-c", script], tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
-        "lockstep: the worker of slot 1 on localhost failed with exit code 5 before the job had begun; "
+        "lockstep: the worker of slot 1 on localhost failed with exit code 5 before the job had started; "
         "all workers have ended\n"
     )
 

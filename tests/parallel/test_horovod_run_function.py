@@ -73,7 +73,7 @@ def test_a_worker_without_a_result_does_not_shorten_the_list(tmp_path: Path) -> 
 
 
 def test_a_job_that_cannot_be_started_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="node7 is no host that is known here"):
+    with pytest.raises(RuntimeError, match="node7 is an unknown host name"):
         in_a_program(tmp_path, lambda: run(os.getpid, hosts="node7:1"))
 
 

@@ -186,7 +186,7 @@ def test_workers_that_do_not_stop_are_killed_and_what_is_left_is_named(
         job.wait_until(lambda: job.text.count("step 30 is stuck") == 2 and (tmp_path / checkpoint).exists())
         for number in signals:
             job.send_signal(number)
-            job.wait_for("the workers are asked to stop")
+            job.wait_for("stopping the workers")
         assert job.wait() == 128 + signals[0]
     stopped, left = job.text.splitlines()[-2:]
     killed = "within --stop-timeout 1 s and were killed" if len(signals) == 1 else "killed on the second Ctrl-C"

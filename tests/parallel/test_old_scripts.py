@@ -96,4 +96,4 @@ def test_old_files_are_evaluated(
     assert main(["train", "digits", "-a", "mnist-net", "-e", "--resume", "old.pth"]) == 5
     assert "does not fit --arch mnist-net" in capsys.readouterr().err
     assert main(["train", "digits", "-e", "-r"]) == 2
-    assert "there is no run of this data and network" in capsys.readouterr().err
+    assert "no run of this data set and model in runs/" in capsys.readouterr().err

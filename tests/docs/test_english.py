@@ -1,0 +1,70 @@
+"""The text that users read uses the project's terms: messages and help of the package, and the pages of docs/."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import ROOT, pages
+
+INSTEAD = {
+    r"anew|once more": "again, restart",
+    r"mend(s|ed|ing)?|remed(y|ies)": "fix",
+    r"nobody|somebody|whoever": "no worker, any worker, whichever",
+    r"meanwhile": "(nothing)",
+    r"be it|as it were": "(nothing)",
+    r"(and|or) (its|the|their) like": "and similar",
+    r"there is no such|(?<!there )is (none|no(?! (longer|more|less|better|worse)\b))": "is not a, unknown, there is no",
+    r"last words": "last output, error message",
+    r"good end": "end without an error",
+    r"by hand": "manually",
+    r"(was|were|is|are) told|tells? (of|the|it|all|every)|has word of": "reported, logged, passed",
+    r"of its own accord": "by itself",
+    r"begun|has ended|to its end": "started, exited, finished",
+    r"(?<!that )was lost": "disconnected, died",
+    r"(behavi|col|fav|hon|lab|neighb)our\w*|grey|centre|catalogue": "the American spelling",
+    r"(final|initial|maxim|minim|normal|optim|parallel|real|recogn|serial|summar|synchron)is(e|es|ed|ing|ation)": (
+        "the American spelling"
+    ),
+}
+RULES = [(re.compile(rf"\b({words})\b", re.IGNORECASE), better) for words, better in INSTEAD.items()]
+OF_HOROVOD = ("Horovod has been shut down",)  # texts that scripts match
+
+
+def _faults(text: str) -> Iterator[str]:
+    for pattern, better in RULES:
+        for found in pattern.finditer(text):
+            start, end = max(0, found.start() - 40), found.end() + 40
+            yield f"{found[0]!r} in {text[start:end]!r}: use {better}"
+
+
+def _read_by_users(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The literals of a module, with their lines: messages, and the docstrings of fields, which are help texts."""
+    documented = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
+    docstrings = {id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "src/lockstep").iterdir() if path.is_dir()))
+def test_messages_and_help_use_the_glossary(folder: str) -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: {fault}"
+        for path in sorted((ROOT / "src/lockstep" / folder).rglob("*.py"))
+        for line, text in _read_by_users(ast.parse(path.read_text()))
+        if not text.startswith(OF_HOROVOD)
+        for fault in _faults(text)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages()])
+def test_pages_use_the_glossary(page: Path) -> None:
+    text = re.sub(r"^( *)```.*?^\1```|`[^`\n]*`|<!--.*?-->", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    faults = list(_faults(" ".join(text.split())))
+    assert not faults, "\n".join(faults)
