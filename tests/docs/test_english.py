@@ -21,7 +21,7 @@ INSTEAD = {
     r"last words": "last output, error message",
     r"good end": "end without an error",
     r"by hand": "manually",
-    r"(was|were|is|are) told|tells? (of|the|it|all|every)|has word of": "reported, logged, passed",
+    r"(was|were|is|are) told|tells? (of|it|all|every)|has word of": "reported, logged, passed",
     r"of its own accord": "by itself",
     r"begun|has ended|to its end": "started, exited, finished",
     r"(?<!that )was lost": "disconnected, died",

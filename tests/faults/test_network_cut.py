@@ -82,8 +82,7 @@ def test_a_cut_of_a_minute_ends_the_job_on_all_hosts_and_names_the_host(bed: Bed
         took = time.monotonic() - cut
         assert job.wait(1) == 1
         assert job.last_words() == [
-            f"lockstep: lost {CUT}: has been silent for 9 s: the host or the network is down; the others were "
-            f"stopped"
+            f"lockstep: lost {CUT}: has been silent for 9 s: the host or the network is down; the others were stopped"
         ]
         time.sleep(60 - took)
         job.bed.link_up(CUT)
