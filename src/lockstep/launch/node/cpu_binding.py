@@ -1,9 +1,9 @@
-"""Which CPUs each worker of a machine is bound to: `--bind cores|numa|none`.
+"""Choose the CPUs of each worker of a machine: `--bind cores|numa|none`.
 
-`cores` shares the usable cores out: each worker has its own. `numa` keeps a worker and its memory on one NUMA node,
-whose cores it shares with the node's other workers: the node of the worker's GPU, where that is known. What is read is
-/sys of Linux (the kernel's Documentation/ABI: sysfs-devices-node, sysfs-devices-system-cpu, sysfs-bus-pci).
-Standard library alone, and no import of Lockstep: parent_death.py runs this in a process that becomes the worker.
+`cores` divides the usable cores among the workers. `numa` keeps a worker and its memory on one NUMA node, whose cores
+it shares with the node's other workers: the node of the worker's GPU, if that is known. The source is Linux's /sys (the
+kernel's Documentation/ABI: sysfs-devices-node, sysfs-devices-system-cpu, sysfs-bus-pci). Uses only the standard
+library, without Lockstep: parent_death.py runs this in a process that becomes the worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SYSTEM = "/sys/devices/system"
 
 
 def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
-    """Bind this process, and what it will start, as `cpus_of` says; where that cannot be, say so and go on.
+    """Bind this process, and its future children, to `cpus_of`; if that is impossible, print why and continue.
 
     Returns:
         The CPUs, or None if the process is not bound.
@@ -44,7 +44,7 @@ def bind_here(kind: str, local_rank: int, local_size: int) -> set[int] | None:
 
 
 def bind_and_say(kind: str, rank: int, local_rank: int, local_size: int) -> None:
-    """Bind this process, which is a worker or becomes one, and say where to."""
+    """Bind this process, which is or becomes a worker, and print its CPUs."""
     if cpus := bind_here(kind, local_rank, local_size):
         print(f"lockstep: worker {rank} is bound to CPUs {describe(cpus)}", file=sys.stderr, flush=True)
 
@@ -57,20 +57,20 @@ def cpus_of(
     nodes: Sequence[Collection[int]],
     siblings: Sequence[Collection[int]],
 ) -> set[int] | None:
-    """The CPUs of one of a machine's workers, or None if it is not to be bound.
+    """Return the CPUs of one of a machine's workers, or None if it is not to be bound.
 
-    "cores": the usable cores, in the order of their NUMA nodes, are cut into one block a worker; the first workers have
-    one core more where the cores do not come out even. Hyper-threads of a core stay together, unless there are fewer
-    cores than workers. With fewer CPUs than workers nobody is bound.
+    "cores": the usable cores, in the order of their NUMA nodes, are split into one block per worker; if they cannot be
+    divided equally, the first workers have one core more. Hyper-threads of a core stay together, unless there are fewer
+    cores than workers. With fewer CPUs than workers, none is bound.
 
     "numa": each worker has all usable CPUs of one node, and a node has workers in proportion to its usable CPUs. With
-    fewer workers than nodes, each has a block of whole nodes. Where no nodes are known nobody is bound.
+    fewer workers than nodes, each has a block of whole nodes. If no nodes are known, none is bound.
 
     Args:
         kind: "cores", "numa" or "none".
-        usable: CPUs that this machine lets the job use.
+        usable: CPUs that the job may use.
         nodes: CPUs of each NUMA node; may be empty.
-        siblings: CPUs of each core; a CPU that is in none is a core of its own.
+        siblings: CPUs of each core; a CPU in none of them is a separate core.
     """
     if kind == "none":
         return None
@@ -84,7 +84,7 @@ def cpus_of(
     for cpu in usable:
         core = core_of.get(cpu, cpu)
         cores.setdefault((node_of.get(core, len(nodes)), core), set()).add(cpu)
-    units = [cores[place] for place in sorted(cores)]
+    units = [cores[core] for core in sorted(cores)]
     if len(units) < local_size:
         units = [{cpu} for unit in units for cpu in sorted(unit)]
     if len(units) < local_size:
@@ -95,7 +95,7 @@ def cpus_of(
 
 
 def _of_nodes(local_rank: int, local_size: int, nodes: list[set[int]]) -> set[int] | None:
-    """The node in which the middle of a worker's share of all CPUs lies; for few workers, a block of nodes."""
+    """Return the node that contains the middle of the worker's share of all CPUs; for few workers, a block of nodes."""
     if not nodes:
         return None
     if local_size < len(nodes):
@@ -112,9 +112,9 @@ def cpus_near_gpu(
     root: Path = Path("/"),
     environment: Mapping[str, str] = os.environ,
 ) -> set[int]:
-    """The usable CPUs of the NUMA node that has the GPU of a worker's local rank.
+    """Return the usable CPUs of the NUMA node of the GPU with the worker's local rank.
 
-    Empty where there are fewer GPUs than workers, or where the GPU's address or its node is not known.
+    Empty if there are fewer GPUs than workers, or if the GPU's address or node is unknown.
     """
     gpus = runpy.run_path(str(Path(__file__).with_name("gpus.py")))["visible_gpus"](root, environment)
     if local_size > len(gpus):
@@ -127,7 +127,7 @@ def cpus_near_gpu(
 
 
 def numa_nodes(system: str = SYSTEM) -> list[set[int]] | None:
-    """The CPUs of each online NUMA node that has any; None where the machine does not tell."""
+    """Return the CPUs of each online NUMA node that has any; None if they are unknown."""
     try:
         nodes = [_cpus(f"{system}/node/node{number}/cpulist") for number in sorted(_cpus(f"{system}/node/online"))]
     except (OSError, ValueError):
@@ -136,7 +136,7 @@ def numa_nodes(system: str = SYSTEM) -> list[set[int]] | None:
 
 
 def thread_siblings(cpus: Collection[int], system: str = SYSTEM) -> list[set[int]] | None:
-    """The CPUs of each core among `cpus`, with those of its hyper-threads; None where the machine does not tell."""
+    """Return the CPUs of each core among `cpus`, with its hyper-threads; None if they are unknown."""
     try:
         return [_cpus(f"{system}/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in sorted(cpus)] or None
     except (OSError, ValueError):
@@ -144,7 +144,7 @@ def thread_siblings(cpus: Collection[int], system: str = SYSTEM) -> list[set[int
 
 
 def describe(cpus: Collection[int]) -> str:
-    """CPUs as Linux lists them: {0, 1, 2, 8} is "0-2,8"."""
+    """Return CPUs in Linux's list format: {0, 1, 2, 8} is "0-2,8"."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and cpu == ranges[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""A worker of `run_function`: calls the pickled function and leaves its result, or its traceback, in a folder.
+"""A worker of `run_function`: call the pickled function and write its result, or its traceback, to a folder.
 
-Run as `python function_worker.py FOLDER`. It shares no code with the caller's side beyond the names of the files, so
-that another Python can be the worker's. What it unpickles is what the caller wrote, in a folder of the user's.
+Run as `python function_worker.py FOLDER`. It shares only file names with the caller's side, so that the worker can run
+another Python. It unpickles only what the caller wrote, in a folder of the user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CALL, RESULT, ERROR = "call", "result.", "error."
 def main(folder: Path) -> int:
     try:
         path, call = pickle.loads((folder / CALL).read_bytes())
-        sys.path[0:1] = []  # this script's folder, whose modules are no top-level ones
+        sys.path[0:1] = []  # this script's folder, whose modules are not top-level modules
         sys.path += [place for place in path if place not in sys.path]
         import cloudpickle
 
@@ -36,7 +36,7 @@ def main(folder: Path) -> int:
 
 
 def _place() -> tuple[int, int]:
-    """The worker's rank and the number of workers; in an elastic job those of its latest meeting."""
+    """Return the worker's rank and the number of workers; in an elastic job, of its latest generation."""
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         from lockstep.world.elastic_rendezvous import latest_place
 
@@ -45,7 +45,7 @@ def _place() -> tuple[int, int]:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """All of it or nothing, as a worker may be ended at any moment."""
+    """Write a file atomically, because a worker may be ended at any moment."""
     draft = file.with_name(f"draft.{file.name}")
     draft.write_bytes(content)
     draft.rename(file)

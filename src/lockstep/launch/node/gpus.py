@@ -1,4 +1,4 @@
-"""The GPUs that a process of this machine sees, as Linux and the environment show them.
+"""Find the GPUs that are visible to a process, from Linux and the environment.
 
 | | one GPU | in the order of | hidden by |
 |---|---|---|---|
@@ -6,14 +6,15 @@
 | AMD | a readable KFD node with `simd_count` above 0 | KFD nodes | ROCR_VISIBLE_DEVICES, then HIP_ or CUDA_... |
 | Intel | a render node of i915 or xe that is not integrated | PCI addresses | ZE_AFFINITY_MASK |
 
-The first row that has any counts, as torch is built for one of them. The order is each runtime's own by default; CUDA's
-is "fastest first", which among equal GPUs is that of PCI_BUS_ID. A container's /dev has its GPUs alone, and the kernel
-lets it read no other KFD nodes; a privileged container has the host's. WSL2 has /dev/dxg only, which says neither how
-many nor whose: there CUDA_VISIBLE_DEVICES counts them. Of MIG, each part that CUDA_VISIBLE_DEVICES names is a GPU.
+The first row with any GPU is used, because torch is built for one kind. The order is the default of each runtime;
+CUDA's is "fastest first", which for equal GPUs is that of PCI_BUS_ID. A container's /dev has only its GPUs, and the
+kernel lets it read no other KFD nodes; a privileged container has those of the host. WSL2 has only /dev/dxg, which
+shows neither number nor kind: there the entries of CUDA_VISIBLE_DEVICES count. With MIG, each part in
+CUDA_VISIBLE_DEVICES is a GPU.
 
 Sources: CUDA C programming guide, "Environment Variables"; ROCm, "GPU isolation techniques", and rocdevice.cpp of its
 clr; the kernel's kfd_topology.c; Level Zero's core guide, "Affinity Mask", and parseAffinityMask of compute-runtime.
-Standard library alone, and no import of Lockstep: cpu_binding.py runs this in a process that becomes the worker.
+Uses only the standard library, without Lockstep: cpu_binding.py runs this in a process that becomes the worker.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-INTEGRATED = "0000:00:02."  # where Intel's processors have their own graphics, which share the host's memory
-UNKNOWN = ""  # an address
-MOST = 64  # GPUs of a machine that does not list them
+INTEGRATED = "0000:00:02."  # address of the integrated graphics of Intel's processors, which share the host's memory
+UNKNOWN = ""  # an unknown address
+MOST = 64  # limit for a machine that does not list its GPUs
 
 
 def count_gpus() -> int:
-    """How many GPUs this process sees."""
+    """Return the number of GPUs visible to this process."""
     return len(visible_gpus())
 
 
 def visible_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The PCI address of each GPU that a process sees, such as 0000:c1:00.0, in its runtime's order.
+    """Return the PCI address of each visible GPU, such as 0000:c1:00.0, in the runtime's order.
 
-    A GPU whose address is not known, such as one that the environment names by its UUID, is "".
+    An unknown address, such as that of a GPU that the environment names by its UUID, is "".
     """
     cuda = environment.get("CUDA_VISIBLE_DEVICES")
     if nvidia := _nvidia(root):
@@ -49,9 +50,9 @@ def visible_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.env
 
 
 def _chosen(gpus: list[str], visible: str | None) -> list[str]:
-    """The GPUs that a list of indices or UUIDs names, in its order.
+    """Return the GPUs in a list of indices or UUIDs, in its order.
 
-    CUDA and HIP stop at the first name that they do not know, such as -1. That a UUID is known is taken for granted.
+    Like CUDA and HIP, stop at the first unknown name, such as -1. UUIDs are assumed to be known.
     """
     if visible is None:
         return gpus
@@ -67,7 +68,7 @@ def _chosen(gpus: list[str], visible: str | None) -> list[str]:
 
 
 def _nvidia(root: Path) -> list[str]:
-    """By PCI address; in the order of the device files where the driver's list has not all of them."""
+    """Return GPUs by PCI address, or in the order of the device files if the driver's list is incomplete."""
     found = {int(path.name[6:]): UNKNOWN for path in (root / "dev").glob("nvidia[0-9]*") if path.name[6:].isdecimal()}
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         minor = _fields(path, ":").get("Device Minor", "")
@@ -82,14 +83,14 @@ def _amd(root: Path) -> list[str]:
     for path in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
         node = {name: int(value) for name, value in _fields(path).items() if value.isdecimal()}
         if node.get("simd_count"):
-            place = node.get("location_id", 0)  # bus, device and function; above them the number of a partition
-            address = f"{node.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+            at = node.get("location_id", 0)  # bus, device and function; the upper bits are the number of a partition
+            address = f"{node.get('domain', 0):04x}:{at >> 8 & 0xFF:02x}:{at >> 3 & 0x1F:02x}.{at & 7}"
             gpus[int(path.parent.name)] = address
     return [gpus[number] for number in sorted(gpus)]
 
 
 def _intel(root: Path, environment: Mapping[str, str]) -> list[str]:
-    """By PCI address, whatever the mask's order; a tile is a GPU unless ZE_FLAT_DEVICE_HIERARCHY is COMPOSITE."""
+    """Return GPUs by PCI address, in any mask's order; a tile is a GPU unless ZE_FLAT_DEVICE_HIERARCHY is COMPOSITE."""
     is_flat = environment.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() != "COMPOSITE"
     gpus = []
     for render in (root / "sys/class/drm").glob("renderD*"):
@@ -102,16 +103,16 @@ def _intel(root: Path, environment: Mapping[str, str]) -> list[str]:
     mask = environment.get("ZE_AFFINITY_MASK")
     if not mask:
         return gpus
-    # Where tiles are devices, CARD.TILE names nothing; where cards are, it names a card that has this tile alone.
+    # If tiles are devices, CARD.TILE is ignored; if cards are, it selects a card with only this tile.
     names = [name.strip() for name in mask.split(",")]
     named = {name if is_flat else name.partition(".")[0] for name in names}
     return [gpu for index, gpu in enumerate(gpus) if str(index) in named]
 
 
 def _fields(path: Path, separator: str | None = None) -> dict[str, str]:
-    """The lines `name value` of a file; none where it cannot be read."""
+    """Return the lines `name value` of a file; empty if it cannot be read."""
     try:
         lines = [line.split(separator, 1) for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError):
         return {}
-    return {words[0].strip(): words[1].strip() for words in lines if len(words) == 2}
+    return {pair[0].strip(): pair[1].strip() for pair in lines if len(pair) == 2}

@@ -1,7 +1,7 @@
 """The store of a job, torch's TCPStore, for its workers: `python -P -m lockstep.launch.node.job_store FD ADDRESS PORT`.
 
-The first host's node process listens there itself. It has this forked together with the workers or, where they start by
-themselves, starts it when somebody first connects: a job that needs no torch imports none.
+The first host's node process opens the socket. It has this process forked together with the workers or, if these start
+their own interpreters, starts it at the first connection, so that a job without torch does not import it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import NoReturn
 
 
 def serve(listener: int, address: str, port: int) -> NoReturn:
-    """Serve a store at a socket that listens already, until this process is killed."""
+    """Serve a store on a listening socket until this process is killed."""
     try:
         from torch.distributed import TCPStore
-    except ImportError:  # a torch without it, whose workers ask for no store
+    except ImportError:  # a torch without TCPStore, whose workers use no store
         store = None
     else:
         store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
     while True:
         signal.pause()
-        assert store or listener  # both are served as long as they are referred to
+        assert store or listener  # keeps the references: both are served while they are referenced
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ SNAPSHOTS = "snapshots"  # a file in the scratch folder, with the path of the fo
 
 
 def guarded(work: Callable[[Path], int]) -> int:
-    """Do the work in a process of its own, and leave nothing behind.
+    """Run `work` in a child process, and clean up after it.
 
     Args:
-        work: Gets a folder that is removed afterwards; returns the exit code. When this process is killed, it gets
-            SIGHUP.
+        work: Called with a folder that is removed afterwards; returns the exit code. Its process gets SIGHUP if this
+            process is killed.
     """
     earlier, scratch = socket_folders(), Path(mkdtemp(prefix="lockstep-"))
     adopt_orphans()
@@ -38,10 +38,10 @@ def guarded(work: Callable[[Path], int]) -> int:
         try:
             return work(scratch) if end_with_parent(guard, signal.SIGHUP) else 1
         finally:
-            if os.getppid() != guard:  # it was killed, and cannot do so
+            if os.getppid() != guard:  # it was killed and cannot remove the folder
                 shutil.rmtree(scratch, ignore_errors=True)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # whose ends tell the launcher and the node process of each other's
+    for number in range(3):  # an open copy would hide the end of the launcher or the node process
         os.dup2(nothing, number)
 
     def forward(number: int, frame: Any) -> None:
@@ -60,5 +60,5 @@ def guarded(work: Callable[[Path], int]) -> int:
 
 
 def note_snapshots(scratch: Path, folder: str) -> None:
-    """Tell the guard of the folder in memory, which it removes if the node process is killed."""
+    """Record the folder in memory for the guard, which removes it if the node process is killed."""
     (scratch / SNAPSHOTS).write_text(folder)

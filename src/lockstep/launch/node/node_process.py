@@ -1,10 +1,10 @@
-"""One host's guard of a job: starts the workers there, carries their output, and leaves nothing behind.
+"""The node process: start a host's workers, forward their output, and leave nothing behind.
 
-The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh and
-its like, and speaks with it over its standard streams (`lockstep.launch.protocol.messages`). When the launcher falls
-silent, be it killed or cut off, the job's processes on this host end. When this process is killed, its workers die with
-it, and the process that has started it (`lockstep.launch.node.node_guard`) ends what they have started. It stays for
-another start of the workers.
+The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh or similar, and
+communicates with it over its standard streams (`lockstep.launch.protocol.messages`). If the launcher falls silent,
+because it was killed or the network is down, the job's processes on this host end. If this process is killed, its
+workers die with it, and its parent (`lockstep.launch.node.node_guard`) ends their descendants. It stays between
+restarts of the workers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from lockstep.world.world import usable_cores
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all hosts."""
-    from importlib.metadata import PackageNotFoundError, version  # 15 ms, when the imports have begun
+    """Return the versions that must be the same on all hosts."""
+    from importlib.metadata import PackageNotFoundError, version  # 15 ms, while the preloaded process imports
 
     try:
         torch = version("torch")
@@ -65,8 +65,8 @@ class Node:
     """The state of this host's part.
 
     Args:
-        reader: The launcher's messages.
-        writer: Takes the answers.
+        reader: Stream of the launcher's messages.
+        writer: Stream for the answers.
         scratch: A folder for this job, which the guard removes.
     """
 
@@ -79,11 +79,11 @@ class Node:
         self._doors: Doors | None = None
         self._workers: HostWorkers | ElasticWorkers | None = None
         self._memory: SnapshotMemory | None = None
-        self._timings = Timings()  # until the launcher says otherwise
-        self._heartbeat = asyncio.Event()  # set when silence means that the other side is lost
+        self._timings = Timings()  # until the launcher sends others
+        self._heartbeat = asyncio.Event()  # set if silence means that the launcher is dead
 
     async def run(self) -> int:
-        """Serve the launcher until it has no more use for this host, and every process of the job here has ended."""
+        """Serve the launcher until it disconnects and all processes of the job on this host have ended."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signal_workers, number)
@@ -109,16 +109,16 @@ class Node:
                 self._starter.close()
                 if self._memory:
                     await asyncio.to_thread(self._memory.remove)
-                loop.remove_signal_handler(signal.SIGHUP)  # the process above it may now end it at once
+                loop.remove_signal_handler(signal.SIGHUP)  # the guard may now end this process immediately
 
     async def _fail(self, error: BaseException) -> None:
         if not isinstance(error, (NodeError, OSError)):
             raise error
-        with suppress(TimeoutError):  # where the launcher cannot be reached, what waits for it may leave no room
+        with suppress(TimeoutError):  # if the launcher is unreachable, unsent messages may fill the buffer
             await asyncio.wait_for(self._send(Trouble(str(error))), self._timings.last_word)
 
     async def _obey(self) -> int:
-        """Do what the launcher says, until it is gone; the exit code."""
+        """Execute the launcher's messages until it disconnects; return the exit code."""
         message = await self._message(None)
         if message is None:
             return NOBODY_SPOKE
@@ -146,7 +146,7 @@ class Node:
         return 0
 
     async def _begin(self, job: NodeJob) -> None:
-        """Take a job on: its first start, or another one."""
+        """Accept a job: its first start, or a restart."""
         self._doors, self._timings = None, job.timings
         if job.heartbeat:
             self._heartbeat.set()

@@ -1,9 +1,9 @@
 """Become a command that dies with its launcher: `python -I -S parent_death.py PID BIND COMMAND...`.
 
-Linux sends the signal that prctl(PR_SET_PDEATHSIG) names when the thread that started a process ends, however it ended
-(man 2 prctl); the setting outlives exec. Elsewhere the command runs untethered. The signal is SIGKILL for workers, for
-nobody is left who would follow up a milder one. A worker is bound to its share of the cores here, too. A script of its
-own, not a `preexec_fn`, because forking a threaded launcher allows no Python before exec; it costs 15 ms.
+Linux sends the signal set with prctl(PR_SET_PDEATHSIG) when the thread that started a process ends, for any reason
+(man 2 prctl); the setting survives exec. On other systems the command runs without it. Workers get SIGKILL, because no
+process would be left to follow up a milder signal. This script also binds a worker to its share of the cores. It is a
+script and not a `preexec_fn`, because no Python may run between fork and exec in a threaded launcher; it costs 15 ms.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ PR_SET_PDEATHSIG = 1
 NOT_FOUND = 127  # the shell's exit code for a command that cannot be run
 
 
-def command(words: Sequence[str], bind: str = "none") -> list[str]:
-    """The words that run a command tethered to this process."""
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), bind, *words]
+def command(arguments: Sequence[str], bind: str = "none") -> list[str]:
+    """Return a command that runs `arguments` and dies with this process."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), bind, *arguments]
 
 
-def main(launcher: int, bind: str, words: list[str]) -> int:
+def main(launcher: int, bind: str, arguments: list[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it ended before the signal was set
+    if os.getppid() != launcher:  # it exited before the signal was set
         return 1
     if bind != "none":
         place = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         runpy.run_path(str(Path(__file__).with_name("cpu_binding.py")))["bind_and_say"](bind, *place)
-    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and a command would inherit that
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        os.execvp(words[0], words)
+        os.execvp(arguments[0], arguments)
     except OSError as error:
-        print(f"lockstep: cannot run {words[0]}: {error.strerror}", file=sys.stderr)
+        print(f"lockstep: cannot run {arguments[0]}: {error.strerror}", file=sys.stderr)
     return NOT_FOUND
 
 

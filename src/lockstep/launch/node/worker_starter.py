@@ -1,6 +1,6 @@
-"""Starting a host's workers: forked from a preloaded process where that is safe, each by itself otherwise.
+"""Start a host's workers: forked from a preloaded process if that is safe, each as a new interpreter otherwise.
 
-Either way a worker is this process's child, leads a session of its own, reads nothing, and ends when this process does.
+Either way a worker is a child of this process, leads its own session, has no stdin, and ends when this process does.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ PROGRAM = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
     "from lockstep.launch.forking.preloaded_process import main; main()"
 )
-# Those that differ from one start of the workers to the next; a worker that was forked sets its threads itself.
+# Variables that may differ from one start of the workers to the next; forked workers set their threads themselves.
 OF_A_START = ("OMP_NUM_THREADS",)
 CHUNK_BYTES, SAID_BYTES = 1 << 16, 1 << 14
 END_SECONDS = 5.0
 MOST_AT_ONCE = preloaded_process.MOST_DESCRIPTORS // 2
 Streams = tuple[int, int]  # the descriptors of stdout and stderr
-Order = tuple[Mapping[str, Any], Sequence[int]]  # what a process is to be, and its descriptors
+Order = tuple[Mapping[str, Any], Sequence[int]]  # the description of a process, and its descriptors
 
 
 class Store(NamedTuple):
-    """Where the workers' store is, and the descriptor of the socket that listens there already."""
+    """The address of the workers' store, and the descriptor of the socket that already listens there."""
 
     listener: int
     address: str
@@ -44,16 +44,16 @@ class Store(NamedTuple):
 
 
 class Child(Protocol):
-    """A process that this one has started, or adopted."""
+    """A process that this one started or adopted."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code, minus N where signal N ended it; None while it runs."""
+        """Return its exit code, or -N if signal N ended it; None while it runs."""
 
 
 class Adopted:
-    """A child that another process has forked."""
+    """A child that was forked by another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -70,9 +70,9 @@ class Adopted:
 
 
 class Preloaded:
-    """The preloaded process, as the one that has it fork workers sees it.
+    """The preloaded process, controlled from its parent.
 
-    Make it in the main thread: Linux ends it with the thread that has started it.
+    Create it in the main thread: Linux ends it with the thread that started it.
     """
 
     def __init__(self, program: PythonCommand, environment: Mapping[str, str]) -> None:
@@ -80,13 +80,13 @@ class Preloaded:
         self.environment = dict(environment)
         self._said = b""
         self._obstacle: str | None = None
-        self._asked = threading.Lock()  # held while its answer is waited for
+        self._asked = threading.Lock()  # held while waiting for its answer
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [program.interpreter, *program.flags, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid()), PADDING],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # as the workers have: Python remembers of a stream what it is
+                stdout=subprocess.PIPE,  # like the workers' streams: Python remembers the kind of a stream
                 stderr=subprocess.STDOUT,
                 env=self.environment,
                 pass_fds=[theirs.fileno()],
@@ -100,7 +100,7 @@ class Preloaded:
         return self._process.pid
 
     def fits(self, program: PythonCommand, environment: Mapping[str, str]) -> bool:
-        """Whether workers of this program, in this environment, can be forked from it."""
+        """Whether workers of this program and environment can be forked from it."""
         mine, other = (
             {name: each[name] for name in each if name not in OF_A_START} for each in (self.environment, environment)
         )
@@ -108,22 +108,22 @@ class Preloaded:
         return same and self._process.poll() is None and not self._obstacle
 
     def wait(self) -> str:
-        """Wait until everything is imported; why nothing can be forked, or ""."""
+        """Wait until everything is imported. Return why it cannot fork, or ""."""
         if self._obstacle is None:
             answer = self._answer()
             self._obstacle = answer.get("obstacle", "")
         return self._obstacle
 
     def fork(self, orders: Sequence[Order]) -> list[Adopted]:
-        """Have processes forked, at most MOST_AT_ONCE.
+        """Fork processes, at most MOST_AT_ONCE.
 
         Raises:
-            NotForkedError: They cannot be.
+            NotForkedError: They cannot be forked.
         """
         descriptors: list[int] = []
         processes = []
-        for words, own in orders:
-            processes.append({**words, "descriptors": [*range(len(descriptors), len(descriptors) + len(own))]})
+        for order, own in orders:
+            processes.append({**order, "descriptors": [*range(len(descriptors), len(descriptors) + len(own))]})
             descriptors += own
         try:
             preloaded_process.send(self._connection, {"processes": processes}, descriptors)
@@ -135,17 +135,17 @@ class Preloaded:
         return [Adopted(pid) for pid in answer["pids"]]
 
     def end(self) -> None:
-        """End it; its workers stay. Another thread that waits for its answer gets none."""
+        """End it, but not its workers. Another thread that waits for its answer gets none."""
         self._kill()
-        with suppress(OSError):  # it has been ended already
-            self._connection.shutdown(socket.SHUT_RDWR)  # one that it has forked may hold the other end
-        with self._asked:  # a descriptor that is closed while a thread waits for it would never wake that thread
+        with suppress(OSError):  # it may have exited already
+            self._connection.shutdown(socket.SHUT_RDWR)  # a forked process may hold the other end
+        with self._asked:  # closing a descriptor does not wake a thread that waits for it
             self._connection.close()
             if self._process.stdout:
                 self._process.stdout.close()
 
     def _kill(self) -> int | None:
-        """Kill it; its exit code, or None where it cannot end yet, as it waits for a file system."""
+        """Kill it. Return its exit code, or None if it cannot exit yet, such as when it waits for a file system."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
@@ -153,7 +153,7 @@ class Preloaded:
 
     def _answer(self) -> dict[str, Any]:
         answer = None
-        with self._asked, suppress(OSError, ValueError):  # it has been ended
+        with self._asked, suppress(OSError, ValueError):  # it may have exited
             self._hear()
             answer, _ = preloaded_process.receive(self._connection)
         if answer is None:
@@ -162,7 +162,7 @@ class Preloaded:
         return answer
 
     def _hear(self, until_answered: bool = True) -> None:
-        """Keep the end of what it prints, until it answers or is gone: a full pipe would stop it."""
+        """Read what it prints, keeping the end, until it answers or exits: a full pipe would block it."""
         stream = self._process.stdout
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
@@ -179,29 +179,29 @@ class Preloaded:
                     return
 
     def complaint(self) -> str:
-        """What it has printed since the last time, or the end of that."""
-        with suppress(OSError, ValueError):  # it has been ended
+        """Return the end of what it has printed since the last call."""
+        with suppress(OSError, ValueError):  # it may have exited
             self._hear(until_answered=False)
         said, self._said = self._said, b""
         return said.decode(errors="replace").strip()
 
 
 class WorkerStarter:
-    """Starts the workers of one host, again and again where they are started anew."""
+    """Starts the workers of one host, and restarts them."""
 
     def __init__(self) -> None:
         self._preloaded: Preloaded | None = None
         self._command: Sequence[str] = ()
         self._adopts = adopt_orphans()
-        self._refused: tuple[PythonCommand, Mapping[str, str]] | None = None  # what could not be imported beforehand
-        self.obstacle = ""  # why workers that might have been forked are not
+        self._refused: tuple[PythonCommand, Mapping[str, str]] | None = None  # the program that could not be preloaded
+        self.obstacle = ""  # why workers of a Python program are not forked
 
     def prepare(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Begin to import what the workers need, if they can be forked. In the main thread."""
+        """Start to import what the workers need, if they can be forked. Call it in the main thread."""
         self.obstacle = ""
         program = self._forkable(command, environment)
         if not program:
-            self.close()  # it is another command's
+            self.close()  # it belongs to another command
             return
         self._command = program.program
         if not self._preloaded or not self._preloaded.fits(program, environment):
@@ -209,7 +209,7 @@ class WorkerStarter:
             self._preloaded = Preloaded(program, environment)
 
     def _forkable(self, command: Sequence[str], environment: Mapping[str, str]) -> PythonCommand | None:
-        """The program whose workers are to be forked; None if they start by themselves."""
+        """Return the program whose workers are to be forked; None if each starts its own interpreter."""
         try:
             program = python_command(command, environment)
         except NotForkedError:
@@ -221,18 +221,18 @@ class WorkerStarter:
         return None if is_refused else program
 
     def wait(self) -> None:
-        """Wait until that is done."""
+        """Wait until the imports are done."""
         if self._preloaded and (obstacle := self._preloaded.wait()):
             self._refused = self._preloaded.program, self._preloaded.environment
             self._give_up(obstacle)
 
     @property
     def pids(self) -> list[int]:
-        """The processes that are here between two starts of the workers."""
+        """The processes that live on between two starts of the workers."""
         return [self._preloaded.pid] if self._preloaded else []
 
     def said(self) -> str:
-        """What the imports have printed since the last time."""
+        """Return what the imports have printed since the last call."""
         return self._preloaded.complaint() if self._preloaded else ""
 
     def fork(
@@ -243,10 +243,10 @@ class WorkerStarter:
         streams: Sequence[Streams],
         store: Store | None = None,
     ) -> list[Child]:
-        """Fork a worker for each environment, and then the process that serves their store, if one is asked for.
+        """Fork a worker for each environment, and then a process that serves their store, if `store` is given.
 
         Returns:
-            As many of them as could be forked; the others are to be started by themselves.
+            The processes that could be forked, in this order. The caller starts the others as new interpreters.
         """
         common = {"kind": "worker", "command": self._command, "folder": folder, "bind": bind}
         orders: list[Order] = [
@@ -282,7 +282,7 @@ class WorkerStarter:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], bind: str, streams: Streams) -> Child:
-    """Start a worker by itself. In the main thread, with which Linux would end it."""
+    """Start a worker as a new process. Call it in the main thread: Linux ends the worker with the thread."""
     return subprocess.Popen(
         parent_death.command(command, bind=bind),
         stdin=subprocess.DEVNULL,
@@ -294,10 +294,10 @@ def start(command: Sequence[str], environment: Mapping[str, str], bind: str, str
 
 
 def start_store(store: Store) -> Child:
-    """Start a process that serves the workers' store. In the main thread."""
-    words = [sys.executable, "-P", "-m", "lockstep.launch.node.job_store", *map(str, store)]
+    """Start a process that serves the workers' store. Call it in the main thread."""
+    command = [sys.executable, "-P", "-m", "lockstep.launch.node.job_store", *map(str, store)]
     return subprocess.Popen(
-        parent_death.command(words),
+        parent_death.command(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -307,6 +307,6 @@ def start_store(store: Store) -> Child:
 
 
 def signal_group(child: Child, number: signal.Signals) -> None:
-    """Send a signal to a worker and what it has started in its session."""
+    """Send a signal to a worker and to the processes that it started in its session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)
