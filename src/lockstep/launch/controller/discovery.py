@@ -1,4 +1,4 @@
-"""The hosts and slots from moment to moment, as a user's script, or a function, says."""
+"""The current hosts and slots, from a user's script or a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAG = "--host-discovery-script"
 
 
 class Discovery:
-    """Asks for the hosts every second in a thread of its own; `hosts` is the last answer.
+    """Asks for the hosts every second, in a thread; `hosts` is the last answer.
 
     When that fails, what is known stays, with one warning until it works again.
 
@@ -58,12 +58,12 @@ class Discovery:
     def by_script(
         cls, script: str, slots_per_host: int | None, check: Callable[[Sequence[Host]], object] = lambda hosts: None
     ) -> Discovery:
-        """Ask a script, which `stop` ends if it runs then."""
+        """Ask a script, which `stop` ends if it is running."""
         end = threading.Event()
         return cls(partial(discover, script, slots_per_host, end), check, end)
 
     def stop(self) -> None:
-        """End, with a script that runs now; a function is not waited for."""
+        """Stop, and end a running script; do not wait for a function."""
         self._end.set()
         if self._by_script:
             self._thread.join(STOP_SECONDS)
@@ -73,7 +73,7 @@ class Discovery:
             try:
                 self.hosts = self._ask()
                 self._warned = False
-            except Exception as error:  # also a caller's own function
+            except Exception as error:  # also of a user-defined function
                 if not self._warned and not self._end.is_set():
                     slots = slots_of(self.hosts)
                     say(f"lockstep: {error}; {slots} slots stay as they were")
@@ -86,7 +86,7 @@ class Discovery:
 
 
 def discover(script: str, slots_per_host: int | None, end: threading.Event | None = None) -> tuple[Host, ...]:
-    """The hosts that the script prints now.
+    """Return the hosts that the script prints.
 
     What the script leaves in its process group is killed.
 

@@ -1,4 +1,4 @@
-"""Which of several failures was the first, and how it is told."""
+"""Find the first of several failures, and report it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.errors import LOST_PEER, StoppedError
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker that has failed, or, with rank -1, a host's part of the launcher that is gone.
+    """A worker that failed or, with rank -1, a host's part of the launcher that disconnected.
 
     Args:
         host: Its host; "" where there is one only.
@@ -35,16 +35,16 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it: 128 + N for signal N."""
+        """The exit code as in a shell: 128 + N for signal N."""
         return 128 - self.code if self.code < 0 else self.code
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only follows from another worker's end."""
+        """Whether this is only a consequence of another worker's exit."""
         return self.lost_peer or any(words in self.text for words in LOST_PEER)
 
     def tell(self, size: int) -> str:
-        """The report: what happened where, the log, and the worker's own words last."""
+        """Return the report: what happened where, the log, and at the end the worker's own message."""
         if self.rank < 0:
             return f"lockstep: {self.text}; the others were stopped"
         where = f" on {self.host}" if self.host else ""
@@ -59,7 +59,7 @@ class Failure:
 
 
 def first(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from: an error of a worker's own, then a signal, a loss or a stop, by time."""
+    """Return the failure that caused the others: first a worker's error, then a signal, a loss or a stop, by time."""
     return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
 
 

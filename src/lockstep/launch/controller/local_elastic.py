@@ -1,4 +1,4 @@
-"""An elastic job on this machine: this process decides, the node process starts and ends the workers."""
+"""An elastic job on this machine: this process makes decisions, the node process starts and ends the workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILED = 1
 
 
 class RanksDisplay(Display):
-    """Names the workers' lines by the ranks that the workers have at the moment: `ranks`, by worker number."""
+    """Prefixes the workers' lines with their current ranks: `ranks`, by worker number."""
 
     def __init__(self, plan: OutputPlan) -> None:
         super().__init__(plan)
@@ -60,11 +60,11 @@ class SlotProcess:
 
 
 class LocalElasticJob(LaunchedJob):
-    """A job whose workers the driver has started, and replaced, one by one."""
+    """A job whose driver starts and replaces workers one by one."""
 
     def __init__(self, plan: ElasticPlan, hosts: Callable[[], Sequence[Host]], display: RanksDisplay) -> None:
         super().__init__(plan.job, display, False, NodePool())
-        self._screen = Screen(display, holds=False)  # the job outlives most failures
+        self._screen = Screen(display, holds=False)  # the job survives most failures
         self._display = display
         self._rules = plan
         self._hosts = hosts
@@ -75,7 +75,7 @@ class LocalElasticJob(LaunchedJob):
         self._driver, _ = await asyncio.gather(self._make_driver(), super()._start())
 
     async def _make_driver(self) -> Driver:
-        """Import torch here while the preloaded process does, once the node process has been started."""
+        """Import torch here while the preloaded process does, after the node process has been started."""
         await self._remotes[0].answer(Here)
         return await asyncio.to_thread(Driver, self._rules, self._hosts, self._start_worker)
 
@@ -98,7 +98,7 @@ class LocalElasticJob(LaunchedJob):
         return []
 
     def _is_over(self) -> bool:
-        """Whether there is nothing more to wait for; moves the job on."""
+        """Advance the job; return whether it is over."""
         if self._give_up.is_set() or self._remotes[0].end.done():
             return True
         if self._stop:
@@ -119,7 +119,7 @@ class LocalElasticJob(LaunchedJob):
 
 
 def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
-    """Carry out a plan and wait for its end.
+    """Execute a plan and wait for its end.
 
     Returns:
         0 when workers have finished and none failed after that, 1 when the job failed, 128 + N after signal N.

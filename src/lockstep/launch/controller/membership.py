@@ -1,4 +1,4 @@
-"""Which hosts an elastic job may have at the moment: those that are offered, without those that are lost."""
+"""The hosts available to an elastic job: those offered, without those that are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.launch.protocol.messages import NOBODY_SPOKE
 
 
 def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
-    """The slots to use, up to `most`: of the hosts that are there, first those that the job has at `present`."""
+    """Return the slots to use, up to `most`: of the available hosts, first those that the job uses at `present`."""
     there = [host for host in hosts if host.slots and host.name not in lost]
     rank = {name: number for number, name in enumerate(present)}
     there.sort(key=lambda host: rank.get(host.name, len(rank)))
@@ -25,7 +25,7 @@ def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Seq
 
 
 class Membership:
-    """The hosts of an elastic job, from moment to moment.
+    """The hosts of an elastic job over time.
 
     Args:
         offered: All that the job may have now, in the order of ranks.
@@ -44,20 +44,20 @@ class Membership:
         self._plan_on = plan_on
         self._most = most
         self._timings = timings
-        self._lost: dict[str, float] = {}  # and when to probe them
+        self._lost: dict[str, float] = {}  # when to probe each
         self._said = ""
 
     def lose(self, hosts: Sequence[str], in_trouble: bool) -> None:
-        """These were lost or, `in_trouble`, could not start their part."""
+        """Mark hosts as lost or, with `in_trouble`, as unable to start their part."""
         due = time.monotonic() + (self._timings.trouble if in_trouble else 0.0)
         self._lost |= dict.fromkeys(hosts, due)
 
     def slots(self, present: Sequence[str]) -> tuple[Host, ...]:
-        """The slots to use now."""
+        """Return the slots to use now."""
         return choose(self._offered(), self._lost, self._most, present)
 
     def plan(self, hosts: Sequence[Host]) -> JobPlan | None:
-        """The plan for these; None, said once, where they cannot be planned for."""
+        """Return the plan for these hosts; None if it is impossible, with a warning the first time."""
         try:
             plan = self._plan_on(hosts)
         except ConfigError as error:
@@ -68,7 +68,7 @@ class Membership:
         return plan
 
     async def probe(self, seconds: float | None = None) -> None:
-        """Find out which of the lost hosts are back; each has so many seconds to answer, or the usual time."""
+        """Probe the lost hosts; each has `seconds` to answer, or the default time."""
         offered = {host.name: host for host in self._offered() if host.slots}
         due = [offered[name] for name, when in self._lost.items() if when <= time.monotonic() and name in offered]
         back = await asyncio.gather(*(self._is_back(host, seconds or self._timings.probe) for host in due))
@@ -78,13 +78,13 @@ class Membership:
                 del self._lost[host.name]
 
     async def _is_back(self, host: Host, seconds: float) -> bool:
-        """Whether Lockstep can be started there: its node process ends at once when nobody speaks to it."""
+        """Whether Lockstep can be started on a host: its node process exits immediately without a message."""
         plan = self.plan([host])
         return plan is not None and await _code_of_silence(plan.nodes[0].start, seconds) == NOBODY_SPOKE
 
 
 async def _code_of_silence(start: Sequence[str], seconds: float) -> int | None:
-    """The exit code of a host's node process that nobody speaks to, or None if it does not end in time."""
+    """Return the exit code of a host's node process that gets no message, or None if it does not exit in time."""
     process = await asyncio.create_subprocess_exec(
         *start,
         stdin=subprocess.PIPE,

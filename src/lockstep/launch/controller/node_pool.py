@@ -1,4 +1,4 @@
-"""The node processes of a launcher, which stay on their hosts from one start of the workers to the next.
+"""The node processes of a launcher, which stay on their hosts between restarts of the workers.
 
 What they have loaded beforehand, and the way to them, need not be got anew.
 """
@@ -14,19 +14,19 @@ LOOK_SECONDS = 0.01
 
 
 class NodePool:
-    """Those that no job has at the moment, by how they were started."""
+    """The node processes that are not in use, by their start command."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[str, ...], Remote] = {}
         self._lost: list[Remote] = []
 
     async def look(self) -> None:
-        """Notice which of them have ended meanwhile."""
+        """Remove those that have exited."""
         if self._free:
             await asyncio.sleep(LOOK_SECONDS)
 
     def take(self, index: int, node: NodePlan, show: Show) -> Remote:
-        """A host's node process; a new one, not started yet, where none is there that can be used again."""
+        """Return a host's node process; a new one, not started yet, if none can be reused."""
         remote = self._free.pop(node.start, None) or Remote()
         if remote.is_lost:
             self._lost.append(remote)
@@ -35,12 +35,12 @@ class NodePool:
         return remote
 
     async def give_back(self, remotes: list[Remote], keep: bool) -> None:
-        """Take them back from a job; those that are not kept, or have been lost, end."""
+        """Take node processes back from a job; end those that are not kept or have disconnected."""
         kept = {remote.node.start: remote for remote in remotes if keep and remote.is_free}
         await asyncio.gather(*(remote.close() for remote in remotes if remote.node.start not in kept))
         self._free |= kept
 
     async def close(self) -> None:
-        """End all."""
+        """End all node processes."""
         remotes, self._free, self._lost = [*self._free.values(), *self._lost], {}, []
         await asyncio.gather(*(remote.close() for remote in remotes))

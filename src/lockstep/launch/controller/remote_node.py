@@ -1,4 +1,4 @@
-"""A host's node process, as the launcher sees it: how it is started, what it answers, and when it is lost."""
+"""The launcher's side of a host's node process: start it, await its answers, detect its loss."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from lockstep.launch.protocol.messages import (
 from lockstep.launch.protocol.pipes import bytes_of
 
 LAST_WORDS_BYTES = 1 << 13
-STAGES = (Here, Reached, Met, Started)  # of a start, in this order
+STAGES = (Here, Reached, Met, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A node process that is gone, and why; `seen` when, where that was before other workers were ended for it."""
+    """A node process that disconnected, and why; `seen` is when, if that was before its peers were ended."""
 
     why: str
     seen: float | None = None
 
 
 class Remote:
-    """A host's node process, as the launcher sees it: for one start of the workers, or several.
+    """A host's node process, for one or several starts of the workers.
 
     `end` is done when it is known how its part has ended, or that it is lost.
     """
@@ -64,7 +64,7 @@ class Remote:
         self._is_lost = False
 
     def take(self, index: int, node: NodePlan, show: Show) -> None:
-        """Have it for one start of the workers.
+        """Use it for one start of the workers.
 
         Args:
             index: Its number among the nodes of this launcher.
@@ -80,23 +80,23 @@ class Remote:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing will come from it any more."""
+        """Whether it will send nothing more."""
         return self._is_lost or (self._process is not None and self._process.returncode is not None)
 
     @property
     def is_free(self) -> bool:
-        """Whether it can be had for another start of the workers: it is there, and those that it had have ended."""
+        """Whether it can be reused for another start: it runs, and its previous workers have exited."""
         return not self.is_lost and self.end.done()
 
     async def start(self, job: NodeJob) -> None:
-        """Hand it the job, and start it first where it is not there yet."""
+        """Send it the job; start it first if it does not run yet."""
         self._timings = job.timings
         if self._process is None:
             await self._start(job)
         self.send(replace(job, stdout=self._stdout if job.stdout >= 0 else -1))
 
     async def _start(self, first: NodeJob) -> None:
-        # a copy, above the three streams that the node process has for itself
+        # a copy, numbered above the node process's own three streams
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         environment = handed_on(os.environ) if self.node.is_here else dict(os.environ)
         try:
@@ -108,7 +108,7 @@ class Remote:
                 limit=LIMIT_BYTES,
                 env=environment,
                 pass_fds=[stdout] if stdout >= 0 else [],
-                start_new_session=True,  # what a terminal's Ctrl-C means is the launcher's to say
+                start_new_session=True,  # the launcher handles Ctrl-C of the terminal
             )
         except OSError as error:
             raise StartError(f"cannot run {self.node.start[0]}: {error.strerror}") from None
@@ -124,17 +124,17 @@ class Remote:
         self._stdout = stdout
 
     def answer(self, kind: type[T]) -> asyncio.Future[T]:
-        """The message of a kind, when it comes; a failure if the node process ends before."""
+        """Return a future of the next message of a kind; it fails if the node process exits first."""
         return self._answers.setdefault(kind, asyncio.get_running_loop().create_future())
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether this host could not start its part."""
+        """Whether this host failed to start its part."""
         answers = [self.answer(kind) for kind in STAGES]
         return any(answer.done() and answer.exception() for answer in answers)
 
     def outcome(self) -> Ended | Lost | None:
-        """What has been told by now of its part's end."""
+        """Return what is known so far about the end of its part."""
         if self.end.done():
             return self.end.result()
         return Lost("its workers failed without an error message") if self.answer(Failing).done() else None
@@ -144,7 +144,7 @@ class Remote:
             self._process.stdin.write(pack(message))
 
     async def close(self) -> None:
-        """End what is left of the connection."""
+        """Close what is left of the connection."""
         for task in self._tasks:
             task.cancel()
         if self._process and self._process.returncode is None:
@@ -154,13 +154,13 @@ class Remote:
                 await asyncio.wait_for(self._process.wait(), self._timings.close)
         if self._process and self._process.returncode is None:
             self._process.kill()
-            with suppress(TimeoutError):  # asyncio waits for the pipes, too, which a process that it has left may hold
+            with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
                 await asyncio.wait_for(self._process.wait(), self._timings.close)
         if self._process and self._process.stdin:
             self._process.stdin.close()
-            with suppress(OSError):  # a broken pipe, which asyncio would print as an error that nobody has seen
+            with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
                 await asyncio.wait_for(self._process.stdin.wait_closed(), self._timings.close)
-        if self._process:  # its other streams, too, which asyncio keeps open as long as any process has them
+        if self._process:  # also its other streams, which asyncio keeps open while any process has them
             self._process._transport.close()  # type: ignore[attr-defined]
 
     async def _listen(self) -> None:
@@ -193,7 +193,7 @@ class Remote:
             self._lost("")
 
     async def _overhear(self) -> None:
-        """What ssh and its like, or Python there, say on their own account."""
+        """Read the stderr of ssh or similar, or of Python on the host."""
         assert self._process
         assert self._process.stderr
         while said := await self._process.stderr.read(LAST_WORDS_BYTES):
@@ -203,7 +203,9 @@ class Remote:
         while True:
             asleep = time.monotonic()
             await asyncio.sleep(self._timings.heartbeat)
-            if time.monotonic() - asleep > self._timings.standstill:  # this process was stopped, and could hear nobody
+            if (
+                time.monotonic() - asleep > self._timings.standstill
+            ):  # this process was suspended and could receive nothing
                 self._heard = time.monotonic()
             self.send(Alive())
             silence = self._timings.silence
@@ -211,7 +213,7 @@ class Remote:
                 self._lost(f"has been silent for {silence:g} s: the host or the network is down")
 
     def _watch_over(self, task: asyncio.Task[Any]) -> None:
-        """A mistake of ours must not become a silent wait."""
+        """Handle an error of this module, so that it does not become a silent wait."""
         if not task.cancelled() and (error := task.exception()):
             self._lost(f"its messages are invalid: {error!r}")
 
@@ -220,11 +222,11 @@ class Remote:
             answer.set_result(message)
 
     def _lost(self, why: str) -> None:
-        """No answer will come any more."""
+        """Fail all answers that are still awaited."""
         self._is_lost = True
         self._resolve(self.end, Lost(why or "its part of the launcher exited unexpectedly", time.monotonic()))
         early = why if self.node.host in why else f"lost {self.node.host}: {why}"
         for kind in STAGES:
             if not self.answer(kind).done():
                 self.answer(kind).set_exception(StartError(early))
-                self.answer(kind).exception()  # it need not be asked for
+                self.answer(kind).exception()  # mark it as retrieved

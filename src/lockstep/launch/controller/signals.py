@@ -10,7 +10,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def on_stopping(handler: Callable[[int, Any], None]) -> tuple[signal.Signals, ...]:
-    """Have a handler called at these signals, and return them; what `nohup` or a shell has turned off stays so."""
+    """Install a handler for these signals and return them; signals that `nohup` or a shell ignores stay ignored."""
     caught = tuple(number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN)
     for number in caught:
         signal.signal(number, handler)

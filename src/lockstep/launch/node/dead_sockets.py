@@ -1,4 +1,4 @@
-"""What processes that were killed leave in the temporary folder: the sockets of Python's multiprocessing.
+"""Remove what killed processes leave in the temporary folder: the sockets of Python's multiprocessing.
 
 Every loader process has a folder `pymp-*` with a socket, by which it hands on memory, and removes it at its own end.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 
 
 def socket_folders() -> set[Path]:
-    """Return the folders of that kind that are there now."""
+    """Return the current folders with such sockets."""
     return set(Path(tempfile.gettempdir()).glob("pymp-*"))
 
 
 def remove_dead_sockets(earlier: set[Path]) -> None:
-    """Remove this user's folders of that kind that are not among earlier ones and whose sockets no process has open."""
-    for folder in socket_folders() - earlier:  # by no clock, which may have been set
-        with suppress(OSError):  # its owner removes it just now
+    """Remove this user's folders that are not among `earlier` ones and whose sockets no process has open."""
+    for folder in socket_folders() - earlier:  # not by time, because the clock may have been set
+        with suppress(OSError):  # its owner may be removing it
             if folder.stat().st_uid != os.getuid():
                 continue
             paths = list(folder.iterdir())
@@ -31,7 +31,7 @@ def remove_dead_sockets(earlier: set[Path]) -> None:
 
 
 def is_dead(path: Path) -> bool:
-    """Whether a path is a socket that no process has open, in whichever network namespace.
+    """Whether a path is a socket that no process has open, in any network namespace.
 
     Linux finds the socket by its file before it compares the types: a datagram socket that knocks at a living stream
     socket is told of the wrong type (EPROTOTYPE), and nobody there notices.

@@ -1,4 +1,4 @@
-"""A process's descendants: adopting those whose parent has ended, and ending all of them.
+"""A process's descendants: adopt those whose parent has exited, and end all of them.
 
 Linux hands an orphan to its nearest living ancestor that has asked for it (prctl(PR_SET_CHILD_SUBREAPER), man 2 prctl),
 so that even a daemon stays in the family. Elsewhere only those are found whose parents live.
@@ -23,12 +23,12 @@ MANY_FILES = 1 << 16
 
 
 def adopt_orphans() -> bool:
-    """Have every descendant that loses its parent become this process's child; whether the system does so."""
+    """Let this process adopt descendants whose parent exits; return whether the system supports that."""
     return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:
-    """Have this signal sent to this process when its parent, or the thread there that started it, ends.
+    """Let the system send a signal to this process when its parent, or the thread that started it, ends.
 
     Returns:
         Whether the parent still lives.
@@ -39,7 +39,7 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
 
 
 def kill_descendants(seconds: float = 5.0, but: Collection[int] = ()) -> list[int]:
-    """Kill every descendant except these pids, also those that are born meanwhile; return the pids that do not go.
+    """Kill every descendant except these pids, including new ones; return the pids that cannot be killed.
 
     A process in an uninterruptible wait, such as for a dead network file system, ends only when the kernel lets it.
     """
@@ -62,7 +62,7 @@ def kill_orphans(variables: Mapping[str, str], but: Collection[int], seconds: fl
 
 
 def _kill(find: Callable[[], list[psutil.Process]], seconds: float) -> list[int]:
-    """Kill what is found until nothing is, for so many seconds; the pids that are left."""
+    """Kill the processes that `find` returns until there are none, for at most `seconds`; return the remaining pids."""
     deadline = time.monotonic() + seconds
     found = set[psutil.Process]()
     while True:
@@ -80,7 +80,7 @@ def _kill(find: Callable[[], list[psutil.Process]], seconds: float) -> list[int]
 
 
 def allow_many_files() -> None:
-    """Raise this process's limit of open files as far as it may: a large job has several for each worker."""
+    """Raise this process's limit for open files to the maximum: a large job needs several per worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -89,7 +89,7 @@ def allow_many_files() -> None:
 
 
 def _has(process: psutil.Process, variables: Mapping[str, str]) -> bool:
-    """Whether a process was started with these variables; False where the system does not say."""
+    """Whether a process was started with these variables; False if that is unknown."""
     try:
         return bool(variables.items() <= process.environ().items())
     except psutil.Error:
@@ -110,6 +110,6 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _bury(pid: int) -> None:
-    """Reap a process that has ended, if it is a child of this one."""
+    """Reap a process that has exited, if it is a child of this one."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -65,7 +65,7 @@ class ElasticWorkers:
         self._has_ended = False
 
     def prepare(self) -> None:
-        """Begin to import what the workers need."""
+        """Start to import what the workers need."""
         self._starter.prepare(self.job.command, self._environment)
 
     def start(self, start: Start, doors: Doors | None) -> None:
@@ -81,13 +81,13 @@ class ElasticWorkers:
                 signal_group(self._workers[worker].child, signal.Signals(number))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all workers, but not to what they have started."""
+        """Send a signal to all workers, but not to their descendants."""
         for worker in self._workers.values():
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
 
     async def end(self, seconds: float) -> None:
-        """End the workers, and whatever they have started; by force after `seconds`."""
+        """End the workers and their descendants; kill them after `seconds`."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -123,7 +123,7 @@ class ElasticWorkers:
         identity = {name: variables[name] for name in (*SLOT, LIFE)}
         self._workers[number] = ElasticWorker(child, identity, carriers)
         self._none_left.clear()
-        self._child_ended.set()  # it may have exited before it was known here
+        self._child_ended.set()  # it may have exited before it was registered
 
     async def _watch(self) -> None:
         await self._send(Met())
@@ -141,7 +141,7 @@ class ElasticWorkers:
                 self._none_left.set()
 
     async def _clean_up(self, worker: ElasticWorker) -> None:
-        """Kill what a worker has left behind, as far as it can be told from what others have started."""
+        """Kill a worker's orphaned descendants, as far as they can be told from those of other workers."""
         signal_group(worker.child, signal.SIGKILL)
         known = [*self._starter.pids, *(each.child.pid for each in self._workers.values())]
         await asyncio.to_thread(kill_orphans, worker.identity, but=known)

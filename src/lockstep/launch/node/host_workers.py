@@ -1,4 +1,4 @@
-"""One start of a job's workers on one host: their variables, their output, and what is told of their end."""
+"""One start of a job's workers on one host: their variables, their output, and the report of their end."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ STREAMS = ("stdout", "stderr")
 
 
 class NodeError(LockstepError):
-    """This host cannot take its part in the job."""
+    """This host cannot run its part of the job."""
 
 
 class HostWorkers:
-    """This host's workers, from one start of the job to the end of all.
+    """This host's workers, from one start of the job until all have exited.
 
     Args:
-        scratch: A folder for what is needed until the end.
-        child_ended: Set whenever a child of this process has ended.
-        send: Tells the launcher.
+        scratch: A folder for files that are needed until the end.
+        child_ended: Set whenever a child of this process has exited.
+        send: Send a message to the launcher.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class HostWorkers:
             self._environment["OMP_NUM_THREADS"] = str(threads(usable_cores(), job.workers))
 
     def prepare(self) -> None:
-        """Begin to import what the workers need."""
+        """Start to import what the workers need."""
         self._starter.prepare(self.job.command, self._environment)
 
     def start(self, start: Start, doors: Doors | None) -> None:
-        """Begin the work, which ends with the workers.
+        """Start the work, which ends with the workers.
 
         Args:
-            doors: The first host's, at one of which it serves the store.
+            doors: The first host's listeners, of which one serves the store.
         """
         self.work = asyncio.create_task(self._carry_out(start.address, start.port, start.own, doors))
 
@@ -92,7 +92,7 @@ class HostWorkers:
             self._watch.signal(number)
 
     async def end(self, seconds: float) -> None:
-        """End the workers, and whatever they have started; by force after `seconds`."""
+        """End the workers and their descendants; kill them after `seconds`."""
         if self._meeting:
             await self._meeting.close()
         if self._watch:
@@ -100,7 +100,7 @@ class HostWorkers:
             if self.work:
                 with suppress(TimeoutError, LockstepError, OSError):
                     await asyncio.wait_for(asyncio.shield(self.work), self.job.timings.output)
-        elif self.work:  # the imports, or the other nodes, are waited for
+        elif self.work:  # still waiting for imports or for other nodes
             self.work.cancel()
             self._starter.close()
             with suppress(asyncio.CancelledError, LockstepError, OSError):
@@ -140,7 +140,7 @@ class HostWorkers:
             listener.close()
 
     async def _run(self, variables: Sequence[Mapping[str, str]], terms: Terms, store: Store | None) -> None:
-        """Start the workers, and follow them and their output to their ends."""
+        """Start the workers, and wait for their exits and the end of their output."""
         first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
         said = self._starter.said()
         workers, readers = await self._start_workers(variables, store)
@@ -156,13 +156,13 @@ class HostWorkers:
         await self._tell_ended(replace(outcome, left=tuple(left)))
 
     async def _tell_ended(self, ended: Ended) -> None:
-        """Tell the launcher, once, how this host's part has ended."""
+        """Report the end of this host's part to the launcher, once."""
         if not self._has_told:
             self._has_told = True
             await self._send(ended)
 
     async def _outcome(self, watch: WorkerWatch) -> Ended:
-        """How this host's workers have ended and, where nodes are started by hand, those of the others."""
+        """Wait until this host's workers and, for manually started nodes, all others exit; return the outcome."""
         ending = asyncio.create_task(watch.wait(self._tell_failing))
         elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
         store_lost = asyncio.create_task(self._store_lost())
@@ -185,7 +185,7 @@ class HostWorkers:
                 task.cancel()
 
     async def _store_lost(self) -> str:
-        """How the store has ended, which it does not by itself."""
+        """Wait until the store's process exits, which it never should; return the error."""
         while not self._store or (code := self._store.poll()) is None:
             await asyncio.sleep(self.job.timings.store_look)
         return f"the process that served the job's store exited with code {code}"
@@ -194,13 +194,13 @@ class HostWorkers:
         await self._send(Failing())
 
     async def _agree(self, listener: socket.socket | None, address: str, port: int, own: str) -> Terms:
-        """How many workers each node has, and the job's name; nodes that are started by hand ask each other.
+        """Return the workers of each node and the job's name; manually started nodes agree on them.
 
         Args:
-            own: This host's address to connect from; "" leaves it to the system.
+            own: This host's address to connect from; "" lets the system choose.
         """
         job = self.job
-        run_id = proof(job.secret or token_hex(), "run").hex()[:16]  # workers get it: not the secret itself
+        run_id = proof(job.secret or token_hex(), "run").hex()[:16]  # the workers see this, so it is not the secret
         if not job.meeting_host:
             return Terms(tuple(job.slots), run_id)
         complaints: list[str] = []
@@ -223,7 +223,7 @@ class HostWorkers:
         return self._meeting.terms
 
     def _meeting_point(self, name: str, port: int) -> tuple[str, str, int, str]:
-        """Where to listen, where the point is, and this host's own address, for nodes that are started by hand."""
+        """Return the address to listen on, the first node's address and port, and this host's address."""
         address = _resolved(name)
         pairs = addresses(self.job.interfaces)
         own = [each for _, each in pairs]
@@ -237,7 +237,7 @@ class HostWorkers:
         return address, address, port, own[0] if self.job.interfaces and own else address_towards(address)
 
     def _variables(self, interface: str) -> dict[str, str]:
-        """What of the workers' variables follows from the way to the first host."""
+        """Return the workers' variables that depend on the route to the first host."""
         variables = {"HOROVOD_HOSTNAME": self.job.host}
         if interface:
             variables["HOROVOD_GLOO_IFACE"] = interface
@@ -246,9 +246,9 @@ class HostWorkers:
         return variables
 
     def _for_nccl(self, interface: str) -> str:
-        """What NCCL may use, where that is known: of several interfaces it takes all, which adds up their bandwidth."""
+        """Return NCCL's interfaces, or "" to let it choose: it combines the bandwidth of several interfaces."""
         if interface == LOOPBACK_INTERFACE:
-            return f"={interface}"  # without "=", eth1 means eth10, too
+            return f"={interface}"  # without "=", eth1 would also match eth10
         if self.job.interfaces:
             return f"={','.join(self.job.interfaces)}"
         return f"={interface}" if only_interface(addresses()) == interface else ""
@@ -256,7 +256,7 @@ class HostWorkers:
     async def _start_workers(
         self, variables: Sequence[Mapping[str, str]], store: Store | None
     ) -> tuple[list[Worker], list[tuple[int, str, int]]]:
-        """Start all, and return them with the descriptors at which their output is read."""
+        """Start all workers; return them with the descriptors to read their output from."""
         job = self.job
         streams, readers = self._streams()
         children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, store)
@@ -275,7 +275,7 @@ class HostWorkers:
         return workers, readers
 
     def _of_worker(self, local_rank: int, terms: Terms, address: str, port: int, errors: Path) -> dict[str, str]:
-        """What is a worker's own among the variables."""
+        """Return the variables that differ between workers."""
         job = self.job
         variables = {
             **torchrun_variables(job.node, local_rank, terms.slots, address, port),
@@ -286,7 +286,7 @@ class HostWorkers:
         return variables | horovod_variables(variables, terms.slots)
 
     def _streams(self) -> tuple[list[Streams], list[tuple[int, str, int]]]:
-        """For each worker the descriptors of its stdout and stderr, and those at which its output is read."""
+        """Return each worker's descriptors of stdout and stderr, and those to read its output from."""
         streams, readers = list[Streams](), list[tuple[int, str, int]]()
         for local_rank in range(self.job.workers):
             writers = []
@@ -301,18 +301,18 @@ class HostWorkers:
         return streams, readers
 
     def _serve_store(self, store: Store) -> None:
-        """Have the store served, now that somebody wants it: a job that needs no torch imports none."""
+        """Start the store's process at the first connection, so that a job without torch does not import it."""
         asyncio.get_running_loop().remove_reader(store.listener)
         self._store = start_store(store)
 
     @property
     def _kept(self) -> list[int]:
-        """The processes that outlive this host's workers: those of other hosts need the store."""
+        """The processes that outlive this host's workers: other hosts' workers need the store."""
         return [*self._starter.pids, *([self._store.pid] if self._store else [])]
 
 
 async def carry(worker: int, name: str, descriptor: int, send: Callable[[Message], Awaitable[None]]) -> None:
-    """Send the launcher what a worker writes to a stream, until its end."""
+    """Send a stream of a worker's output to the launcher, until it ends."""
     reader = await reader_of(descriptor)
     while chunk := await reader.read(CHUNK_BYTES):
         await send(Output(worker, name, text_of(chunk)))
@@ -320,7 +320,7 @@ async def carry(worker: int, name: str, descriptor: int, send: Callable[[Message
 
 
 def _resolved(name: str) -> str:
-    """The address of a host's name."""
+    """Return the address of a host name."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -190,11 +190,11 @@ class Node:
             await asyncio.sleep(self._timings.heartbeat)
 
     async def _message(self, seconds: float | None) -> Message | None:
-        """The launcher's next message; None when it is gone.
+        """Return the launcher's next message; None if it has disconnected.
 
         Raises:
-            NodeError: It was silent for so long. It may come back and hear of this.
-            Exception: What ended the work on the workers.
+            NodeError: It was silent for `seconds`; it receives this error if it comes back.
+            Exception: The error that ended the work.
         """
         message = asyncio.ensure_future(receive(self._reader))
         work = self._workers.work if self._workers else None
@@ -211,13 +211,13 @@ class Node:
             message.cancel()
 
     async def _send(self, message: Message) -> None:
-        with suppress(ConnectionError):  # a launcher that is gone is noticed by its silence
+        with suppress(ConnectionError):  # a dead launcher is detected by its silence
             self._writer.write(pack(message))
             await self._writer.drain()
 
 
 async def serve(scratch: Path) -> int:
-    """Be a node process, over the standard streams."""
+    """Run a node process over the standard streams."""
     adopt_orphans()
     allow_many_files()
     reader, writer = await reader_of(os.dup(0)), await writer_to(os.dup(1))

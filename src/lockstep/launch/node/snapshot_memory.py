@@ -1,4 +1,4 @@
-"""A host's memory of a job's state: a folder of a memory file system that outlives the workers and their restarts.
+"""A host's snapshots of a job's state: a folder in a memory file system that outlives the workers and restarts.
 
 The node process makes it and removes it at the job's end, its guard does when that process was killed, and a later
 job's node process when both were. What workers keep there is theirs (`lockstep.train.checkpoints.memory_snapshots`).
@@ -16,19 +16,19 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "lockstep-snapshots-"
-OWNER_FILE = "owner"  # the pid of the node process that answers for it
+OWNER_FILE = "owner"  # the pid of the responsible node process
 ABANDONED_SECONDS = 6 * 3600.0  # longer than a job waits for hosts between two starts of its workers
 
 
 def new_path() -> Path:
-    """A name that no other job has, in the hosts' shared memory (where there is none, among temporary files)."""
+    """Return a unique folder name in shared memory, or, without that, among temporary files."""
     memory = Path("/dev/shm")
     root = memory if memory.is_dir() else Path(tempfile.gettempdir())
     return root / f"{PREFIX}{secrets.token_hex(8)}"
 
 
 class SnapshotMemory:
-    """This process answers for the folder from now on; it may be there from before the workers were started anew.
+    """Make this process responsible for the folder, which may exist from before a restart of the workers.
 
     Where it cannot be made, the workers say so when they want to write to it.
 
@@ -47,7 +47,7 @@ class SnapshotMemory:
                 (path / OWNER_FILE).write_text(str(os.getpid()))
 
     def remove(self) -> None:
-        """Remove the folder, unless another process answers for it now: the host was lost and is back."""
+        """Remove the folder, unless another process is responsible now, because the host was lost and is back."""
         if _owner(self._path) == os.getpid():
             _remove(self._path)
 
@@ -60,7 +60,7 @@ class SnapshotMemory:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what jobs have left that were killed with all their guards."""
+    """Remove folders of jobs that were killed together with all their guards."""
     with suppress(OSError):
         for path in root.glob(f"{PREFIX}*"):
             with suppress(OSError):
@@ -69,7 +69,7 @@ def _sweep(root: Path) -> None:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether it is a folder, no link to one, of this user."""
+    """Whether a path is a folder of this user, and not a link to one."""
     status = path.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
@@ -87,7 +87,7 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # somebody else's
+        pass  # another user's
     return True
 
 

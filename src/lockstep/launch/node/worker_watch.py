@@ -1,4 +1,4 @@
-"""Watching one host's workers: who fails, and how the others are ended."""
+"""Watch one host's workers: detect the first failure, and end the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.launch.protocol.messages import WorkerFailure
 
 @dataclass
 class Worker:
-    """A process of the job; `seen` is when it was found to have ended, with `code`."""
+    """A process of the job; `seen` is when its exit with `code` was detected."""
 
     rank: int
     child: Child
@@ -31,7 +31,7 @@ class Worker:
 
 
 class WorkerWatch:
-    """The workers of one start, from then to the end of all.
+    """The workers of one start, until all have exited.
 
     Args:
         changed: Set whenever a child of this process has ended.
@@ -41,18 +41,18 @@ class WorkerWatch:
         self._workers = workers
         self._timings = timings
         self._changed = changed
-        self.is_ended = False  # by `end`, whoever has called it
-        self.is_asked_to_stop = False  # then nobody is ended here: each has the time that the launcher gives it
+        self.is_ended = False  # by `end`
+        self.is_asked_to_stop = False  # then `wait` ends no worker: the launcher sets the time limit
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the workers alone: the processes that they have started are theirs to end."""
+        """Send a signal to the workers, which end the processes that they started themselves."""
         self.is_asked_to_stop |= number == signal.SIGTERM
         for worker in self._living():
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
 
     async def wait(self, tell_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
-        """Wait until all have ended; when one has failed, end the others.
+        """Wait until all workers have exited; if one fails, end the others.
 
         Those that fail on being ended do not count, nor do any when `end` is called before a failure.
 
@@ -67,13 +67,13 @@ class WorkerWatch:
         if self.is_ended or not self._failed():
             return []
         await tell_failing()
-        await self._until_ended(self._timings.settle)  # a worker that brought others down may end after them
+        await self._until_ended(self._timings.settle)  # the worker that caused other failures may exit after them
         failed = self._failed()
         await self.end(self._timings.worker_end)
         return [_failure_of(worker) for worker in failed]
 
     async def end(self, seconds: float) -> None:
-        """End all: SIGTERM, and SIGKILL for what is left after `seconds`; at once SIGKILL for 0."""
+        """End all workers: SIGTERM, then SIGKILL after `seconds`; with 0, only SIGKILL."""
         self.is_ended = True
         for number in (signal.SIGTERM, signal.SIGKILL) if seconds else (signal.SIGKILL,):
             for worker in self._living():
@@ -101,7 +101,7 @@ class WorkerWatch:
 
 
 def _failure_of(worker: Worker) -> WorkerFailure:
-    """What the launcher is told: in the worker's own words, where it is one of Lockstep's."""
+    """Describe a failure for the launcher, with the worker's own message if it reported one to Lockstep."""
     now, code = time.monotonic(), worker.code or 0
     try:
         error = json.loads(worker.error_file.read_text())["lockstep"]
@@ -114,5 +114,5 @@ def _failure_of(worker: Worker) -> WorkerFailure:
         KeyError,
         TypeError,
         ConfigError,
-    ):  # a script may write anything there
+    ):  # a script may write anything to this file
         return WorkerFailure(worker.rank, code, now - worker.seen)
