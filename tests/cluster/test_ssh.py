@@ -165,7 +165,7 @@ def test_a_killed_loader_process_is_its_workers_error(bed: Bed, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("hosts", "options", "named", "fix"),
     [
-        ("node1:1,ghost:1", (), "ghost", "is it up"),
+        ("node1:1,ghost:1", (), "ghost", "it is up"),
         ("node1:1,closed:1", (), "closed", "SSH server"),
         ("node1:1,nokey:1", (), "nokey", "key"),
         ("node1:1,stranger:1", (), "stranger", "host key"),
