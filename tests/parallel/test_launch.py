@@ -144,7 +144,7 @@ def test_ctrl_c_stops_all_workers_after_a_checkpoint_and_says_how_to_go_on(tmp_p
     relative = run_folder.relative_to(tmp_path)
     assert job.text.splitlines()[-1] == (
         f"lockstep: stopped by SIGINT after step {step:,} of 11,500, with a checkpoint, "
-        f"{checkpoint.relative_to(tmp_path)}; to go on: {typed} --run-dir {relative} --resume auto"
+        f"{checkpoint.relative_to(tmp_path)}; to resume: {typed} --run-dir {relative} --resume auto"
     )
     again = shlex.split(job.text.splitlines()[-1].partition("to resume: ")[2])
     done = run([sys.executable, *again[1:], "--max-steps", str(step + 1)], tmp_path)
@@ -192,7 +192,7 @@ def test_workers_that_do_not_stop_are_killed_and_what_is_left_is_named(
     killed = "within --stop-timeout 1 s and were killed" if len(signals) == 1 else "killed on the second Ctrl-C"
     assert stopped.startswith(f"lockstep: stopped by {signals[0].name}; ")
     assert killed in stopped
-    assert left.startswith(f"lockstep: the newest checkpoint is of step {step}, {checkpoint}; to go on: ")
+    assert left.startswith(f"lockstep: the newest checkpoint is of step {step}, {checkpoint}; to resume: ")
     assert left.endswith(f"--stop-timeout {timeout} --run-dir run --resume auto")
 
 
