@@ -91,7 +91,7 @@ def test_names_of_any_bytes_make_a_report_that_steers_no_terminal(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ([], "name what to report"),
+        ([], "missing the folders to report on"),
         (["/nowhere/at/all"], "nothing to report: /nowhere/at/all does not exist"),
     ],
 )

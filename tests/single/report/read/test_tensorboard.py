@@ -135,7 +135,7 @@ def test_zeros_after_the_events_are_passed_over_at_once(tmp_path: Path) -> None:
     os.truncate(file, file.stat().st_size + 1600)
     run, warnings = _read(folder)
     assert run is not None
-    assert "the last 1,600 bytes are no whole event and were passed over" in warnings[0]
+    assert "skipped the last 1,600 bytes, an incomplete event" in warnings[0]
 
 
 def test_files_of_anything_else_are_no_run(tmp_path: Path) -> None:
