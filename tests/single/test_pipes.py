@@ -32,7 +32,7 @@ from lockstep.watch.tail import Tail
 def test_a_pipe_is_not_waited_for(name: str, read: Callable[[Path], Any], result: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     if isinstance(result, type):
-        with pytest.raises(result, match="no plain file"):
+        with pytest.raises(result, match="not a regular file"):
             read(tmp_path / name)
     else:
         assert read(tmp_path / name) == result
