@@ -57,7 +57,7 @@ def test_rank_0_is_where_the_variables_say(
         ({}, r"set MASTER_ADDR .* and MASTER_PORT"),
         ({"PBS_NODEFILE": "/nowhere"}, r"PBS_NODEFILE=/nowhere cannot be read.*set MASTER_ADDR"),
         ({"PBS_NODEFILE": "/dev/tty"}, r"PBS_NODEFILE=/dev/\w+ cannot be read.*set MASTER_ADDR"),
-        ({"PBS_NODEFILE": "/dev/zero"}, r"PBS_NODEFILE=/dev/zero cannot be read .* \(it is no plain file\)"),
+        ({"PBS_NODEFILE": "/dev/zero"}, r"PBS_NODEFILE=/dev/zero cannot be read .* \(it is not a regular file\)"),
         ({"SLURM_JOB_NODELIST": "hal["}, r"invalid SLURM_JOB_NODELIST"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "x"}, r"MASTER_PORT='x' is not a port"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "65536"}, r"MASTER_PORT='65536' is not a port"),

@@ -12,6 +12,7 @@ from lockstep.config.run_names import RUNS, new_run_path
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ConfigError, LockstepError
 from lockstep.files.folder_lock import Owner, hold_folder
+from lockstep.files.untrusted import printable_name
 from lockstep.train.run_folder import RunFolder, newest_run_path, run_of
 from lockstep.world.job_series import describe_batch_job, series_of
 from lockstep.world.world import World
@@ -56,7 +57,7 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
             except LockstepError as error:
                 failure = [type(error).__name__, str(error)]
             except OSError as error:
-                text = f"run folder {path} cannot be written: {error}; choose another with --run-dir"
+                text = f"run folder {printable_name(str(path))} cannot be written: {error}; choose another with --run-dir"
                 failure = [ConfigError.__name__, text]
         text, kind, problem = world.from_main([str(path), *failure])
         if kind:
@@ -111,7 +112,7 @@ def _check_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"run folder {path}: its name is not UTF-8; choose another with --run-dir") from None
+        raise ConfigError(f"run folder {printable_name(str(path))}: its name is not UTF-8; choose another with --run-dir") from None
 
 
 def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
