@@ -57,8 +57,8 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
             except LockstepError as error:
                 failure = [type(error).__name__, str(error)]
             except OSError as error:
-                text = f"run folder {printable_name(str(path))} cannot be written: {error}; choose another with --run-dir"
-                failure = [ConfigError.__name__, text]
+                reason = f"cannot be written: {error}; choose another with --run-dir"
+                failure = [ConfigError.__name__, f"run folder {printable_name(str(path))} {reason}"]
         text, kind, problem = world.from_main([str(path), *failure])
         if kind:
             kinds = {each.__name__: each for each in (CheckpointError, ConfigError)}
@@ -112,7 +112,8 @@ def _check_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"run folder {printable_name(str(path))}: its name is not UTF-8; choose another with --run-dir") from None
+        name = printable_name(str(path))
+        raise ConfigError(f"run folder {name}: its name is not UTF-8; choose another with --run-dir") from None
 
 
 def _make_folder(config: TrainConfig, made: list[Path]) -> Path:
