@@ -38,6 +38,7 @@ PARTS_AT_START = ("guard", "launcher", "sshd", "ssh", "link")
 LIMITS = {"launcher": 15.0, "sshd": 15.0, "ssh": 15.0, "link": 15.0}
 START_TIMEOUT = 40  # seconds, on a machine that does other things too
 START_TIMEOUT_STRUCK = 15  # where the blow falls during the start
+RESUME = ("lockstep: the newest checkpoint is", "lockstep: no checkpoint was written")  # after a training job's verdict
 JOBS = {"raw": 6, "digits": 2, "images": 2}  # name: weight
 
 
@@ -210,7 +211,8 @@ def _judge(job: Job, this: Round) -> None:
         return
     if this.code == 0 or this.code is None or this.code < 0:
         this.breaches.append(f"exit code {this.code}")
-    verdicts = [line for line in job.stderr.splitlines() if line.startswith("lockstep: ")]
+    lines = [line for line in job.stderr.splitlines() if line.startswith("lockstep: ")]
+    verdicts = [line for line in lines if not line.startswith(RESUME)]
     this.verdict = verdicts[-1] if verdicts else ""
     pattern = {
         "worker": rf"worker {this.victim.split()[0]} of {WORKERS} on {this.host} was ended by SIGKILL",
