@@ -116,7 +116,7 @@ def test_a_finished_run_resumed_only_evaluates(tmp_path: Path) -> None:
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no setting 'epoch'; did you mean 'epochs'"):
+    with pytest.raises(ConfigError, match="no argument 'epoch'; did you mean 'epochs'"):
         configure(epoch=3)
 
 

@@ -25,6 +25,7 @@ from lockstep.train.optim.freezing import freeze
 from lockstep.train.run_folder import RunFolder
 from lockstep.train.setup import build_job, build_model, check_decoding, load_data
 from lockstep.train.strategies.batch_norm import check_batch_norm
+from lockstep.world import accelerator
 from lockstep.world.launcher_environment import Place
 from lockstep.world.world import World
 
@@ -57,7 +58,7 @@ def check_start(config: TrainConfig, workers: int) -> list[str]:
         _check_norms(model, config, workers)
         freeze(model, config.model.freeze)
         return [f"{source} is not in {config.data.data_dir}; the first worker of each node downloads it"]
-    check_decoding(config, data, "cpu" if config.device == "cpu" else "cuda", "every worker")
+    check_decoding(config, data, "cpu" if config.device == "cpu" else accelerator.KINDS[0], "every worker")
     model = build_model(config, data)
     _check_norms(model, config, workers)
     point = find_resume_point(config, world)
