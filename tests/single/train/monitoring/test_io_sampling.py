@@ -116,7 +116,8 @@ def test_a_run_records_what_its_loader_processes_read_and_a_resume_goes_on(
     assert all(record[name] >= 0 for record in records for name in record.keys() - {"kind"})
     assert "node_network_received_bytes" in records[0]
     rows = job_io(Path("run"))
-    assert sum(row["seconds"] * row["read_bytes_per_second"] for row in rows) == pytest.approx(total, rel=1e-3)  # of rounded numbers
+    read = sum(row["seconds"] * row["read_bytes_per_second"] for row in rows)
+    assert read == pytest.approx(total, rel=1e-3)  # both factors are rounded
 
     assert main([*words, "--resume", "run", "--epochs", "3"]) == 0
     later = list(read_records(worker_file(Path("run"), 0)))
