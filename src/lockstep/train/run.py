@@ -14,6 +14,7 @@ from torch import nn
 from lockstep import __version__
 from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.config.time_limit import TimeLeft, parse_time_limit
+from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.launch.plan.job_plan import crowding
@@ -58,6 +59,7 @@ def run_with(
         return _run(config, world, data, model, held, start_counting(config.run.io_every, world), custom)
 
 
+@lost_loaders_named()  # also while the job closes
 def _run(
     config: TrainConfig,
     world: World,
