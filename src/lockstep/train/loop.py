@@ -19,7 +19,6 @@ import torch
 
 from lockstep.config.resume_command import how_to_resume
 from lockstep.data.batch import Batch
-from lockstep.data.pipeline.lost_loaders import lost_loaders_named
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import target_accuracy
@@ -92,7 +91,6 @@ class Result:
         }
 
 
-@lost_loaders_named()
 def train(job: Job) -> Result:
     """Train to the job's last step, or until the desired accuracy is reached.
 
@@ -108,9 +106,8 @@ def train(job: Job) -> Result:
     job.interval.restart()
     figures: dict[str, Any] | None = None
     measured = Measured()
-    if (
-        progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0
-    ):  # resumed between training and evaluation
+    # Resumed between training and evaluation.
+    if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:
         figures, measured = _end_epoch(job)
     while progress.step < job.last_step and not target_accuracy.is_reached(job.config, progress):
         before = progress.step

@@ -59,7 +59,7 @@ def run_with(
         return _run(config, world, data, model, held, start_counting(config.run.io_every, world), custom)
 
 
-@lost_loaders_named()  # also while the job closes
+@lost_loaders_named()  # in the loop, and while the job closes
 def _run(
     config: TrainConfig,
     world: World,
