@@ -32,7 +32,7 @@ from lockstep.train.fit import configure
 from lockstep.train.loop import train_epoch
 from lockstep.train.saving import save
 from lockstep.train.setup import build_job, build_model
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 STEPS, BATCH, ROUNDS = 6, 8, 9
@@ -50,7 +50,7 @@ class Epochs:
 
     def __init__(self, config: TrainConfig, data: ImageData, model: nn.Module, run_dir: Path, saves: bool):
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))
-        self._job = build_job(config, World(Place(), torch.device("cpu")), data, deepcopy(model))
+        self._job = build_job(config, World(RankInfo(), torch.device("cpu")), data, deepcopy(model))
         self._saves = saves
         self.wall: list[float] = []
         self.cpu: list[float] = []

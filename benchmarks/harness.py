@@ -29,7 +29,7 @@ from environments import versions
 
 from lockstep.files.jsonl import RecordWriter
 from lockstep.train.monitoring.environment import describe_publicly
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 FOLDER = Path(__file__).parent
@@ -195,6 +195,6 @@ def append_record(record: Mapping[str, Any]) -> None:
     path = FOLDER / "records" / f"{record['name'].partition(':')[0]}.jsonl"
     path.parent.mkdir(exist_ok=True)
     writer = RecordWriter(path)
-    environment = describe_publicly(World(Place(), torch.device("cpu")))
+    environment = describe_publicly(World(RankInfo(), torch.device("cpu")))
     writer.write({**record, "environment": {**environment, **({"peers": versions} if versions else {})}})
     writer.close()

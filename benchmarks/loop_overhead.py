@@ -32,7 +32,7 @@ from lockstep.train.loop import train_epoch
 from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
 from lockstep.train.trackers.console import TerminalConsole
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 STEPS, BATCH = 20, 128
@@ -84,7 +84,7 @@ def bare_loop(model: nn.Module, data: ImageData, config: TrainConfig) -> Work:
 
 def lockstep_loop(model: nn.Module, data: ImageData, config: TrainConfig, run_dir: Path, console: Tracker) -> Work:
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))
-    job = build_job(config, World(Place(), torch.device("cpu")), data, model)
+    job = build_job(config, World(RankInfo(), torch.device("cpu")), data, model)
     job = dataclasses.replace(job, tracker=TrackerGroup([job.tracker, console]))
 
     def turn() -> int:

@@ -30,7 +30,7 @@ from lockstep.train.job import Job
 from lockstep.train.loop import train
 from lockstep.train.setup import build_job, build_model
 from lockstep.train.trackers.base import Tracker, TrackerGroup
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -125,10 +125,10 @@ def growth(world: World, job: str, seconds: float) -> dict[str, Any]:
 
 def main(job: str, folder: str, *rest: str) -> None:
     torch.set_num_threads(1)
-    place = Place.from_environment()
-    with connect(place, "cpu") as world:
+    rank_info = RankInfo.from_environment()
+    with connect(rank_info, "cpu") as world:
         read = peak(world, rest[0], int(rest[1])) if len(rest) == 2 else growth(world, job, float(rest[0]))
-        Path(folder, f"{place.rank}.json").write_text(json.dumps(read))
+        Path(folder, f"{rank_info.rank}.json").write_text(json.dumps(read))
         world.barrier()
         if job == "hvd loop":
             hvd.shutdown()

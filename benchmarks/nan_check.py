@@ -22,7 +22,7 @@ from lockstep.train.fit import configure
 from lockstep.train.guards.base import Guard
 from lockstep.train.guards.nonfinite import Rewind, Skip, Watch
 from lockstep.train.setup import build_job, build_model
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 # network, channels and side of its images, samples per step, steps per turn, rounds, bar
@@ -41,7 +41,7 @@ def main() -> None:
                     batch_size=batch, epochs=10_000, lr=0.01, schedule="constant", track=(), run_dir=Path(folder, name)
                 )
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, arch=arch))
-                job = build_job(config, World(Place(), torch.device("cpu")), data, build_model(config, data))
+                job = build_job(config, World(RankInfo(), torch.device("cpu")), data, build_model(config, data))
                 contestants[name] = trained(dataclasses.replace(job, guard=guard()), steps)
             bars = {"stop": Bar("at most", most, "cpu")}
             compare(f"nan_check: {arch}", contestants, bars, Unit("ms per step", 1000), rounds)

@@ -30,7 +30,7 @@ from workers import compare_in_workers, in_workers
 from lockstep.config.schema import ParallelConfig, TrainConfig
 from lockstep.models import registry
 from lockstep.train.strategies import Strategy, build_strategy
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 ROUNDS = {1000.0: 9, 100.0: 6}  # by Mbit/s
@@ -127,7 +127,7 @@ def report_bytes(world: World, name: str, taken: dict[str, tuple[Strategy, Work]
 
 
 if __name__ == "__main__":
-    if Place.from_environment().launcher == "none":
+    if RankInfo.from_environment().launcher == "none":
         os.environ["OMP_NUM_THREADS"] = "1"
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("megabits", type=float, nargs="*", default=list(ROUNDS))

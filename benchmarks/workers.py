@@ -12,21 +12,21 @@ from harness import Bar, Unit, Work, compare
 
 from lockstep.launch.output.display import OutputPlan
 from lockstep.launch.plan.job_plan import plan_local
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, usable_cores
 
 
 def in_workers(size: int, main: Callable[[World], None]) -> None:
     """Start `size` workers with one thread each that call `main`, or call it if this process is such a worker."""
-    place = Place.from_environment()
-    if place.launcher == "none":
+    rank_info = RankInfo.from_environment()
+    if rank_info.launcher == "none":
         from lockstep.launch.controller.job import run_job
 
         os.environ["OMP_NUM_THREADS"] = "1"
         plan = plan_local(size, [sys.executable, *sys.argv], usable_cores(), os.environ)
         sys.exit(run_job(plan, OutputPlan(size, prefixed=False), direct_stdout=True))
     torch.set_num_threads(1)
-    with connect(place, "cpu") as world:
+    with connect(rank_info, "cpu") as world:
         main(world)
 
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config.schema import AugmentConfig
 from lockstep.data.loaders import loaders
 from lockstep.models import registry
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 
 
@@ -39,5 +39,5 @@ def main(world: World) -> None:
 
 
 if __name__ == "__main__":
-    with connect(Place.from_environment(), "cpu") as world:
+    with connect(RankInfo.from_environment(), "cpu") as world:
         main(world)

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 RESULTS = "LOCKSTEP_GPU_SUITE_RESULTS"  # names the file that results are appended to
 
@@ -27,7 +27,7 @@ def run_checks(names: Mapping[str, Any]) -> int:
 
     Rank 0 tells of them; of those that failed, whoever saw it.
     """
-    place = Place.from_environment()
+    rank_info = RankInfo.from_environment()
     failed = 0
     for name, check in names.items():
         if not name.startswith("check_") or not callable(check):
@@ -35,9 +35,9 @@ def run_checks(names: Mapping[str, Any]) -> int:
         start = time.monotonic()
         status, why = _outcome(check)
         failed += status == "failed"
-        if place.rank == 0 or status == "failed":
+        if rank_info.rank == 0 or status == "failed":
             tell(name.removeprefix("check_"), status, why, time.monotonic() - start)
-        if status == "failed" and place.size > 1:
+        if status == "failed" and rank_info.size > 1:
             os._exit(1)  # the others may wait for this worker for ever
     return 1 if failed else 0
 

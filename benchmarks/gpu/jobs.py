@@ -24,7 +24,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step, train
 from lockstep.train.setup import build_job, build_model
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 WARMUP_STEPS = 3
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
 def one_worker() -> World:
     device = torch.device("cuda", torch.cuda.current_device()) if ON_GPU else DEVICE
-    return World(Place(), device)
+    return World(RankInfo(), device)
 
 
 def noise(samples: int, side: int, classes: int = 10) -> ImageData:

@@ -68,14 +68,14 @@ def main() -> None:
     from lockstep.train.fit import configure
     from lockstep.train.loop import train_epoch
     from lockstep.train.setup import build_job
-    from lockstep.world.launcher_environment import Place
+    from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect
 
     task = asked()
     case = task.case
     rules = {"lr": LR, "momentum": MOMENTUM, "nesterov": False, "weight_decay": WEIGHT_DECAY, "decay_all": True}
     augment = augmentation(case)
-    with connect(Place.from_environment(), "cpu") as world, tempfile.TemporaryDirectory() as runs:
+    with connect(RankInfo.from_environment(), "cpu") as world, tempfile.TemporaryDirectory() as runs:
         data = data_of(case, task.folder, world.size)
         run_dir = world.from_main(runs)
         config = configure(

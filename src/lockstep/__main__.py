@@ -13,10 +13,10 @@ from lockstep.cli import main  # and nothing slow, as Ctrl-C would be a tracebac
 
 def _is_worker() -> bool:
     from lockstep.errors import WorldError
-    from lockstep.world.launcher_environment import Place
+    from lockstep.world.launcher_environment import RankInfo
 
     try:
-        return Place.from_environment().launcher != "none"
+        return RankInfo.from_environment().launcher != "none"
     except WorldError:
         return False
 

@@ -12,15 +12,19 @@ from slurm import Slurm
 
 pytestmark = pytest.mark.cold  # on hosts of their own
 
-PLACE = [sys.executable, "-c", "from lockstep.world.launcher_environment import Place; print(Place.from_environment())"]
+PLACE = [
+    sys.executable,
+    "-c",
+    "from lockstep.world.launcher_environment import RankInfo; print(RankInfo.from_environment())",
+]
 WORLD = """
 import os, socket, torch
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
-place = Place.from_environment()
-with connect(place, "cpu") as world:
+own = RankInfo.from_environment()
+with connect(own, "cpu") as world:
     total = world.sum_(torch.tensor([world.rank + 1.0])).item()
-    said = [place.launcher, world.rank, place.local_rank, socket.gethostname(), os.environ["GLOO_SOCKET_IFNAME"], total]
+    said = [own.launcher, world.rank, own.local_rank, socket.gethostname(), os.environ["GLOO_SOCKET_IFNAME"], total]
     everyone = world.gather(said)
 if world.is_main:
     print(everyone)
@@ -40,7 +44,7 @@ def _script(folder: Path, text: str) -> str:
 
 
 def _places(printed: str) -> list[str]:
-    return sorted(re.findall(r"Place\(.*?\)", printed))
+    return sorted(re.findall(r"RankInfo\(.*?\)", printed))
 
 
 def test_a_step_on_two_nodes_meets_and_adds_up(slurm: Slurm, tmp_path: Path) -> None:
@@ -76,11 +80,11 @@ def test_a_batch_script_is_no_worker_and_its_uneven_steps_are(slurm: Slurm) -> N
     one = f"{python} -c '{code}'"
     printed = slurm.sbatch(f"#!/bin/sh\n{one}\necho then\nsrun {one}\necho then\nsrun --mpi=pmi2 {one}\n", "-N2", "-n3")
     alone, plain, pmi2 = printed.split("then")
-    assert _places(alone) == ["Place(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
+    assert _places(alone) == ["RankInfo(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
     assert _places(plain) == [
-        "Place(rank=0, size=3, local_rank=0, local_size=2, node=0, launcher='Slurm')",
-        "Place(rank=1, size=3, local_rank=1, local_size=2, node=0, launcher='Slurm')",
-        "Place(rank=2, size=3, local_rank=0, local_size=1, node=1, launcher='Slurm')",
+        "RankInfo(rank=0, size=3, local_rank=0, local_size=2, node=0, launcher='Slurm')",
+        "RankInfo(rank=1, size=3, local_rank=1, local_size=2, node=0, launcher='Slurm')",
+        "RankInfo(rank=2, size=3, local_rank=0, local_size=1, node=1, launcher='Slurm')",
     ]
     assert _places(pmi2) == _places(plain)
 
@@ -93,7 +97,7 @@ def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
         shell = f"""{opening} sh -c '{before} {python} -c "{code}"; true'"""
         return slurm.run(["script", "-qec", shell, "/dev/null"], check=False).stdout.replace("\r", "")
 
-    none = ["Place(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
+    none = ["RankInfo(rank=0, size=1, local_rank=0, local_size=1, node=0, launcher='none')"]
     # What salloc itself runs (LaunchParameters=use_interactive_step).
     assert _places(terminal("salloc -N2 -n3 srun --interactive --preserve-env --pty")) == none
     assert _places(terminal("srun -N1 -n1 --pty")) == none

@@ -88,7 +88,7 @@ def test_the_precision_trains_the_model_with_weights_in_bfloat16(project: Path) 
 
 
 def test_the_launcher_is_recognised(project: Path) -> None:
-    code = "from lockstep.world.launcher_environment import Place; print(Place.from_environment())"
+    code = "from lockstep.world.launcher_environment import RankInfo; print(RankInfo.from_environment())"
     place = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     printed = _run(project, "-c", code, **{f"STARTER_{name}": value for name, value in place.items()})
     assert "rank=3, size=4, local_rank=1, local_size=2, node=1, launcher='starter'" in printed

@@ -28,16 +28,16 @@ if (folder / "daemons").exists():
 started_as = "/".join(os.environ[f"HOROVOD_{name}"] for name in "RANK SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
 while True:
     meeting = meet()
-    place = meeting.place
-    print(f"G{meeting.generation} rank {place.rank}/{place.size} local {place.local_rank}/{place.local_size} "
+    own = meeting.rank_info
+    print(f"G{meeting.generation} rank {own.rank}/{own.size} local {own.local_rank}/{own.local_size} "
           f"slot {os.environ['HOROVOD_LOCAL_RANK']} pid {os.getpid()}")
-    print(f"G{meeting.generation} rank {place.rank} was started as {started_as}")
+    print(f"G{meeting.generation} rank {own.rank} was started as {started_as}")
     for _ in range(2000):
         order = folder / f"G{meeting.generation}"
         words = order.read_text().split() if order.exists() else []
         if words == ["done"]:
             sys.exit(0)
-        if words == ["die", str(place.rank)]:
+        if words == ["die", str(own.rank)]:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             meeting.store.check(["alive"])

@@ -17,7 +17,7 @@ import lockstep.hvd as hvd
 from lockstep.hvd.elastic import ElasticSampler, TorchState, run
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstep.world.elastic_rendezvous import REMOVED
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 
@@ -175,8 +175,8 @@ def _meetings(world: World, generations: list[int]) -> ModuleType:
 
     def meet() -> SimpleNamespace:
         number = next(numbers)
-        place = Place(world.rank, WORKERS[number], world.rank, WORKERS[number])
-        return SimpleNamespace(place=place, generation=number, store=distributed_c10d._get_default_store())
+        rank_info = RankInfo(world.rank, WORKERS[number], world.rank, WORKERS[number])
+        return SimpleNamespace(rank_info=rank_info, generation=number, store=distributed_c10d._get_default_store())
 
     vars(driver).update(REMOVED=1, ADDED=2, meet=meet, host_changes=lambda since: (0, 0))
     return driver

@@ -12,15 +12,15 @@ from commands import MPICH, OPEN_MPI, OPEN_MPI_5, Command, Done, of_one_thread, 
 
 SCRIPT = """
 import os, psutil, torch
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 inherited = {each.laddr for each in psutil.Process().net_connections("inet")}
 for _ in range(2):  # a second connection does not meet the first one's addresses
-    with connect(Place.from_environment(), "cpu") as world:
+    with connect(RankInfo.from_environment(), "cpu") as world:
         total = world.sum_(torch.tensor([world.rank + 1.0])).item()
         sockets = [each for each in psutil.Process().net_connections("inet") if each.laddr not in inherited]
         ears = sorted({each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN})
-        said = [world.place.launcher, world.rank, world.place.local_rank, world.size, total, ears]
+        said = [world.rank_info.launcher, world.rank, world.rank_info.local_rank, world.size, total, ears]
         everyone = world.gather(said)
 if world.is_main:
     print(everyone)
@@ -79,7 +79,7 @@ def test_mpi4py_may_be_used_beside_horovod(tmp_path: Path) -> None:
 
 def test_a_rank_that_an_earlier_job_left_is_an_error_on_every_worker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("from lockstep.world.launcher_environment import Place; Place.from_environment()")
+    script.write_text("from lockstep.world.launcher_environment import RankInfo; RankInfo.from_environment()")
     done = _run(OPEN_MPI, script, RANK="3", WORLD_SIZE="4")
     assert done.returncode != 0
     assert "RANK=3, WORLD_SIZE=4 contradicts Open MPI, which started this worker as" in done.stderr
@@ -95,7 +95,9 @@ LEFT_BY_TORCHRUN = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SI
 def test_two_workers_are_never_two_jobs_without_a_word(tmp_path: Path) -> None:
     """Variables of an outer job of one worker, in which mpirun starts two."""
     script = tmp_path / "script.py"
-    script.write_text("from lockstep.world.launcher_environment import Place; print(Place.from_environment().size)")
+    script.write_text(
+        "from lockstep.world.launcher_environment import RankInfo; print(RankInfo.from_environment().size)"
+    )
     done = _run(MPICH, script, **LEFT_BY_MPI)
     assert done.returncode != 0
     assert "Open MPI's variables set worker 0 of 1, but MPICH's set PMI_RANK=" in done.stderr

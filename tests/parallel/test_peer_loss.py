@@ -17,7 +17,7 @@ from worker_group import run_in_workers
 from lockstep.errors import LostPeerError, StoppedError, tells_of_lost_peer
 from lockstep.world import accelerator, peer_loss
 from lockstep.world import world as worlds
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, unbroken
 from lockstep.world.store import serve_store
 from lockstep.world.world import World, connect
@@ -31,7 +31,7 @@ def _wait_for_ever(world: World, folder: Path, writes_seconds: float) -> None:
         (folder / f"told by {world.rank}").write_text(str(error))
         return 1
 
-    watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0, tell)
+    watch = LossWatch(world.rank_info, dist.distributed_c10d._get_default_store(), 30.0, tell)
     begun = threading.Event()
 
     def write() -> None:
@@ -59,7 +59,7 @@ def test_all_others_end(tmp_path: Path) -> None:
 
 def _come_to_a_good_end(world: World) -> str:
     peer_loss.PATIENCE_SECONDS = 0.1
-    watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0)
+    watch = LossWatch(world.rank_info, dist.distributed_c10d._get_default_store(), 30.0)
     world.barrier()
     time.sleep(0.3 * world.rank)
     watch.close()
@@ -73,7 +73,7 @@ def test_good_ends_are_told_apart() -> None:
 
 def _end_for_a_reason_of_its_own(world: World) -> str:
     peer_loss.PATIENCE_SECONDS = 0.1
-    watch = LossWatch(world.place, dist.distributed_c10d._get_default_store(), 30.0)
+    watch = LossWatch(world.rank_info, dist.distributed_c10d._get_default_store(), 30.0)
     watch.stand_down()
     world.barrier()
     if world.rank == 1:
@@ -125,7 +125,7 @@ def test_groups_of_devices_are_watched_and_aborted_by_an_error(
         dist, "init_process_group", lambda **given: start_group(**{**given, "backend": "fake", "device_id": None})
     )
     try:
-        with connect(Place(0, 2, 0, 2, 0, "Slurm")) as ours:
+        with connect(RankInfo(0, 2, 0, 2, 0, "Slurm")) as ours:
             assert ours.device == torch.device("cuda", 0)
             (watch,) = worlds._watches
             if error:

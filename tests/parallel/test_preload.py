@@ -273,10 +273,10 @@ from lockstep.world.elastic_rendezvous import meet
 import torch
 while True:
     meeting = meet()
-    print("life", meeting.generation, meeting.place.rank, gc.get_freeze_count() > 0, id(torch), flush=True)
+    print("life", meeting.generation, meeting.rank_info.rank, gc.get_freeze_count() > 0, id(torch), flush=True)
     if meeting.generation == 2:
         sys.exit(0)
-    if meeting.place.rank == 1:
+    if meeting.rank_info.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
         try:

@@ -34,7 +34,7 @@ import pathlib
 import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
 def train(world):
@@ -42,7 +42,7 @@ def train(world):
     torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(1, 2)).sum().backward()
 
-with connect(Place.from_environment(), "cpu") as world:
+with connect(RankInfo.from_environment(), "cpu") as world:
     train(world)
 def threads():
     for task in pathlib.Path("/proc/self/task").glob("*/comm"):

@@ -15,7 +15,7 @@ from lockstep.seeding import seed_all
 from lockstep.train.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 STEPS = 60  # 3 epochs of 20, whose records fill a few pages
@@ -40,7 +40,7 @@ def train(path: Path, actions: dict[int, Callable[[], None]], world: World | Non
     seed_all(0, 0, 0)
     common = {"epochs": 3, "batch_size": 13, "lr": 0.05, "log_every": 1, "checkpoint_steps": 5, "keep": 2}
     config = configure(**{**common, "io_every": 0, "run_dir": path, **settings})
-    run_with(config, world or World(Place(), torch.device("cpu")), small_digits(260, 50), Doing(actions))
+    run_with(config, world or World(RankInfo(), torch.device("cpu")), small_digits(260, 50), Doing(actions))
 
 
 def recorded_steps(path: Path) -> list[int]:

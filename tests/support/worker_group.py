@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # every optimizer imports it, 4 s in each worker unless it is there before the fork
 
 from lockstep import hvd
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.store import serve_store
 from lockstep.world.world import World, connect
 
@@ -78,7 +78,7 @@ def _work(
     )
     torch.set_num_threads(1)
     try:
-        with connect(Place.from_environment(), "cpu") as world:
+        with connect(RankInfo.from_environment(), "cpu") as world:
             result = function(world, *arguments)
         left = _left_behind()
         pipe.send((f"{function.__name__} leaves behind: {', '.join(left)}" if left else "", result))

@@ -38,7 +38,7 @@ from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.setup import build_job
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.store import serve_store
 from lockstep.world.world import World
 
@@ -282,7 +282,7 @@ def check_interrupted_and_resumed_is_bitwise_the_same() -> None:
 
 def check_the_device_learns_what_the_cpu_learns() -> None:
     losses = []
-    for world in (one_worker(), World(Place(), torch.device("cpu"))):
+    for world in (one_worker(), World(RankInfo(), torch.device("cpu"))):
         with tempfile.TemporaryDirectory() as folder:
             train_digits(world, "plain", Path(folder), precision="fp64", max_steps=12)
             losses.append(step_losses(Path(folder)))

@@ -13,7 +13,7 @@ import torch
 from gpu.checking import run_checks
 from gpu.device import DEVICE, ON_GPU
 from gpu.nets import final_weights, step_losses, train_digits
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
 
 WORLDS: list[World] = []
@@ -28,7 +28,7 @@ def _losses(world: World, name: str, net: str, **settings: Any) -> list[float]:
 
 def _compare(net: str, ways: dict[str, dict[str, Any]], tolerance: float, **settings: Any) -> None:
     world = WORLDS[0]
-    alone = World(Place(), world.device)
+    alone = World(RankInfo(), world.device)
     expected = _losses(alone, f"{net}-alone", net, **settings) if world.is_main else []
     for name, way in ways.items():
         found = _losses(world, f"{net}-{name}", net, **settings, **way)
@@ -46,7 +46,7 @@ def check_workers_share_the_device() -> None:
     assert world.device.type == DEVICE.type, world.device
     assert world.size == 2, world.size
     if ON_GPU:
-        assert world.device.index == world.place.local_rank % torch.cuda.device_count()
+        assert world.device.index == world.rank_info.local_rank % torch.cuda.device_count()
     assert world.gather(world.rank) == [0, 1]
     numbers = torch.full((1000,), world.rank + 1.0, device=world.device)
     assert bool((world.sum_(numbers) == 3).all())
@@ -101,7 +101,7 @@ def check_torchs_sync_bn_is_batch_norm_of_all_samples() -> None:
 
 def main() -> int:
     device: Literal["cuda", "cpu"] = "cuda" if ON_GPU else "cpu"
-    with connect(Place.from_environment(), device, "gloo") as world, tempfile.TemporaryDirectory() as folder:
+    with connect(RankInfo.from_environment(), device, "gloo") as world, tempfile.TemporaryDirectory() as folder:
         WORLDS.append(world)
         FOLDERS.append(Path(world.from_main(folder)))
         code = run_checks(dict(globals()))

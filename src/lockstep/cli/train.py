@@ -20,7 +20,7 @@ from lockstep.files.checkpoint_listing import newest, step_of
 from lockstep.files.folder_lock import is_held
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 FATAL_SIGNAL = 128  # plus its number: the exit code if a signal ended the job or a worker
@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
         )
     )
     is_killed = code > FATAL_SIGNAL
-    if (is_killed or code in RESUMABLE) and Place.from_environment().launcher == "none" and not config.run.evaluate:
+    if (is_killed or code in RESUMABLE) and RankInfo.from_environment().launcher == "none" and not config.run.evaluate:
         nothing = "no checkpoint was written, so there is nothing to resume" if is_killed else ""
         if left := _describe_resume(config, earlier) or nothing:
             print(f"lockstep: {left}", file=sys.stderr)
@@ -95,8 +95,8 @@ def _time_left(time_limit: str | None, since: float) -> list[str]:
 
 def _tell(notes: Sequence[str], by_hand: bool) -> None:
     """Print what older scripts' words mean here, once: not in the workers that this command starts itself."""
-    place = Place.from_environment()
-    if place.launcher == "none" or (place.rank == 0 and not by_hand):
+    rank_info = RankInfo.from_environment()
+    if rank_info.launcher == "none" or (rank_info.rank == 0 and not by_hand):
         for note in notes:
             print(f"lockstep train: note: {note}", file=sys.stderr)
 

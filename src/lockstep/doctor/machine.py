@@ -16,7 +16,7 @@ from pathlib import Path
 from lockstep import __version__
 from lockstep.errors import WorldError
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import usable_cores
 
 GIB = 1 << 30
@@ -87,12 +87,14 @@ def _backends() -> Fact:
 
 def _launcher() -> Fact:
     try:
-        place = Place.from_environment()
+        rank_info = RankInfo.from_environment()
     except WorldError as error:
         return Fact("launcher", "inconsistent variables", str(error))
-    if place.launcher == "none":
+    if rank_info.launcher == "none":
         return Fact("launcher", "none; start workers with lockstep train -np N, or torchrun")
-    return Fact("launcher", f"{place.launcher}: rank {place.rank} of {place.size} workers, node {place.node}")
+    return Fact(
+        "launcher", f"{rank_info.launcher}: rank {rank_info.rank} of {rank_info.size} workers, node {rank_info.node}"
+    )
 
 
 def _machine() -> Iterator[Fact]:

@@ -30,7 +30,7 @@ from lockstep.launch.protocol.reachability import listen
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO
 from lockstep.world.interfaces import VIRTUAL, addresses
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import open_store
 from lockstep.world.store import LOOPBACK
 
@@ -91,15 +91,15 @@ class Link:
     library: str = GLOO
 
 
-def clock_offset(store: Store, place: Place) -> tuple[float, float]:
+def clock_offset(store: Store, rank_info: RankInfo) -> tuple[float, float]:
     """Return how many seconds this host's clock is ahead of the first host's, and the maximum error.
 
     Each host requests the first host's time repeatedly and assumes that it was read halfway between request and reply.
     The fastest reply counts; its error is at most half of the round trip (Cristian, Probabilistic clock
     synchronization, 1989). Rank 0 replies to the other ranks in order.
     """
-    if place.rank == 0:
-        for rank in range(1, place.size):
+    if rank_info.rank == 0:
+        for rank in range(1, rank_info.size):
             for number in range(CLOCK_ROUNDS):
                 store.wait([f"clock/{rank}/{number}/asked"])
                 store.set(f"clock/{rank}/{number}/reply", repr(time.time()))
@@ -107,23 +107,23 @@ def clock_offset(store: Store, place: Place) -> tuple[float, float]:
     offsets = []
     for number in range(CLOCK_ROUNDS):
         asked = time.time()
-        store.set(f"clock/{place.rank}/{number}/asked", "")
-        reply = float(store.get(f"clock/{place.rank}/{number}/reply"))
+        store.set(f"clock/{rank_info.rank}/{number}/asked", "")
+        reply = float(store.get(f"clock/{rank_info.rank}/{number}/reply"))
         received = time.time()
         offsets.append(((received - asked) / 2, (received + asked) / 2 - reply))
     error, offset = min(offsets)
     return offset, error
 
 
-def out_of_reach(store: Store, place: Place, address: str) -> list[set[int]]:
+def out_of_reach(store: Store, rank_info: RankInfo, address: str) -> list[set[int]]:
     """Return, for each host, the ranks to which it cannot connect; the result is the same on every host."""
     with listen(address or LOOPBACK) as listener:  # the kernel completes connections without accept()
-        store.set(f"listener/{place.rank}", json.dumps(listener.getsockname()[:2]))
-        listeners = [json.loads(store.get(f"listener/{rank}")) for rank in range(place.size)]
+        store.set(f"listener/{rank_info.rank}", json.dumps(listener.getsockname()[:2]))
+        listeners = [json.loads(store.get(f"listener/{rank}")) for rank in range(rank_info.size)]
         with ThreadPoolExecutor(32) as pool:
             reached = list(pool.map(_reaches, listeners))
-        store.set(f"reached/{place.rank}", json.dumps(reached))
-        rows = [json.loads(store.get(f"reached/{rank}")) for rank in range(place.size)]
+        store.set(f"reached/{rank_info.rank}", json.dumps(reached))
+        rows = [json.loads(store.get(f"reached/{rank}")) for rank in range(rank_info.size)]
     return [{rank for rank, reached in enumerate(row) if not reached} for row in rows]
 
 
@@ -222,22 +222,22 @@ def facts(host: str, offset: float, error: float) -> HostFacts:
     )
 
 
-def probe(place: Place, store: Store) -> dict[str, Any]:
+def probe(rank_info: RankInfo, store: Store) -> dict[str, Any]:
     """Collect the facts and links of all hosts (collective); the result is the same on every host."""
-    offset, error = clock_offset(store, place)
+    offset, error = clock_offset(store, rank_info)
     own = facts(os.environ.get("HOROVOD_HOSTNAME", platform.node()), offset, error)
-    store.set(f"facts/{place.rank}", json.dumps(asdict(own)))
-    hosts = [HostFacts(**json.loads(store.get(f"facts/{rank}"))) for rank in range(place.size)]
-    unreached = out_of_reach(store, place, own.address)
+    store.set(f"facts/{rank_info.rank}", json.dumps(asdict(own)))
+    hosts = [HostFacts(**json.loads(store.get(f"facts/{rank}"))) for rank in range(rank_info.size)]
+    unreached = out_of_reach(store, rank_info, own.address)
     links = cut_links(hosts, unreached)
-    for number, group in enumerate(groups(place.size)):
+    for number, group in enumerate(groups(rank_info.size)):
         if any(unreached[rank] & set(group) for rank in group):
             continue
         of_gpus = {hosts[rank].library for rank in group}
         for library in (GLOO, *(of_gpus if len(of_gpus) == 1 and "" not in of_gpus else ())):
             key = f"{library}/{number}"
-            if place.rank in group:
-                member = group.index(place.rank)
+            if rank_info.rank in group:
+                member = group.index(rank_info.rank)
                 link = measure(store, f"group/{key}", [hosts[rank].host for rank in group], member, library)
                 store.set(f"link/{key}/{member}", json.dumps(asdict(link)))
             # The next group waits until this one has finished, so that no other traffic disturbs it.
@@ -247,13 +247,13 @@ def probe(place: Place, store: Store) -> dict[str, Any]:
 
 
 def main() -> int:
-    place = Place.from_environment()
+    rank_info = RankInfo.from_environment()
     try:
-        report = probe(place, open_store(place, STORE_SECONDS))
+        report = probe(rank_info, open_store(rank_info, STORE_SECONDS))
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return error.exit_code
-    if place.rank == 0:
+    if rank_info.rank == 0:
         print(json.dumps(report), flush=True)
     return 0
 

@@ -23,7 +23,7 @@ from lockstep.hvd.engine.context import Context
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.ops.submission import forget_finished
 from lockstep.hvd.process_sets import ProcessSet
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import open_store
 
 STORE_CLOSE_SECONDS = 2.0
@@ -55,14 +55,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     _set_log_level()
     while current.context is None:
         try:
-            place, store, launched = _meet(comm, settings)
+            rank_info, store, launched = _meet(comm, settings)
         except WorldError as error:
             raise ValueError(f"Horovod initialization failed: {error}") from error
-        context = Context(place, store, settings, launched)
+        context = Context(rank_info, store, settings, launched)
         try:
             context.connect()
             sets.begin(context, wanted)
-            if settings.timeline and settings.timeline != "DYNAMIC" and place.rank == 0:
+            if settings.timeline and settings.timeline != "DYNAMIC" and rank_info.rank == 0:
                 context.timeline.open(settings.timeline, settings.timeline_mark_cycles)
         except Exception as error:
             broken = context.broken
@@ -103,7 +103,7 @@ def _forget() -> None:
         context.abandon()
 
 
-def _meet(comm: Any, settings: Settings) -> tuple[Place, Any, int]:
+def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:
     """Return this worker's rank info, the job's store with a prefix for this call, and the launched world size."""
     if settings.elastic:
         if comm is not None:
@@ -111,34 +111,36 @@ def _meet(comm: Any, settings: Settings) -> tuple[Place, Any, int]:
         from lockstep.world.elastic_rendezvous import meet
 
         meeting = meet()
-        return meeting.place, dist.PrefixStore(f"hvd/{meeting.generation}", meeting.store), meeting.place.size
-    place = Place.from_environment()
+        return meeting.rank_info, dist.PrefixStore(f"hvd/{meeting.generation}", meeting.store), meeting.rank_info.size
+    rank_info = RankInfo.from_environment()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
+        rank_info = replace(rank_info, rank=dist.get_rank(), size=dist.get_world_size())
         base = dist.distributed_c10d._get_default_store()
     else:
-        base = open_store(place, settings.start_timeout_seconds) if place.size > 1 else dist.HashStore()
-    launched = place.size
+        base = open_store(rank_info, settings.start_timeout_seconds) if rank_info.size > 1 else dist.HashStore()
+    launched = rank_info.size
     prefix = f"hvd/{next(_generations)}"  # also incremented on workers outside `comm`
-    ranks = _ranks_of(comm, place)
+    ranks = _ranks_of(comm, rank_info)
     if ranks is not None and len(ranks) < launched:
-        place = replace(place, rank=ranks.index(place.rank), size=len(ranks))
+        rank_info = replace(rank_info, rank=ranks.index(rank_info.rank), size=len(ranks))
         prefix += f"/{'-'.join(map(str, ranks))}"
-    return place, dist.PrefixStore(prefix, base), launched
+    return rank_info, dist.PrefixStore(prefix, base), launched
 
 
-def _ranks_of(comm: Any, place: Place) -> list[int] | None:
+def _ranks_of(comm: Any, rank_info: RankInfo) -> list[int] | None:
     """Return the global ranks in `comm`, sorted; None for all."""
     if comm is None:
         return None
     if hasattr(comm, "allgather"):
-        ranks = sorted(comm.allgather(place.rank))
+        ranks = sorted(comm.allgather(rank_info.rank))
     elif isinstance(comm, (list, tuple)) and all(isinstance(rank, int) for rank in comm):
-        ranks = sorted(set(comm)) or list(range(place.size))
+        ranks = sorted(set(comm)) or list(range(rank_info.size))
     else:
         raise ValueError(f"comm must be a list of ranks or an mpi4py communicator, got {comm!r}")
-    if place.rank not in ranks or ranks[0] < 0 or ranks[-1] >= place.size:
-        raise ValueError(f"comm {ranks} must contain this worker's rank {place.rank} and only ranks below {place.size}")
+    if rank_info.rank not in ranks or ranks[0] < 0 or ranks[-1] >= rank_info.size:
+        raise ValueError(
+            f"comm {ranks} must contain this worker's rank {rank_info.rank} and only ranks below {rank_info.size}"
+        )
     return ranks
 
 
@@ -172,17 +174,17 @@ def size() -> int:
     Raises:
         ValueError: `init` has not been called. All functions for ranks and sizes raise this.
     """
-    return current.get().place.size
+    return current.get().rank_info.size
 
 
 def rank() -> int:
     """Return this worker's global rank, from 0."""
-    return current.get().place.rank
+    return current.get().rank_info.rank
 
 
 def local_size() -> int:
     """Return the number of workers on this host."""
-    return current.get().place.local_size
+    return current.get().rank_info.local_size
 
 
 def local_rank() -> int:
@@ -190,19 +192,19 @@ def local_rank() -> int:
 
     In an elastic job it is the worker's slot on the host, which can be `local_size()` or more.
     """
-    return current.get().place.local_rank
+    return current.get().rank_info.local_rank
 
 
 def cross_size() -> int:
     """Return the number of hosts with a worker of this local rank."""
     context = current.get()
-    return context.neighbors.cross(context.place.rank)[1]
+    return context.neighbors.cross(context.rank_info.rank)[1]
 
 
 def cross_rank() -> int:
     """Return this worker's index among the workers with the same local rank, in order of rank."""
     context = current.get()
-    return context.neighbors.cross(context.place.rank)[0]
+    return context.neighbors.cross(context.rank_info.rank)[0]
 
 
 def is_homogeneous() -> bool:
@@ -220,7 +222,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     context = current.get()
     if context.settings.timeline != "DYNAMIC":
         raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC before hvd.init() to start and stop the timeline later.")
-    if context.place.rank == 0:
+    if context.rank_info.rank == 0:
         context.timeline.open(file_path, mark_cycles)
 
 
@@ -275,7 +277,7 @@ def mpi_threads_supported() -> bool:
     Raises:
         ValueError: `init` has not been called.
     """
-    if current.get().place.is_of_mpi:
+    if current.get().rank_info.is_of_mpi:
         return True
     warnings.warn(
         "hvd.mpi_threads_supported() is False: this worker was not started by MPI, so mpi4py would see only one "

@@ -52,7 +52,7 @@ class ProcessSet:
         """
         if self.process_set_id is None or self.ranks is None:
             return None
-        own = current.get().place.rank
+        own = current.get().rank_info.rank
         if own not in self.ranks:
             raise ValueError(f"Rank {own} is not a member of the process set {self.ranks}.")
         return self.ranks.index(own)
@@ -61,7 +61,7 @@ class ProcessSet:
         """Return whether this worker is in the set; None before registration."""
         if self.process_set_id is None or self.ranks is None:
             return None
-        return current.get().place.rank in self.ranks
+        return current.get().rank_info.rank in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -91,7 +91,7 @@ def begin(context: Context, wanted: Sequence[ProcessSet]) -> None:
     global _next_id
     _registered.clear()
     _next_id = 1
-    global_process_set.ranks = list(range(context.place.size))
+    global_process_set.ranks = list(range(context.rank_info.size))
     _registered[0] = global_process_set
     for process_set in wanted:
         _register(context, process_set)
@@ -114,9 +114,9 @@ def _register(context: Context, process_set: ProcessSet) -> None:
     """
     global _next_id
     if process_set.mpi_comm is not None:
-        process_set.ranks = sorted(process_set.mpi_comm.allgather(context.place.rank))
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(context.rank_info.rank))
     ranks = process_set.ranks
-    size = context.place.size
+    size = context.rank_info.size
     number, _next_id = _next_id, _next_id + 1  # also if registration fails, so that workers keep the same ids
     _agree(context, f"process set {number}", f"ranks {ranks}")  # before the checks, so that all workers raise or none
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:

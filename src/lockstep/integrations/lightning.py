@@ -20,7 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lockstep import hvd
 from lockstep.errors import ConfigError
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
 NEVER = 1 << 30  # backward passes before gradients are reduced
@@ -30,12 +30,12 @@ class LockstepEnvironment(ClusterEnvironment):
     """Rank info from the launcher's environment variables."""
 
     def __init__(self) -> None:
-        self._place = Place.from_environment()
+        self._place = RankInfo.from_environment()
 
     @staticmethod
     def detect() -> bool:
         """Return whether a launcher started this process as one of several workers."""
-        return Place.from_environment().size > 1
+        return RankInfo.from_environment().size > 1
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -109,7 +109,7 @@ class LockstepStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         reset_seed()
         self.set_world_ranks()
-        self._connections.enter_context(connect(Place.from_environment(), self.root_device.type))  # type: ignore[arg-type]
+        self._connections.enter_context(connect(RankInfo.from_environment(), self.root_device.type))  # type: ignore[arg-type]
         hvd.init()
         self._connections.callback(hvd.shutdown)
 

@@ -19,7 +19,7 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.plan.restart_options import RestartOptions
 from lockstep.launch.worker_exit import exit_code_of
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, usable_cores
 
 
@@ -77,18 +77,18 @@ def run_workers(job: WorkerCommand) -> int:
     same command line; a single one is this process itself.
     """
     where, workers, elastic = job.where, job.workers, job.elastic
-    place = Place.from_environment()
-    if place.launcher != "none":
+    rank_info = RankInfo.from_environment()
+    if rank_info.launcher != "none":
         if elastic:
-            _check_elastic(place)
+            _check_elastic(rank_info)
             workers = None  # there may be more or fewer now
-        started = place.local_size if where.is_by_hand else place.size
+        started = rank_info.local_size if where.is_by_hand else rank_info.size
         if not where.dry_run:
-            return _work(job, place, workers, started)
-        if place.rank == 0:
-            _check_number(workers, place, started)
-            said = f"# {place.launcher} has started {started} worker{'s' if started > 1 else ''} for this command"
-            print(f"{_found(job, place.size)}{said}")
+            return _work(job, rank_info, workers, started)
+        if rank_info.rank == 0:
+            _check_number(workers, rank_info, started)
+            said = f"# {rank_info.launcher} has started {started} worker{'s' if started > 1 else ''} for this command"
+            print(f"{_found(job, rank_info.size)}{said}")
         return 0
     if elastic:
         where = first_hosts(where, elastic.options)
@@ -104,7 +104,7 @@ def run_workers(job: WorkerCommand) -> int:
         job.check(elastic.options.max_np or plan.workers)
         plan = replace(plan, command=(*plan.command, *elastic.words(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
-        return _work(job, place, workers, 1)
+        return _work(job, rank_info, workers, 1)
     if where.dry_run:
         from lockstep.launch.plan.dry_run import describe
 
@@ -128,10 +128,10 @@ def _one_a_gpu(device: str) -> int:
     return max(1, accelerator.count()) if device != "cpu" else 1
 
 
-def _check_elastic(place: Place) -> None:
-    if place.snapshots is None:
+def _check_elastic(rank_info: RankInfo) -> None:
+    if rank_info.snapshots is None:
         raise ConfigError(
-            f"--max-restarts and related flags are for the launcher, but {place.launcher} has started this one: "
+            f"--max-restarts and related flags are for the launcher, but {rank_info.launcher} has started this one: "
             f"give them to `lockstep run`, or start the job by `lockstep train` alone"
         )
 
@@ -153,12 +153,12 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     return run_elastic_job(job, output, direct_stdout)
 
 
-def _work(job: WorkerCommand, place: Place, expected: int | Literal["auto"] | None, started: int) -> int:
+def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:
     """Be one of the workers, of whom so many have been started."""
-    check = partial(_check_number, expected, place, started)
-    return exit_code_of(job.work, place, job.device, job.backend, check)
+    check = partial(_check_number, expected, rank_info, started)
+    return exit_code_of(job.work, rank_info, job.device, job.backend, check)
 
 
-def _check_number(expected: int | Literal["auto"] | None, place: Place, started: int) -> None:
+def _check_number(expected: int | Literal["auto"] | None, rank_info: RankInfo, started: int) -> None:
     if expected not in (None, "auto", started):
-        raise ConfigError(f"-np {expected}, but {place.launcher} has started {started} workers; leave -np out")
+        raise ConfigError(f"-np {expected}, but {rank_info.launcher} has started {started} workers; leave -np out")

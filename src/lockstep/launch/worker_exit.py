@@ -15,7 +15,7 @@ from pathlib import Path
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
 from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, tells_of_lost_peer
 from lockstep.files.untrusted import printable
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, disconnect
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -24,7 +24,7 @@ REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 def exit_code_of(
     work: Callable[[World], None],
-    place: Place,
+    rank_info: RankInfo,
     device: DeviceChoice,
     backend: BackendChoice,
     check: Callable[[], None] = lambda: None,
@@ -36,34 +36,34 @@ def exit_code_of(
     """
     try:
         check()
-        with connect(place, device, backend, report=lambda error: _fail(place, error)) as world:
+        with connect(rank_info, device, backend, report=lambda error: _fail(rank_info, error)) as world:
             work(world)
     except KeyboardInterrupt:
-        if place.launcher == "none":
+        if rank_info.launcher == "none":
             print("\nlockstep: interrupted", file=sys.stderr)
         return INTERRUPTED
     except StoppedError as error:
         stop = str(error)  # not the error itself, whose traceback holds the model
     except Exception as error:
-        return _fail(place, error)
+        return _fail(rank_info, error)
     else:
         return 0
-    return _stopped(place, stop)
+    return _stopped(rank_info, stop)
 
 
-def _stopped(place: Place, stop: str) -> int:
+def _stopped(rank_info: RankInfo, stop: str) -> int:
     """The end of a worker that was asked to stop, as all are; what asks once more shall not change its exit code."""
     for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
     if file := error_file():
         write_error_file(file, stop, False, StoppedError.exit_code, final=True)
-    elif place.launcher == "none":
+    elif rank_info.launcher == "none":
         print(f"lockstep: {stop}", file=sys.stderr)
     disconnect()
     return StoppedError.exit_code
 
 
-def _fail(place: Place, error: Exception) -> int:
+def _fail(rank_info: RankInfo, error: Exception) -> int:
     """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
     lost_peer = tells_of_lost_peer(error)  # reported after the error that it follows from
     code = error.exit_code if isinstance(error, LockstepError) else 1
@@ -78,7 +78,7 @@ def _fail(place: Place, error: Exception) -> int:
     text = printable("\n".join([text, *(f"its log: {log}" for log in logs)]))
     if file := error_file():
         final = isinstance(error, LockstepError) and not error.retryable
-        write_error_file(file, f"worker {place.rank}: {text}", lost_peer, code, final)
+        write_error_file(file, f"worker {rank_info.rank}: {text}", lost_peer, code, final)
     else:
         print(f"lockstep: {text}", file=sys.stderr)
     return code

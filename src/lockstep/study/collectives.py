@@ -317,7 +317,7 @@ def describe(world: World, dtype: str, sizes: Sequence[int], length: SizeLength)
     return {
         "kind": "collectives",
         "workers": world.size,
-        "nodes": 1 + max(world.gather(world.place.node)),
+        "nodes": 1 + max(world.gather(world.rank_info.node)),
         "backend": _library(world),
         "device": world.device.type,
         "dtype": dtype,

@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.jsonl import RecordWriter
 from lockstep.train.monitoring.environment import describe_publicly
 from lockstep.train.monitoring.io_counters import CountersMissingError, IoCounters
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 
@@ -128,7 +128,7 @@ def check_record_file(path: Path) -> None:
 def append_study(path: Path, record: Mapping[str, Any], device: torch.device) -> None:
     """Append a study's record, with the machine's hardware and versions but without host names and paths."""
     writer = RecordWriter(path)
-    writer.write({**record, "unix_time": time.time(), "environment": describe_publicly(World(Place(), device))})
+    writer.write({**record, "unix_time": time.time(), "environment": describe_publicly(World(RankInfo(), device))})
     writer.close()
 
 

@@ -101,7 +101,7 @@ def _limit_memory(world: World, limit: MemoryLimit) -> int | None:
         accelerator.limit_memory(world.device, size_bytes)
         return size_bytes
     held = psutil.Process().memory_info().data
-    free = int(MOST * psutil.virtual_memory().available / world.place.local_size)
+    free = int(MOST * psutil.virtual_memory().available / world.rank_info.local_size)
     size_bytes = held + free if limit == "free" else limit
     if size_bytes <= held:
         raise MemoryError(f"libraries, data set and model take {held / 1e9:.2g} GB, more than the limit")

@@ -34,7 +34,7 @@ from lockstep.train.custom.parts import CustomParts
 from lockstep.train.guards.model_check import check_model
 from lockstep.train.loop import Result
 from lockstep.train.run import run_with
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
 _GROUPS: dict[str, Any] = {
@@ -193,7 +193,7 @@ def fit(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={model!r:.80} is not a torch.nn.Module")
     check_model("model=", model, data)
-    with connect(Place.from_environment(), config.device, config.parallel.dist_backend) as world:
+    with connect(RankInfo.from_environment(), config.device, config.parallel.dist_backend) as world:
         return run_with(config, world, data, model, custom=custom)
 
 

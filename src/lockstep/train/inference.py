@@ -198,10 +198,10 @@ def evaluate_pretrained(config: TrainConfig, world: World) -> dict[str, Any]:
         load = partial(pretrained.load_published, config.model.arch, model, whole=True)
     else:
         load = partial(pretrained.load_own, Path(source), model, whole=True)
-    if world.place.local_rank == 0:  # downloads them for its node
+    if world.rank_info.local_rank == 0:  # downloads them for its node
         load()
     world.barrier()
-    if world.place.local_rank != 0:
+    if world.rank_info.local_rank != 0:
         load()
     return _evaluate(config, world, LoadedNetwork(model, data.classes, data.input, data.name), data)
 

@@ -334,7 +334,7 @@ def _stopped(job: Job) -> StoppedError:
         raise CheckpointError(f"stopped by {reason} after step {job.progress.step:,}, but {written.problem}")
     return StoppedError(
         f"stopped by {reason} after step {job.progress.step:,} of {job.last_step:,}, with a checkpoint, "
-        f"{written.checkpoint}; {how_to_resume(job.saving.folder.path, job.world.place.launcher != 'none')}"
+        f"{written.checkpoint}; {how_to_resume(job.saving.folder.path, job.world.rank_info.launcher != 'none')}"
     )
 
 

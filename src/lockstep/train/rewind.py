@@ -27,7 +27,7 @@ def newest_good(saving: Saving, world: World) -> Path | None:
             folder.wait()
     found = checkpoint_folder.newest(saving.folder.checkpoints) if world.is_main else None
     path = world.from_main(str(found) if found else None)
-    good, memory = Path(path) if path else None, world.place.snapshots
+    good, memory = Path(path) if path else None, world.rank_info.snapshots
     snapshot = bring_newest(memory, world, checkpoint_folder.step_of(good) if good else NONE) if memory else None
     return snapshot or good
 

@@ -70,7 +70,7 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     Raises:
         NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
     """
-    if not durably and job.world.size > job.world.place.local_size:  # each host writes its own snapshot
+    if not durably and job.world.size > job.world.rank_info.local_size:  # each host writes its own snapshot
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)
     noun = "checkpoint" if durably else "snapshot"
@@ -109,7 +109,7 @@ def finish_saving(saving: Saving, tracker: Tracker, world: World, export: bool =
         problems.append(str(error))
     problems += tracker.unwritten()
     if problems:
-        resume = how_to_resume(saving.folder.path, world.place.launcher != "none")
+        resume = how_to_resume(saving.folder.path, world.rank_info.launcher != "none")
         next_step = f"; {resume}" if newest else " and start again: there is nothing to resume"
         problems[-1] += f". Free disk space{next_step}"
     return Written(*world.from_main(["; ".join(problems), str(newest or ""), exported_step]))

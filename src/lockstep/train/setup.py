@@ -62,7 +62,7 @@ def load_data(config: TrainConfig, world: World) -> ImageData:
     """Load the data set on every worker; if it must be downloaded, local rank 0 of each node does so first."""
     name, data = config.data.source, None
     if name in catalog.NAMED and catalog.NAMED[name].fetched:
-        if world.place.local_rank == 0:
+        if world.rank_info.local_rank == 0:
             data = catalog.load(config.data, download=config.data.download)
         world.barrier()
     data = data or catalog.load(config.data)
@@ -311,7 +311,7 @@ def _start_from_pretrained(model: nn.Module, config: TrainConfig, world: World) 
         load = partial(pretrained.load_published, config.model.arch, model)
     else:
         load = partial(pretrained.load_own, Path(source), model)
-    if world.place.local_rank == 0:
+    if world.rank_info.local_rank == 0:
         note = load()
     world.barrier()
     return [note or load()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import WorldError
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import SLURM, Place
+from lockstep.world.launcher_environment import SLURM, RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GLOO = "gloo"
 
 
-def choose_device(place: Place, device: str, may_share: bool = False) -> torch.device:
+def choose_device(rank_info: RankInfo, device: str, may_share: bool = False) -> torch.device:
     """Return the device of a worker: the one of its local rank, or the only one that is visible to it.
 
     Raises:
@@ -27,23 +27,23 @@ def choose_device(place: Place, device: str, may_share: bool = False) -> torch.d
     import torch
 
     found = accelerator.kind() if device != "cpu" else None
-    if device == "cpu" or (device == "auto" and (found is None or (found in accelerator.ALONE and place.size > 1))):
+    if device == "cpu" or (device == "auto" and (found is None or (found in accelerator.ALONE and rank_info.size > 1))):
         return torch.device("cpu")
     if found is None or device not in ("auto", "gpu", found):
         wanted = "accelerator" if device == "gpu" else f"{device.upper()} device"
         raise WorldError(f"--device {device}: torch finds no {wanted} here; `lockstep doctor` shows why")
-    if found in accelerator.ALONE and place.size > 1:
+    if found in accelerator.ALONE and rank_info.size > 1:
         raise WorldError(f"--device {found} supports only a single worker; use -np 1, or --device cpu")
     count = accelerator.count()
     if count == 1 and _sees_one_device():
         return torch.device(found, 0)  # a launcher or a script chose one for each worker
-    if place.local_size > count and not may_share:
+    if rank_info.local_size > count and not may_share:
         raise WorldError(
-            f"{place.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
-            f"{_slurm_hint(place)}; start at most one worker per GPU, or add --device cpu, or --dist-backend gloo, "
+            f"{rank_info.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
+            f"{_slurm_hint(rank_info)}; start at most one worker per GPU, or add --device cpu, or --dist-backend gloo, "
             f"with which workers may share a GPU"
         )
-    return torch.device(found, place.local_rank % count)
+    return torch.device(found, rank_info.local_rank % count)
 
 
 def choose_library(device: torch.device, backend: str) -> str:
@@ -67,8 +67,8 @@ def _sees_one_device() -> bool:
     return any(len(text.split(",")) == 1 for text in chosen)
 
 
-def _slurm_hint(place: Place) -> str:
-    if place.launcher != SLURM.name:
+def _slurm_hint(rank_info: RankInfo) -> str:
+    if rank_info.launcher != SLURM.name:
         return ""
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "none")
     return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
@@ -80,14 +80,14 @@ def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
     return [json.loads(value) for value in store.multi_get([f"device/{other}" for other in range(size)])]
 
 
-def check_devices(place: Place, device: torch.device, library: str, store: Store) -> None:
+def check_devices(rank_info: RankInfo, device: torch.device, library: str, store: Store) -> None:
     """Check that all workers have the same kind of device and, except with Gloo, that no two share one.
 
     Raises:
         WorldError: They do not; the same error on every worker.
     """
     own = accelerator.identity(device) if device.type != "cpu" else ""
-    described = exchange(store, place.rank, place.size, [socket.gethostname(), device.type, own])
+    described = exchange(store, rank_info.rank, rank_info.size, [socket.gethostname(), device.type, own])
     ranks_of: dict[str, list[int]] = {}
     workers: dict[tuple[str, str], list[int]] = {}
     for rank, (host, kind, identity) in enumerate(described):

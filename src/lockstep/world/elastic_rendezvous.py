@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from lockstep.errors import WorldError, first_line
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -36,7 +36,7 @@ CHANGES = "changes"  # key of all changes of the host set so far, such as "1 2 1
 class Generation:
     """A worker's rank info in a generation (numbered from 1), and the store that its workers share."""
 
-    place: Place
+    rank_info: RankInfo
     store: Store
     generation: int
 
@@ -100,7 +100,7 @@ def meet(environment: Mapping[str, str] = os.environ) -> Generation:
             f"the worker of slot {environment[SLOT[1]]} on {environment[SLOT[0]]} was not assigned a rank within "
             f"{timeout.total_seconds():g} s (HOROVOD_ELASTIC_TIMEOUT): {first_line(error)}"
         ) from error
-    place = Place(
+    rank_info = RankInfo(
         rank=answer["rank"],
         size=answer["size"],
         local_rank=answer["local_rank"],
@@ -108,7 +108,7 @@ def meet(environment: Mapping[str, str] = os.environ) -> Generation:
         node=answer["node"],
         launcher="horovodrun",
     )
-    return Generation(place, store, answer["generation"])
+    return Generation(rank_info, store, answer["generation"])
 
 
 def _ask(launcher: Store, worker: str, timeout: timedelta) -> dict[str, int]:

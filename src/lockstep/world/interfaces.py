@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.store import EVERYWHERE, LOOPBACK
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ AWAY = "lockstep/away"
 VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 
 
-def choose_interface(place: Place, store: Store, host: str) -> None:
+def choose_interface(rank_info: RankInfo, store: Store, host: str) -> None:
     """Set Gloo's interface, unless it is set: loopback if all workers are on this machine, else the one towards rank 0.
 
     They are also on this machine if rank 0's address is loopback, as when several nodes are tried on one machine.
@@ -41,7 +41,7 @@ def choose_interface(place: Place, store: Store, host: str) -> None:
     """
     if GLOO in os.environ:
         return
-    if place.local_size == place.size or is_loopback(host):
+    if rank_info.local_size == rank_info.size or is_loopback(host):
         os.environ[GLOO] = _interface(LOOPBACK)
         os.environ.setdefault(NCCL, os.environ[GLOO])
         return

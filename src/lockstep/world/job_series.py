@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 BATCH_JOBS = (("Slurm", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID"), ("Cobalt", "COBALT_JOBID"))
 
@@ -23,11 +23,11 @@ def describe_batch_job(environment: Mapping[str, str]) -> str:
     return next(jobs, "")
 
 
-def series_of(place: Place, environment: Mapping[str, str]) -> dict[str, int]:
+def series_of(rank_info: RankInfo, environment: Mapping[str, str]) -> dict[str, int]:
     """Return the series that this process's job belongs to, with its number in each; see `files.folder_lock.Owner`."""
     series = {}
-    if place.snapshots is not None:
-        series[f"starts of {place.snapshots.name}"] = place.restart
+    if rank_info.snapshots is not None:
+        series[f"starts of {rank_info.snapshots.name}"] = rank_info.restart
     if job := environment.get("SLURM_JOB_ID"):
         runs = environment.get("SLURM_RESTART_COUNT", "0")
         series[f"Slurm job {job} of {environment.get('SLURM_CLUSTER_NAME', '')}"] = int(runs) if runs.isdecimal() else 0

@@ -90,7 +90,7 @@ _warnings = set[str]()  # already printed
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """A worker's rank info.
 
     `rank` of `size` workers in total; `local_rank` of `local_size` on this node; `node` is the node's index from 0. In
@@ -114,7 +114,7 @@ class Place:
         return self.launcher in {row.name for row in MPI}
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RankInfo:
         """Read this worker's rank info from the variables of the launcher that started it.
 
         Warn, once per process, if another launcher's variables show that this worker may belong to a larger job.
@@ -122,12 +122,12 @@ class Place:
         Raises:
             WorldError: The variables are incomplete or contradict each other.
         """
-        place = cls._from_innermost(environment)
-        _check_others(place, environment)
-        return place
+        rank_info = cls._from_innermost(environment)
+        _check_others(rank_info, environment)
+        return rank_info
 
     @classmethod
-    def _from_innermost(cls, environment: Mapping[str, str]) -> Place:
+    def _from_innermost(cls, environment: Mapping[str, str]) -> RankInfo:
         other = next((launcher for launcher in OTHERS if _has_started(launcher, environment)), None)
         if TORCHRUN_ID in environment:
             return _read_torchrun(environment)
@@ -158,7 +158,7 @@ def _is_slurm_task(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def _check_others(place: Place, environment: Mapping[str, str]) -> None:
+def _check_others(rank_info: RankInfo, environment: Mapping[str, str]) -> None:
     """Check that one worker of a larger job is not mistaken for a whole job.
 
     Raises:
@@ -167,22 +167,23 @@ def _check_others(place: Place, environment: Mapping[str, str]) -> None:
     for launcher in OTHERS:
         names = _names(launcher, environment)
         values = [environment.get(name, "") for name in names[:2]]
-        if launcher.name == place.launcher or not _has_started(launcher, environment) or not values[1].isdecimal():
+        if launcher.name == rank_info.launcher or not _has_started(launcher, environment) or not values[1].isdecimal():
             continue
         shown = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=False))
-        if place.is_of_mpi and launcher in MPI and values != [str(place.rank), str(place.size)]:
-            own = next(row for row in MPI if row.name == place.launcher)
+        if rank_info.is_of_mpi and launcher in MPI and values != [str(rank_info.rank), str(rank_info.size)]:
+            own = next(row for row in MPI if row.name == rank_info.launcher)
             raise WorldError(
-                f"{place.launcher}'s variables set worker {place.rank} of {place.size}, but {launcher.name}'s set "
-                f"{shown}; unset those of the outer job: unset {' '.join(_names(own, environment))}, or "
+                f"{rank_info.launcher}'s variables set worker {rank_info.rank} of {rank_info.size}, "
+                f"but {launcher.name}'s set {shown}; unset those of the outer job: unset {' '.join(_names(own, environment))}, or "
                 f"unset {' '.join(name for name in names if name in environment)}"
             )
-        if int(values[1]) > place.size:
+        if int(values[1]) > rank_info.size:
             _warn(
-                f"{place.launcher}'s variables make this worker rank {place.rank} of {place.size}, but {launcher.name} "
-                f"set {shown}; if that is the job, unset {place.launcher}'s variables, which an outer job left behind"
+                f"{rank_info.launcher}'s variables make this worker rank {rank_info.rank} of {rank_info.size}, "
+                f"but {launcher.name} set {shown}; if that is the job, unset {rank_info.launcher}'s variables, "
+                f"which an outer job left behind"
             )
-    if place.launcher == "none" and PMIX_RANK in environment and "SLURM_STEP_ID" not in environment:
+    if rank_info.launcher == "none" and PMIX_RANK in environment and "SLURM_STEP_ID" not in environment:
         found = f"{PMIX_RANK}={environment[PMIX_RANK]} is set, but not the number of workers"
         fix = "start the workers with mpirun, srun, torchrun or `lockstep run`"
         if environment[PMIX_RANK] != "0":
@@ -202,7 +203,7 @@ def _is_kubeflow(environment: Mapping[str, str]) -> bool:
     return has_all and not any(name in environment for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
 
 
-def _read_kubeflow(environment: Mapping[str, str]) -> Place:
+def _read_kubeflow(environment: Mapping[str, str]) -> RankInfo:
     if environment.get(WORKERS_A_POD, "").isdecimal() and environment[WORKERS_A_POD] != "1":
         raise WorldError(
             f"{WORKERS_A_POD}={environment[WORKERS_A_POD]}: the operator expects several workers per pod "
@@ -211,10 +212,10 @@ def _read_kubeflow(environment: Mapping[str, str]) -> Place:
         )
     rank, size = _numbers(KUBEFLOW, {name: environment[name] for name in ("RANK", "WORLD_SIZE")})
     _check(KUBEFLOW, {name: environment[name] for name in KUBEFLOW_VARIABLES}, 0 <= rank < size)
-    return Place(rank, size, 0, 1, rank, KUBEFLOW)
+    return RankInfo(rank, size, 0, 1, rank, KUBEFLOW)
 
 
-def _read_torchrun(environment: Mapping[str, str]) -> Place:
+def _read_torchrun(environment: Mapping[str, str]) -> RankInfo:
     variables = (*_first_names(TORCHRUN), *ADDRESS)
     present = [name for name in (TORCHRUN_ID, *variables) if name in environment]
     if missing := [name for name in variables if name not in environment]:
@@ -223,28 +224,29 @@ def _read_torchrun(environment: Mapping[str, str]) -> Place:
             f"the job with torchrun or `lockstep train -np N`, or, if they are left from an earlier job, "
             f"unset {' '.join(present)}"
         )
-    place, restart = _read(TORCHRUN, environment), environment.get(RESTART_COUNT, "0")
+    rank_info, restart = _read(TORCHRUN, environment), environment.get(RESTART_COUNT, "0")
     snapshots = Path(environment[SNAPSHOTS]) if SNAPSHOTS in environment else None
-    return replace(place, restart=int(restart) if restart.isdecimal() else 0, snapshots=snapshots)
+    return replace(rank_info, restart=int(restart) if restart.isdecimal() else 0, snapshots=snapshots)
 
 
-def _agreed(place: Place, launcher: Launcher, environment: Mapping[str, str]) -> Place:
+def _agreed(rank_info: RankInfo, launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
     """Check a RANK that torchrun did not set, such as a script's copy or a stale one, against the launcher's info."""
-    right = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
+    right = {"RANK": rank_info.rank, "WORLD_SIZE": rank_info.size, "LOCAL_RANK": rank_info.local_rank}
     wrong = [
         f"{name}={environment[name]}" for name in right if environment.get(name, str(right[name])) != str(right[name])
     ]
     if wrong:
         left = [name for name in _first_names(TORCHRUN) if name in environment]
         raise WorldError(
-            f"{', '.join(wrong)} contradicts {launcher.name}, which started this worker as {place.rank} of "
-            f"{place.size} ({', '.join(f'{name}={environment[name]}' for name in _names(launcher, environment)[:3])}); "
+            f"{', '.join(wrong)} contradicts {launcher.name}, which started this worker as {rank_info.rank} of "
+            f"{rank_info.size} "
+            f"({', '.join(f'{name}={environment[name]}' for name in _names(launcher, environment)[:3])}); "
             f"{TORCHRUN_ID} is not set, so it is left from an earlier job: unset {' '.join(left)}"
         )
-    return place
+    return rank_info
 
 
-def _read(launcher: Launcher, environment: Mapping[str, str]) -> Place:
+def _read(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
     """Read the rank info from a launcher's variables."""
     names = _names(launcher, environment)
     if missing := [name for name in names if name not in environment]:
@@ -254,17 +256,17 @@ def _read(launcher: Launcher, environment: Mapping[str, str]) -> Place:
             f"restart the job, or set all of torchrun's: {' '.join((*_first_names(TORCHRUN), *ADDRESS))}"
         )
     shown = {name: environment[name] for name in names}
-    place = replace(_place(launcher, shown), launcher=launcher.name)
-    rank, size, local_rank, local_size = place.rank, place.size, place.local_rank, place.local_size
+    rank_info = replace(_place(launcher, shown), launcher=launcher.name)
+    rank, size, local_rank, local_size = rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size
     consistent = 0 <= rank < size and 0 <= local_rank < local_size <= size and local_rank <= rank
-    _check(launcher.name, shown, consistent and place.node >= 0)
-    return place
+    _check(launcher.name, shown, consistent and rank_info.node >= 0)
+    return rank_info
 
 
-def _place(launcher: Launcher, shown: Mapping[str, str]) -> Place:
+def _place(launcher: Launcher, shown: Mapping[str, str]) -> RankInfo:
     if launcher is not SLURM:
         rank, size, local_rank, local_size, *node = _numbers(launcher.name, shown)
-        return Place(rank, size, local_rank, local_size, node[0] if node else rank // max(1, local_size))
+        return RankInfo(rank, size, local_rank, local_size, node[0] if node else rank // max(1, local_size))
     *_, tasks, _ = shown
     rank, size, local_rank, node_index = _numbers(launcher.name, {k: v for k, v in shown.items() if k != tasks})
     try:
@@ -272,7 +274,7 @@ def _place(launcher: Launcher, shown: Mapping[str, str]) -> Place:
     except ValueError as error:
         raise WorldError(f"invalid Slurm variable {tasks}: {error}") from None
     _check(launcher.name, shown, 0 <= node_index < len(local_sizes) and sum(local_sizes) == size)
-    return Place(rank, size, local_rank, local_sizes[node_index], node_index)
+    return RankInfo(rank, size, local_rank, local_sizes[node_index], node_index)
 
 
 def _numbers(launcher: str, shown: Mapping[str, str]) -> list[int]:
@@ -290,7 +292,7 @@ def _check(launcher: str, shown: Mapping[str, str], consistent: bool) -> None:
 
 
 def _names(launcher: Launcher, environment: Mapping[str, str]) -> list[str]:
-    """The names in effect, in the order of `Place`'s fields."""
+    """The names in effect, in the order of `RankInfo`'s fields."""
     return [next((name for name in names if name in environment), names[0]) for names in launcher.fields]
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockstep.errors import LostPeerError
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -71,13 +71,17 @@ class LossWatch:
     """
 
     def __init__(
-        self, place: Place, store: Store, timeout_seconds: float, report: Callable[[LostPeerError], int] = print_error
+        self,
+        rank_info: RankInfo,
+        store: Store,
+        timeout_seconds: float,
+        report: Callable[[LostPeerError], int] = print_error,
     ) -> None:
         self._report = report
         self._standing_down = threading.Event()
         _reports.append(report)
-        one_host = place.local_size == place.size
-        self._lifeline = Lifeline(store, place.rank, place.size, timeout_seconds, one_host, self._ended)
+        one_host = rank_info.local_size == rank_info.size
+        self._lifeline = Lifeline(store, rank_info.rank, rank_info.size, timeout_seconds, one_host, self._ended)
 
     def stand_down(self) -> None:
         """Ignore the other workers' ends from now on: this worker is exiting, or continues alone."""

@@ -18,7 +18,7 @@ import psutil
 
 from lockstep.errors import WorldError
 from lockstep.files.untrusted import read_text
-from lockstep.world.launcher_environment import SLURM, Place
+from lockstep.world.launcher_environment import SLURM, RankInfo
 from lockstep.world.slurm_hostlist import expand
 from lockstep.world.store import LOOPBACK
 
@@ -34,7 +34,7 @@ BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "PALS_AP
 PORTS = range(20_000, 30_000)  # below Linux's ephemeral ports
 
 
-def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+def find_address(rank_info: RankInfo, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return the host and port at which rank 0 serves the job's store.
 
     MASTER_ADDR and MASTER_PORT have precedence, independently; but a job on one host always uses loopback.
@@ -42,25 +42,25 @@ def find_address(place: Place, environment: Mapping[str, str] = os.environ) -> t
     Raises:
         WorldError: Rank 0's host is unknown, or MASTER_PORT is not a port.
     """
-    if place.local_size == place.size:
+    if rank_info.local_size == rank_info.size:
         host: str | None = LOOPBACK
     else:
-        host = environment.get("MASTER_ADDR") or _first_host(place, environment) or _ask_mpi(place)
+        host = environment.get("MASTER_ADDR") or _first_host(rank_info, environment) or _ask_mpi(rank_info)
     if host is None:
         raise WorldError(
-            f"{place.launcher} does not set rank 0's address; set MASTER_ADDR (the host of rank 0) and MASTER_PORT (a "
-            f"free port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
+            f"{rank_info.launcher} does not set rank 0's address; set MASTER_ADDR (the host of rank 0) and MASTER_PORT "
+            f"(a free port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
     said = environment.get("MASTER_PORT")
     if said is not None and not (said.isdecimal() and len(said) < 9 and 0 < int(said) < 65_536):
         raise WorldError(f"MASTER_PORT={said[:40]!r} is not a port; set it to a free one of {host}, or unset it")
-    return host, int(said) if said else derived_port(launch_name(place, environment))
+    return host, int(said) if said else derived_port(launch_name(rank_info, environment))
 
 
-def launch_name(place: Place, environment: Mapping[str, str] = os.environ) -> str:
+def launch_name(rank_info: RankInfo, environment: Mapping[str, str] = os.environ) -> str:
     """Return a name that only this launch's workers share, as far as the variables identify the launch."""
-    names = LAUNCHES.get(place.launcher, BATCH_JOBS)
-    return " ".join([place.launcher, *(f"{name}={environment[name]}" for name in names if name in environment)])
+    names = LAUNCHES.get(rank_info.launcher, BATCH_JOBS)
+    return " ".join([rank_info.launcher, *(f"{name}={environment[name]}" for name in names if name in environment)])
 
 
 def derived_port(launch: str) -> int:
@@ -80,8 +80,8 @@ def is_here(host: str) -> bool:
     return False
 
 
-def _first_host(place: Place, environment: Mapping[str, str]) -> str | None:
-    nodes = "SLURM_STEP_NODELIST" if place.launcher == SLURM.name else "SLURM_JOB_NODELIST"
+def _first_host(rank_info: RankInfo, environment: Mapping[str, str]) -> str | None:
+    nodes = "SLURM_STEP_NODELIST" if rank_info.launcher == SLURM.name else "SLURM_JOB_NODELIST"
     if text := environment.get(nodes):
         try:
             return expand(text)[0]
@@ -93,7 +93,7 @@ def _first_host(place: Place, environment: Mapping[str, str]) -> str | None:
         return job[1]
     for name in HOST_FILES:
         if path := environment.get(name):
-            return _first_line(name, Path(path), without_batch_host=place.launcher == "jsrun")
+            return _first_line(name, Path(path), without_batch_host=rank_info.launcher == "jsrun")
     return None
 
 
@@ -128,14 +128,14 @@ def _first_line(name: str, path: Path, without_batch_host: bool) -> str:
     return others[0]
 
 
-def _ask_mpi(place: Place) -> str | None:
+def _ask_mpi(rank_info: RankInfo) -> str | None:
     """Ask mpi4py for rank 0's host, if it is installed and belongs to the MPI that started this worker."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # RuntimeError: no MPI library
         return None
     world = MPI.COMM_WORLD
-    if world.Get_size() != place.size or world.Get_rank() != place.rank:
+    if world.Get_size() != rank_info.size or world.Get_rank() != rank_info.rank:
         return None
     host: str = world.bcast(socket.gethostname(), root=0)
     return host

@@ -23,7 +23,7 @@ import psutil
 from lockstep.errors import WorldError, first_line
 from lockstep.files.atomic import replacing
 from lockstep.world.interfaces import choose_interface, listening_address
-from lockstep.world.launcher_environment import ADDRESS, Place
+from lockstep.world.launcher_environment import ADDRESS, RankInfo
 from lockstep.world.rank0_address import find_address, is_here, launch_name
 from lockstep.world.start_limit import START_TIMEOUT, load_here
 from lockstep.world.store import LOOPBACK, serve_store
@@ -39,21 +39,21 @@ PARENTS = (
 POLL_SECONDS = 0.02
 SET_ADDRESS = "set MASTER_ADDR for all workers to an address of rank 0's host that all hosts can reach"
 
-_stores: dict[Place, Store] = {}  # kept, because rank 0's process serves its store until it exits
+_stores: dict[RankInfo, Store] = {}  # kept, because rank 0's process serves its store until it exits
 
 
-def open_store(place: Place, timeout_seconds: float) -> Store:
+def open_store(rank_info: RankInfo, timeout_seconds: float) -> Store:
     """Connect to the job's key-value store; return the same one at each call in a process.
 
     Raises:
         WorldError: It cannot be reached within the time, or its address is unknown.
     """
-    if place not in _stores:
-        _stores[place] = _open(place, timeout_seconds)
-    return _stores[place]
+    if rank_info not in _stores:
+        _stores[rank_info] = _open(rank_info, timeout_seconds)
+    return _stores[rank_info]
 
 
-def _open(place: Place, timeout_seconds: float) -> Store:
+def _open(rank_info: RankInfo, timeout_seconds: float) -> Store:
     address = ":".join(os.environ[name] for name in ADDRESS if name in os.environ)
     begun = time.monotonic()
     try:
@@ -61,32 +61,32 @@ def _open(place: Place, timeout_seconds: float) -> Store:
             from torch.distributed.rendezvous import rendezvous
 
             timeout = timedelta(seconds=timeout_seconds)
-            store: Store = next(rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
+            store: Store = next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
             host = os.environ["MASTER_ADDR"]
-        elif place.local_size == place.size and "MASTER_PORT" not in os.environ:
-            host, store = LOOPBACK, _meet_on_this_host(place, timeout_seconds)
+        elif rank_info.local_size == rank_info.size and "MASTER_PORT" not in os.environ:
+            host, store = LOOPBACK, _meet_on_this_host(rank_info, timeout_seconds)
         else:
-            host, port = find_address(place)
+            host, port = find_address(rank_info)
             address = f"{host}:{port}"
-            store = _meet_at(host, port, place, timeout_seconds)
-        choose_interface(place, store, host)
+            store = _meet_at(host, port, rank_info, timeout_seconds)
+        choose_interface(rank_info, store, host)
         return store
     except (RuntimeError, ValueError, OSError) as error:
         is_late = time.monotonic() - begun >= timeout_seconds
         fix = f"; if they are still starting ({load_here()}), raise {START_TIMEOUT}" if is_late else ""
         raise WorldError(
-            f"worker {place.rank} on {socket.gethostname()} cannot reach the other workers"
+            f"worker {rank_info.rank} on {socket.gethostname()} cannot reach the other workers"
             f"{address and f' at {address}'} within {timeout_seconds:g} s: {first_line(error)}{fix}"
         ) from error
 
 
-def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Store:
+def _meet_at(host: str, port: int, rank_info: RankInfo, timeout_seconds: float) -> Store:
     """Connect at rank 0's address."""
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=timeout_seconds)
-    launch = f"lockstep/{launch_name(place)} of {place.size}"  # a key that only this job's store has
-    if place.rank != 0:
+    launch = f"lockstep/{launch_name(rank_info)} of {rank_info.size}"  # a key that only this job's store has
+    if rank_info.rank != 0:
         target = (listening_address(host) or host) if is_here(host) else host
         try:
             store = TCPStore(target, port, is_master=False, timeout=timeout)
@@ -98,12 +98,12 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
             store.wait([launch], timeout)
         except RuntimeError:
             raise TimeoutError("another job listens there; set MASTER_PORT to a free port of that host") from None
-        store.set(f"here/{place.rank}", "")
+        store.set(f"here/{rank_info.rank}", "")
         return store
     here = socket.gethostname()
     if not is_here(host):
         raise WorldError(
-            f"rank 0 runs on {here}, but {place.launcher}'s variables direct the other workers to {host}; "
+            f"rank 0 runs on {here}, but {rank_info.launcher}'s variables direct the other workers to {host}; "
             f"set MASTER_ADDR={here} for all workers"
         )
     address = listening_address(host)
@@ -122,7 +122,7 @@ def _meet_at(host: str, port: int, place: Place, timeout_seconds: float) -> Stor
         ) from error
     store.set(launch, "")
     hint = f"; rank 0 listens on {address or 'all addresses'} of {here}, port {port}: {SET_ADDRESS}"
-    _wait_for_others(store, place, timeout, hint if address != LOOPBACK else "")
+    _wait_for_others(store, rank_info, timeout, hint if address != LOOPBACK else "")
     return store
 
 
@@ -135,9 +135,9 @@ def _resolved(host: str) -> str:
     return ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
-def _wait_for_others(store: Store, place: Place, timeout: timedelta, hint: str = "") -> None:
+def _wait_for_others(store: Store, rank_info: RankInfo, timeout: timedelta, hint: str = "") -> None:
     """Wait until all workers have connected; `hint` ends the error message."""
-    others = [f"here/{rank}" for rank in range(1, place.size)]
+    others = [f"here/{rank}" for rank in range(1, rank_info.size)]
     try:
         store.wait(others, timeout)
     except RuntimeError:
@@ -145,15 +145,15 @@ def _wait_for_others(store: Store, place: Place, timeout: timedelta, hint: str =
         raise TimeoutError(f"rank {', '.join(missing)} did not connect{hint}") from None
 
 
-def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
+def _meet_on_this_host(rank_info: RankInfo, timeout_seconds: float) -> Store:
     timeout = timedelta(seconds=timeout_seconds)
     file = _meeting_file()
-    if place.rank == 0:
+    if rank_info.rank == 0:
         store, port = serve_store()
         with replacing(file) as partial:
             partial.write_text(str(port))
         try:
-            _wait_for_others(store, place, timeout)
+            _wait_for_others(store, rank_info, timeout)
         finally:
             file.unlink()
         return store
@@ -165,7 +165,7 @@ def _meet_on_this_host(place: Place, timeout_seconds: float) -> Store:
     from torch.distributed import TCPStore
 
     store = TCPStore(LOOPBACK, int(file.read_text()), is_master=False, timeout=timeout)
-    store.set(f"here/{place.rank}", "")
+    store.set(f"here/{rank_info.rank}", "")
     return store
 
 

@@ -23,7 +23,7 @@ from lockstep.errors import LostPeerError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.peer_loss import LossWatch, print_error
 from lockstep.world.rendezvous import open_store
 from lockstep.world.start_limit import WORKERS_SECONDS, start_limit
@@ -45,18 +45,18 @@ class World:
     With size 1, it does not communicate and opens no port.
     """
 
-    place: Place
+    rank_info: RankInfo
     device: torch.device
     host_group: Any = None
     """torch's process group for tensors on the CPU, or None for the default one."""
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.rank_info.rank
 
     @property
     def size(self) -> int:
-        return self.place.size
+        return self.rank_info.size
 
     @property
     def is_main(self) -> bool:
@@ -129,7 +129,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def connect(
-    place: Place,
+    rank_info: RankInfo,
     device: DeviceChoice = "auto",
     backend: BackendChoice = "auto",
     report: Callable[[LostPeerError], int] = print_error,
@@ -149,11 +149,11 @@ def connect(
     with collector_paused():
         import torch.distributed as dist
 
-    chosen = choose_device(place, device, may_share=backend == "gloo")
+    chosen = choose_device(rank_info, device, may_share=backend == "gloo")
     library = choose_library(chosen, backend)
     accelerator.use(chosen)
-    if place.size == 1 or dist.is_initialized():
-        yield World(place, chosen, _host_group() if place.size > 1 else None)
+    if rank_info.size == 1 or dist.is_initialized():
+        yield World(rank_info, chosen, _host_group() if rank_info.size > 1 else None)
         return
     with collector_paused():
         # Creating an optimizer imports this; imported after the process group, it would keep the group alive.
@@ -161,30 +161,30 @@ def connect(
 
     # Each connection has its own prefix, so that it does not find the addresses of an earlier one.
     seconds = start_limit() or WORKERS_SECONDS
-    store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(place, seconds))
+    store = dist.PrefixStore(f"connect/{next(_connections)}", open_store(rank_info, seconds))
     # Before the group is created, which would choose a device itself and fail with an unclear message.
     if device != "cpu":
-        check_devices(place, chosen, library, store)
+        check_devices(rank_info, chosen, library, store)
     own_library: dict[str, Any] = {"backend": f"cpu:gloo,{chosen.type}:{library}", "device_id": chosen}
     try:
         dist.init_process_group(
             **(own_library if library != GLOO else {"backend": GLOO}),
             store=store,
-            rank=place.rank,
-            world_size=place.size,
+            rank=rank_info.rank,
+            world_size=rank_info.size,
             timeout=timedelta(seconds=PEERS_SECONDS),
         )
     except (RuntimeError, ValueError) as error:
         debug = accelerator.DEBUG_VARIABLES.get(library)
         more = f"; {debug} prints more" if debug else ""
         raise WorldError(
-            f"worker {place.rank} on {socket.gethostname()} cannot connect to its {place.size - 1} peers: "
+            f"worker {rank_info.rank} on {socket.gethostname()} cannot connect to its {rank_info.size - 1} peers: "
             f"{first_line(error)}; GLOO_SOCKET_IFNAME sets the network interface{more}"
         ) from error
     if library != GLOO:
-        _watches.append(LossWatch(place, store, seconds, report))
+        _watches.append(LossWatch(rank_info, store, seconds, report))
     try:
-        yield World(place, chosen)
+        yield World(rank_info, chosen)
     except BaseException as error:
         for watch in _watches:
             watch.stand_down()

@@ -550,14 +550,14 @@ PLACES = [
 
 @target
 def launcher_variables(folder: Path) -> Target:
-    from lockstep.world.launcher_environment import Place
+    from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.rank0_address import find_address
 
     sys.modules["mpi4py"] = None  # type: ignore[assignment] # where it is installed, it would load the MPI library
 
     def read(data: bytes) -> None:
         for environment in _environments(data):
-            find_address(Place.from_environment(environment), environment)
+            find_address(RankInfo.from_environment(environment), environment)
 
     return Target(_lines(PLACES), read, (errors.WorldError,), as_json=True)
 

@@ -16,7 +16,7 @@ from lockstep import hvd
 from lockstep.hvd.basics import is_homogeneous
 from lockstep.hvd.engine.context import Context
 from lockstep.hvd.engine.settings import Settings
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 ONE, TWO = torch.ones(3), [torch.ones(3), torch.arange(4)]
 
@@ -165,14 +165,14 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_the_last_worker_of_an_elastic_job_keeps_its_slot_and_one_of_a_group_is_counted_alone() -> None:
-    def connected(place: Place, launched: int) -> Context:
-        context = Context(place, dist.HashStore(), Settings(), launched)
+    def connected(rank_info: RankInfo, launched: int) -> Context:
+        context = Context(rank_info, dist.HashStore(), Settings(), launched)
         context.connect()
         context.shut_down()
         return context
 
-    survivor = connected(Place(0, 1, 3, 1, launcher="horovodrun"), launched=1)
-    assert (survivor.place.local_rank, survivor.place.local_size) == (3, 1)
+    survivor = connected(RankInfo(0, 1, 3, 1, launcher="horovodrun"), launched=1)
+    assert (survivor.rank_info.local_rank, survivor.rank_info.local_size) == (3, 1)
     assert survivor.neighbors.cross(0) == (0, 1)
-    alone = connected(Place(0, 1, 3, 4, launcher="torchrun"), launched=4)
-    assert (alone.place.local_rank, alone.place.local_size) == (0, 1)
+    alone = connected(RankInfo(0, 1, 3, 4, launcher="torchrun"), launched=4)
+    assert (alone.rank_info.local_rank, alone.rank_info.local_size) == (0, 1)

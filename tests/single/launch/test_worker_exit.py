@@ -14,7 +14,7 @@ import pytest
 from lockstep.errors import ConfigError, LostPeerError, StoppedError, WorldError
 from lockstep.launch import worker_exit
 from lockstep.launch.worker_exit import REQUESTS, exit_code_of
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def _raises(error: BaseException) -> Callable[[Any], None]:
 
 
 def _exit(error: BaseException, launcher: str = "none") -> int:
-    return exit_code_of(_raises(error), Place(rank=3, size=4, launcher=launcher), "cpu", "auto")
+    return exit_code_of(_raises(error), RankInfo(rank=3, size=4, launcher=launcher), "cpu", "auto")
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_an_error_is_an_exit_code_and_a_word_on_the_terminal(
 
 
 def test_work_that_ends_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(lambda world: None, Place(), "cpu", "auto") == 0
+    assert exit_code_of(lambda world: None, RankInfo(), "cpu", "auto") == 0
     assert capsys.readouterr().err == ""
 
 
 def test_a_check_comes_before_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_exit, "connect", None)
     check = lambda: _raises(ConfigError("no"))(None)  # noqa: E731
-    assert exit_code_of(lambda world: None, Place(), "cpu", "auto", check) == 2
+    assert exit_code_of(lambda world: None, RankInfo(), "cpu", "auto", check) == 2
 
 
 @pytest.mark.parametrize(

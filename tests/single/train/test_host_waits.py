@@ -34,7 +34,7 @@ from lockstep.train.optim.ema import build_average
 from lockstep.train.precision import build_precision
 from lockstep.train.setup import build_job
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 DEVICE = torch.device("cuda", 0)
@@ -160,13 +160,13 @@ def _job(folder: Path, settings: dict[str, Any]) -> Job:
     plain = dataclasses.replace(config.numerics, precision="fp32", loss_scale=None)
     on_cpu = dataclasses.replace(config, numerics=plain)
     model: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    job = build_job(on_cpu, World(Place(), torch.device("cpu")), digits.load(), model)
+    job = build_job(on_cpu, World(RankInfo(), torch.device("cpu")), digits.load(), model)
     with FakeTensorMode(allow_non_fake_inputs=True):
         return _on_fake_device(job, config)
 
 
 def _on_fake_device(job: Job, config: TrainConfig) -> Job:
-    world = World(Place(), DEVICE)
+    world = World(RankInfo(), DEVICE)
     precision = build_precision(config.numerics, DEVICE.type)
     with DEVICE:
         model = precision.prepare(_net(config.parallel.sync_bn))

@@ -21,11 +21,11 @@ from lockstep.files.jsonl import read_records
 from lockstep.models import registry
 from lockstep.train.checkpoints import checkpoint_format
 from lockstep.train.inference import evaluate_checkpoint, load_network, predict
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 SPEC = InputSpec(1, 8, 8, (0.3,), (0.4,))
-ALONE = World(Place(), torch.device("cpu"))
+ALONE = World(RankInfo(), torch.device("cpu"))
 WAYS = {
     "small images cropped": ((32, 32), ["--image-size", "32"]),
     "small images in memory": ((36, 28), []),

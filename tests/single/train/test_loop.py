@@ -20,7 +20,7 @@ from lockstep.train.loop import _split
 from lockstep.train.losses import losses_of
 from lockstep.train.monitoring import device_clock, report_interval
 from lockstep.train.trackers.console import PlainConsole
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 
@@ -76,7 +76,7 @@ def test_the_rate_includes_snapshots_and_checkpoints_and_excludes_evaluations(
     for name, seconds in (("take_step", 1.0), ("save", 5.0), ("evaluate", 50.0)):
         monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))
     settings = {"epochs": 2, "batch_size": 8, "checkpoint_steps": 3, "snapshot_steps": 2, "run_dir": tmp_path / "run"}
-    world = World(Place(snapshots=tmp_path / "memory"), torch.device("cpu"))
+    world = World(RankInfo(snapshots=tmp_path / "memory"), torch.device("cpu"))
     result = train_digits(world, "plain", 64, 8, settings)
 
     records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
@@ -101,7 +101,7 @@ def test_the_last_epoch_has_the_steps_that_max_steps_leaves_and_a_resume_names_i
 ) -> None:
     begun: list[tuple[int, ...]] = []
     monkeypatch.setattr(PlainConsole, "begin_epoch", lambda self, *numbers: begun.append(numbers))
-    world, settings = World(Place(), torch.device("cpu")), {"epochs": 2, "batch_size": 8, "run_dir": tmp_path}
+    world, settings = World(RankInfo(), torch.device("cpu")), {"epochs": 2, "batch_size": 8, "run_dir": tmp_path}
     train_digits(world, "plain", 64, 8, {**settings, "max_steps": 11})
     train_digits(world, "plain", 64, 8, {**settings, "resume": "auto"})
     assert begun == [(0, 2, 8, 0), (1, 2, 3, 0), (1, 2, 8, 3)]  # epoch from 0, epochs, steps, steps done before

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lockstep.train.metrics import Meter, Totals
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 LOGITS = torch.tensor([[9.0, 1, 2, 3, 4, 5], [1, 9, 8, 7, 6, 5], [0, 1, 2, 3, 4, 5]])
@@ -14,7 +14,7 @@ LABELS = torch.tensor([0, 5, 0])  # first, fifth and last of six
 
 
 def _meter() -> Meter:
-    return Meter(World(Place(), torch.device("cpu")))
+    return Meter(World(RankInfo(), torch.device("cpu")))
 
 
 def test_top1_and_top5_count_right_answers() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lockstep.errors import WorldError
 from lockstep.world import elastic_rendezvous
 from lockstep.world.elastic_rendezvous import ADDED, CHANGES, REMOVED, _Latest, answer_key, ask_key, host_changes, meet
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.store import serve_store
 
 WORKER = "localhost/2/1"
@@ -49,12 +49,12 @@ def test_a_worker_asks_and_gets_its_place_and_then_the_next(launcher: Any) -> No
     generation_store.set("shared", "here")
     _answer(launcher, 0, generation=3, rank=1, size=4, local_rank=2, local_size=3, node=1, port=port, changes=0)
     meeting = meet()
-    assert meeting.place == Place(1, 4, 2, 3, 1, "horovodrun")
+    assert meeting.rank_info == RankInfo(1, 4, 2, 3, 1, "horovodrun")
     assert meeting.generation == 3
     assert meeting.store.get("shared") == b"here"
     assert launcher.get(ask_key(WORKER)) == b"0"
     _answer(launcher, 3, generation=4, rank=0, size=2, local_rank=1, port=port, changes=0)
-    assert meet().place.rank == 0
+    assert meet().rank_info.rank == 0
     assert elastic_rendezvous.latest_place() == (0, 2)
     assert launcher.get(ask_key(WORKER)) == b"3"
 
@@ -67,7 +67,7 @@ def test_a_generation_that_is_lost_already_is_left_at_once(launcher: Any, monkey
     _answer(launcher, 0, generation=1, rank=1, size=2, local_rank=1, port=closed_port, changes=0)
     _answer(launcher, 1, generation=2, rank=0, size=1, local_rank=0, port=port, changes=0)
     meeting = meet()
-    assert (meeting.generation, meeting.place.rank) == (2, 0)
+    assert (meeting.generation, meeting.rank_info.rank) == (2, 0)
     assert launcher.get(ask_key(WORKER)) == b"1"
 
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from lockstep.world import interfaces
 from lockstep.world.interfaces import AWAY, choose_interface
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.store import EVERYWHERE, LOOPBACK, serve_store
 
-HERE = Place(1, 2, 1, 2, 0, "Slurm")
-APART = Place(1, 2, 0, 1, 1, "Slurm")
+HERE = RankInfo(1, 2, 1, 2, 0, "Slurm")
+APART = RankInfo(1, 2, 0, 1, 1, "Slurm")
 
 
 @pytest.fixture(autouse=True)

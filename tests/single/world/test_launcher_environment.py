@@ -1,4 +1,4 @@
-"""A worker's place, from the variables of its launcher."""
+"""A worker's rank info, from the variables of its launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import pytest
 
 from lockstep.errors import WorldError
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 TORCHRUN = {
     "RANK": "5",
@@ -30,25 +30,25 @@ ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SI
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "rank_info"),
     [
-        pytest.param({}, Place(), id="nothing"),
-        pytest.param({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, Place(0, 1, 0, 1, 0, "none"), id="other variables"),
+        pytest.param({}, RankInfo(), id="nothing"),
+        pytest.param({"PATH": "/bin", "OMP_NUM_THREADS": "1"}, RankInfo(0, 1, 0, 1, 0, "none"), id="other variables"),
         # Set in some clusters' login shells; without a rank they start nothing.
-        pytest.param({"MASTER_ADDR": "node0", "WORLD_SIZE": "4"}, Place(), id="no rank"),
-        pytest.param(TORCHRUN, Place(5, 8, 1, 4, 1, "torchrun"), id="torchrun"),
-        pytest.param({**TORCHRUN, **ONE_WORKER}, Place(0, 1, 0, 1, 0, "torchrun"), id="one worker"),
-        pytest.param(_without("TORCHELASTIC_RUN_ID"), Place(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
+        pytest.param({"MASTER_ADDR": "node0", "WORLD_SIZE": "4"}, RankInfo(), id="no rank"),
+        pytest.param(TORCHRUN, RankInfo(5, 8, 1, 4, 1, "torchrun"), id="torchrun"),
+        pytest.param({**TORCHRUN, **ONE_WORKER}, RankInfo(0, 1, 0, 1, 0, "torchrun"), id="one worker"),
+        pytest.param(_without("TORCHELASTIC_RUN_ID"), RankInfo(5, 8, 1, 4, 1, "torchrun"), id="no run id"),
     ],
 )
-def test_the_place_is_what_the_launcher_said(environment: dict[str, str], place: Place) -> None:
-    assert Place.from_environment(environment) == place
+def test_the_place_is_what_the_launcher_said(environment: dict[str, str], rank_info: RankInfo) -> None:
+    assert RankInfo.from_environment(environment) == rank_info
 
 
 @pytest.mark.parametrize("missing", [name for name in TORCHRUN if name != "TORCHELASTIC_RUN_ID"])
 def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> None:
     with pytest.raises(WorldError, match=rf", {missing} not set") as caught:
-        Place.from_environment(_without(missing))
+        RankInfo.from_environment(_without(missing))
     remedy = str(caught.value).rpartition("unset ")[2]
     assert set(remedy.split()) | {"TORCHELASTIC_RUN_ID"} == set(TORCHRUN) - {missing}
 
@@ -56,14 +56,14 @@ def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> N
 @pytest.mark.parametrize("left", ["RANK", "TORCHELASTIC_RUN_ID"])
 def test_a_single_variable_left_behind_is_named(left: str) -> None:
     with pytest.raises(WorldError, match=rf"\b{left}\b.*unset {left}"):
-        Place.from_environment({left: "0"})
+        RankInfo.from_environment({left: "0"})
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
 @pytest.mark.parametrize("value", ["", "first", "1.0", "0x1"])
 def test_what_is_no_number_is_shown(name: str, value: str) -> None:
     with pytest.raises(WorldError, match=re.escape(f"{name}={value!r}")):
-        Place.from_environment({**TORCHRUN, name: value})
+        RankInfo.from_environment({**TORCHRUN, name: value})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_is_no_number_is_shown(name: str, value: str) -> None:
 def test_a_contradiction_shows_the_variables(contradiction: dict[str, str]) -> None:
     environment = {**TORCHRUN, **contradiction}
     with pytest.raises(WorldError, match="contradict") as caught:
-        Place.from_environment(environment)
+        RankInfo.from_environment(environment)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         assert f"{name}={environment[name]}" in str(caught.value)
 
@@ -138,41 +138,41 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize(("launcher", "variables"), LAUNCHERS.items())
 def test_workers_of_every_launcher_know_their_place(launcher: str, variables: dict[str, str]) -> None:
-    assert Place.from_environment(variables) == Place(5, 8, 1, 4, 1, launcher)
+    assert RankInfo.from_environment(variables) == RankInfo(5, 8, 1, 4, 1, launcher)
 
 
 @pytest.mark.parametrize(("launcher", "variables"), LAUNCHERS.items())
 def test_what_is_wrong_with_a_launchers_variables_is_named(launcher: str, variables: dict[str, str]) -> None:
     rank = next(name for name in variables if name.endswith(("RANK", "RANKID", "PROCID")))
     with pytest.raises(WorldError, match=f"{launcher}'s variables contradict each other: {rank}=9"):
-        Place.from_environment({**variables, rank: "9"})
+        RankInfo.from_environment({**variables, rank: "9"})
     with pytest.raises(WorldError, match=f"{launcher}'s variables must be integers: {rank}='x'"):
-        Place.from_environment({**variables, rank: "x"})
+        RankInfo.from_environment({**variables, rank: "x"})
     size = next(name for name in variables if name.endswith(("SIZE", "NUM_TASKS")))
     with pytest.raises(WorldError, match=rf"{launcher}'s variables are incomplete: .*{rank}.* set, .*{size}.* not set"):
-        Place.from_environment({name: value for name, value in variables.items() if name != size})
+        RankInfo.from_environment({name: value for name, value in variables.items() if name != size})
 
 
 @pytest.mark.parametrize("mark", ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"])
 def test_a_rank_alone_is_incomplete(mark: str) -> None:
     with pytest.raises(WorldError, match=f"incomplete: {mark} set"):
-        Place.from_environment({mark: "0"})
+        RankInfo.from_environment({mark: "0"})
 
 
 def test_a_pod_of_a_training_operator_is_a_node_with_one_worker() -> None:
-    assert Place.from_environment(POD) == Place(5, 8, 0, 1, 5, "Kubeflow")
+    assert RankInfo.from_environment(POD) == RankInfo(5, 8, 0, 1, 5, "Kubeflow")
     with pytest.raises(WorldError, match="Kubeflow's variables contradict each other: RANK=8, WORLD_SIZE=8"):
-        Place.from_environment({**POD, "RANK": "8"})
+        RankInfo.from_environment({**POD, "RANK": "8"})
     for name in ("KUBERNETES_SERVICE_HOST", "MASTER_ADDR"):
         with pytest.raises(WorldError, match="LOCAL_RANK"):
-            Place.from_environment({key: value for key, value in POD.items() if key != name})
+            RankInfo.from_environment({key: value for key, value in POD.items() if key != name})
 
 
 def test_a_pod_that_is_meant_for_several_workers_is_not_one() -> None:
     for one in ("1", "auto", "gpu"):
-        assert Place.from_environment({**POD, "PET_NPROC_PER_NODE": one}).size == 8
+        assert RankInfo.from_environment({**POD, "PET_NPROC_PER_NODE": one}).size == 8
     with pytest.raises(WorldError, match=r"PET_NPROC_PER_NODE=4: .* command: \[torchrun"):
-        Place.from_environment({**POD, "PET_NPROC_PER_NODE": "4"})
+        RankInfo.from_environment({**POD, "PET_NPROC_PER_NODE": "4"})
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_uneven_slurm_nodes_count_their_own_tasks(node: int, local_rank: int, ra
         "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
         **{name: str(value) for name, value in said.items()},
     }
-    assert Place.from_environment(environment) == Place(rank, 11, local_rank, local_size, node, "Slurm")
+    assert RankInfo.from_environment(environment) == RankInfo(rank, 11, local_rank, local_size, node, "Slurm")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_uneven_slurm_nodes_count_their_own_tasks(node: int, local_rank: int, ra
 )
 def test_slurms_counts_must_fit(wrong: dict[str, str], words: str) -> None:
     with pytest.raises(WorldError, match=words):
-        Place.from_environment({**SLURM, **wrong})
+        RankInfo.from_environment({**SLURM, **wrong})
 
 
 BATCH = {
@@ -225,17 +225,17 @@ ONE_TASK = {"SLURM_STEP_NODELIST": "hal01", "SLURM_STEP_NUM_TASKS": "1", "SLURM_
     ],
 )
 def test_a_shell_of_slurm_is_no_worker(environment: dict[str, str]) -> None:
-    assert Place.from_environment(environment) == Place()
+    assert RankInfo.from_environment(environment) == RankInfo()
 
 
 def test_a_terminals_shell_among_several_tasks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {**SLURM, "SLURM_PTY_PORT": "4", "SLURM_TASK_PID": "1"}
     monkeypatch.setattr(os, "isatty", lambda descriptor: True)
     with pytest.raises(WorldError, match=r"one of 8 tasks .*srun --overlap"):
-        Place.from_environment(environment)
-    assert Place.from_environment({**environment, "SLURM_TASK_PID": str(os.getpid())}).size == 8  # srun --pty python
+        RankInfo.from_environment(environment)
+    assert RankInfo.from_environment({**environment, "SLURM_TASK_PID": str(os.getpid())}).size == 8  # srun --pty python
     monkeypatch.setattr(os, "isatty", lambda descriptor: False)  # a step that was started in such a shell
-    assert Place.from_environment(environment).size == 8
+    assert RankInfo.from_environment(environment).size == 8
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_terminals_shell_among_several_tasks_is_an_error(monkeypatch: pytest.M
     ],
 )
 def test_the_innermost_launcher_wins(environment: dict[str, str], launcher: str) -> None:
-    assert Place.from_environment(environment) == Place(5, 8, 1, 4, 1, launcher)
+    assert RankInfo.from_environment(environment) == RankInfo(5, 8, 1, 4, 1, launcher)
 
 
 ALONE_IN_OPEN_MPI = dict(zip(OPEN_MPI, "0101", strict=True))
@@ -266,7 +266,7 @@ def test_variables_of_two_mpis_that_disagree_are_an_error_that_names_both() -> N
         r"unset OMPI_COMM_WORLD_RANK .*, or unset PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS$"
     )
     with pytest.raises(WorldError, match=words):
-        Place.from_environment({**MPICH, **ALONE_IN_OPEN_MPI})
+        RankInfo.from_environment({**MPICH, **ALONE_IN_OPEN_MPI})
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_worker_of_a_smaller_job_than_another_launcher_started_is_warned_about
     environment: dict[str, str], names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
-    assert [Place.from_environment(environment).size for _ in range(2)] == [1, 1]
+    assert [RankInfo.from_environment(environment).size for _ in range(2)] == [1, 1]
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"lockstep: warning: .*'s variables make this worker rank 0 of 1, but ", line)
     assert all(name in line for name in names)
@@ -292,8 +292,8 @@ def test_a_rank_of_pmix_without_a_number_of_workers_is_no_job_of_its_own(
 ) -> None:
     monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
     with pytest.raises(WorldError, match="PMIX_RANK=1 is set, but not the number of workers"):
-        Place.from_environment({"PMIX_RANK": "1"})
-    assert Place.from_environment({"PMIX_RANK": "0"}) == Place()
+        RankInfo.from_environment({"PMIX_RANK": "1"})
+    assert RankInfo.from_environment({"PMIX_RANK": "0"}) == RankInfo()
     assert "PMIX_RANK=0 is set, but not the number of workers" in capsys.readouterr().err
 
 
@@ -301,15 +301,15 @@ def test_a_rank_of_pmix_without_a_number_of_workers_is_no_job_of_its_own(
     "environment", [*LAUNCHERS.values(), TORCHRUN, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, {}]
 )
 def test_a_usual_start_warns_of_nothing(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    Place.from_environment(environment)
+    RankInfo.from_environment(environment)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("launcher", [SLURM, OPEN_MPI, MPICH], ids=["Slurm", "Open MPI", "MPICH"])
 def test_a_rank_that_no_live_launcher_explains_is_named(launcher: dict[str, str]) -> None:
     with pytest.raises(WorldError, match=r"RANK=0 contradicts .* as 5 of 8 .*unset RANK$"):
-        Place.from_environment({**launcher, "RANK": "0"})
+        RankInfo.from_environment({**launcher, "RANK": "0"})
     with pytest.raises(WorldError, match=r"RANK=0, WORLD_SIZE=1 contradicts .*unset RANK WORLD_SIZE$"):
-        Place.from_environment({**launcher, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+        RankInfo.from_environment({**launcher, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
     copied = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # by a script, from the launcher's
-    assert Place.from_environment({**launcher, **copied}).launcher == Place.from_environment(launcher).launcher
+    assert RankInfo.from_environment({**launcher, **copied}).launcher == RankInfo.from_environment(launcher).launcher

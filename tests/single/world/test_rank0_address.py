@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import WorldError
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rank0_address import PORTS, derived_port, find_address, is_here, launch_name
 
 
-def _place(launcher: str) -> Place:
-    return Place(5, 8, 1, 4, 1, launcher)
+def _place(launcher: str) -> RankInfo:
+    return RankInfo(5, 8, 1, 4, 1, launcher)
 
 
 SLURM = {
@@ -74,7 +74,7 @@ def test_what_cannot_be_found_names_the_remedy(
 
 def test_a_job_on_one_host_stays_on_loopback() -> None:
     environment = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1234"}
-    assert find_address(Place(0, 2, 0, 2, 0, "MPICH"), environment) == ("127.0.0.1", 1234)
+    assert find_address(RankInfo(0, 2, 0, 2, 0, "MPICH"), environment) == ("127.0.0.1", 1234)
 
 
 def test_ports_follow_from_the_launch() -> None:

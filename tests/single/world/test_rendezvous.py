@@ -12,7 +12,7 @@ import pytest
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.settings import Settings
 from lockstep.world import rendezvous
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import open_store
 from lockstep.world.start_limit import WORKERS_SECONDS
 from lockstep.world.store import serve_store
@@ -29,21 +29,21 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def _fails(place: Place, words: str, seconds: float = SECONDS) -> None:
+def _fails(rank_info: RankInfo, words: str, seconds: float = SECONDS) -> None:
     with pytest.raises(WorldError, match=words):
-        open_store(place, seconds)
+        open_store(rank_info, seconds)
 
 
 def test_a_worker_does_not_join_another_jobs_store(monkeypatch: pytest.MonkeyPatch) -> None:
     _store, port = serve_store()
     monkeypatch.setenv("MASTER_PORT", str(port))
-    _fails(Place(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job listens there", 10.0)
+    _fails(RankInfo(1, 2, 1, 2, 0, "MPICH"), rf"worker 1 on .* at 127.0.0.1:{port} .*another job listens there", 10.0)
 
 
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _store, port = serve_store()
     monkeypatch.setenv("MASTER_PORT", str(port))
-    _fails(Place(0, 2, 0, 2, 0, "MPICH"), rf"port {port} of .* \(MASTER_PORT\) is in use; set MASTER_PORT")
+    _fails(RankInfo(0, 2, 0, 2, 0, "MPICH"), rf"port {port} of .* \(MASTER_PORT\) is in use; set MASTER_PORT")
 
 
 @pytest.mark.parametrize("has_port", [False, True])
@@ -53,21 +53,21 @@ def test_rank_0_names_who_does_not_come(has_port: bool, monkeypatch: pytest.Monk
         del store
         monkeypatch.setenv("MASTER_PORT", str(free))
     late = r"rank 1, 2 did not connect; if they are still starting \(load [\d.]+ on \d+ cores\), raise HOROVOD_START"
-    _fails(Place(0, 3, 0, 3, 0, "MPICH"), rf"worker 0 on .* within 0.5 s: {late}")
+    _fails(RankInfo(0, 3, 0, 3, 0, "MPICH"), rf"worker 0 on .* within 0.5 s: {late}")
 
 
 def test_hvd_and_the_trainer_wait_as_long_as_the_one_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.from_environment({}).start_timeout_seconds == WORKERS_SECONDS == 600.0
     assert Settings.from_environment({"HOROVOD_START_TIMEOUT": "0.5"}).start_timeout_seconds == 0.5
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.5")
-    place = Place(0, 2, 0, 2, 0, "MPICH")
-    with pytest.raises(WorldError, match=r"within 0.5 s: rank 1 did not connect"), connect(place, "cpu"):
+    rank_info = RankInfo(0, 2, 0, 2, 0, "MPICH")
+    with pytest.raises(WorldError, match=r"within 0.5 s: rank 1 did not connect"), connect(rank_info, "cpu"):
         pass
 
 
 def test_rank_0_says_when_the_others_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NODELIST", "192.0.2.1")
-    _fails(Place(0, 2, 0, 1, 0, "Slurm"), r"rank 0 runs on .*, but Slurm's .* to 192.0.2.1; set MASTER_ADDR=")
+    _fails(RankInfo(0, 2, 0, 1, 0, "Slurm"), r"rank 0 runs on .*, but Slurm's .* to 192.0.2.1; set MASTER_ADDR=")
 
 
 def test_who_waits_in_vain_for_the_others_is_told_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +77,11 @@ def test_who_waits_in_vain_for_the_others_is_told_where_it_looked(monkeypatch: p
     monkeypatch.setenv("MASTER_PORT", str(free))
     monkeypatch.setattr(rendezvous, "listening_address", lambda host: "127.0.0.2")
     _fails(
-        Place(0, 2, 0, 1, 0, "MPICH"),
+        RankInfo(0, 2, 0, 1, 0, "MPICH"),
         rf"rank 1 did not connect; rank 0 listens on 127.0.0.2 of .*, port {free}: set MASTER_ADDR",
     )
     monkeypatch.setattr(rendezvous, "is_here", lambda host: False)
-    _fails(Place(1, 2, 0, 1, 1, "MPICH"), r"127.0.0.2 resolves to 127.0.0.2 on this host; set MASTER_ADDR")
+    _fails(RankInfo(1, 2, 0, 1, 1, "MPICH"), r"127.0.0.2 resolves to 127.0.0.2 on this host; set MASTER_ADDR")
 
 
 def test_a_name_that_means_another_hosts_address_beside_this_ones_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_name_that_means_another_hosts_address_beside_this_ones_is_told(monkey
     monkeypatch.setenv("MASTER_ADDR", "node1")
     monkeypatch.setattr(socket, "getaddrinfo", stale)
     _fails(
-        Place(0, 2, 0, 1, 0, "MPICH"),
+        RankInfo(0, 2, 0, 1, 0, "MPICH"),
         r"node1 resolves to 192.0.2.1 on .*, which is not an address of that host; set MASTER",
     )
 
@@ -112,12 +112,12 @@ def test_the_meeting_place_of_one_host_is_the_users_own(
     else:
         folder.mkdir()
         folder.chmod(0o770)
-    _fails(Place(0, 2, 0, 2, 0, "MPICH"), rf"{folder} is not a folder .*; remove it, or set TMPDIR")
+    _fails(RankInfo(0, 2, 0, 2, 0, "MPICH"), rf"{folder} is not a folder .*; remove it, or set TMPDIR")
 
 
 def test_a_worker_that_waits_in_vain_for_the_file_says_so() -> None:
-    _fails(Place(1, 2, 1, 2, 0, "MPICH"), r"within 0.5 s: rank 0 did not write .*")
+    _fails(RankInfo(1, 2, 1, 2, 0, "MPICH"), r"within 0.5 s: rank 0 did not write .*")
 
 
 def test_with_no_word_of_rank_0_the_error_asks_for_it() -> None:
-    _fails(Place(1, 2, 0, 1, 1, "MVAPICH2"), r"MVAPICH2 does not set rank 0's address; set MASTER_ADDR")
+    _fails(RankInfo(1, 2, 0, 1, 1, "MVAPICH2"), r"MVAPICH2 does not set rank 0's address; set MASTER_ADDR")

@@ -16,11 +16,11 @@ import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 from lockstep.errors import WorldError
 from lockstep.world import accelerator, world
 from lockstep.world.devices import check_devices, choose_device
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
-FOURTH = Place(3, 4, 3, 4, 0, "Slurm")
-ON_SECOND = Place(3, 6, 0, 3, 1, "Slurm")
+FOURTH = RankInfo(3, 4, 3, 4, 0, "Slurm")
+ON_SECOND = RankInfo(3, 6, 0, 3, 1, "Slurm")
 # Rank 3 of 6 on two nodes of four GPUs, three workers a node: by its number on the node it takes GPU 0.
 SECOND_NODE = {
     "torchrun": "RANK=3 WORLD_SIZE=6 LOCAL_RANK=0 LOCAL_WORLD_SIZE=3 GROUP_RANK=1 MASTER_ADDR=a MASTER_PORT=1",
@@ -107,12 +107,12 @@ def test_by_gloo_workers_share_gpus_in_turn(
 )
 def test_every_kind_of_device(gpus: pytest.MonkeyPatch, kind: str, size: int, asked: str, chosen: str) -> None:
     have(gpus, 4, kind)
-    place = FOURTH if size > 1 else Place()
+    rank_info = FOURTH if size > 1 else RankInfo()
     if chosen.startswith("--"):
         with pytest.raises(WorldError, match=chosen):
-            choose_device(place, asked)
+            choose_device(rank_info, asked)
     else:
-        assert str(choose_device(place, asked)) == chosen
+        assert str(choose_device(rank_info, asked)) == chosen
 
 
 def told_by(*workers: tuple[str, str, str]) -> dist.Store:
@@ -127,8 +127,8 @@ def check(gpus: pytest.MonkeyPatch, library: str, *others: tuple[str, str, str])
     """As the last worker, on host "a"."""
     gpus.setattr(socket, "gethostname", lambda: "a")
     gpus.setattr(accelerator, "identity", lambda device: "GPU-2")
-    place = Place(len(others), len(others) + 1, 0, 1)
-    check_devices(place, torch.device("cuda", 0), library, told_by(*others))
+    rank_info = RankInfo(len(others), len(others) + 1, 0, 1)
+    check_devices(rank_info, torch.device("cuda", 0), library, told_by(*others))
 
 
 def test_workers_that_share_a_gpu_are_named(gpus: pytest.MonkeyPatch) -> None:
@@ -173,10 +173,10 @@ def test_the_group_is_bound_to_the_chosen_gpu(
     gpus: pytest.MonkeyPatch, asked: dict[str, Any], launcher: str, kind: str, library: str
 ) -> None:
     have(gpus, 4, kind)
-    place = Place.from_environment(dict(word.split("=") for word in SECOND_NODE[launcher].split()))
+    rank_info = RankInfo.from_environment(dict(word.split("=") for word in SECOND_NODE[launcher].split()))
     order = []
-    gpus.setattr(world, "check_devices", lambda place, device, *_: order.append((device, dict(asked))))
-    with pytest.raises(Captured), connect(place):
+    gpus.setattr(world, "check_devices", lambda rank_info, device, *_: order.append((device, dict(asked))))
+    with pytest.raises(Captured), connect(rank_info):
         pass
     device = torch.device(kind, 0)
     assert order == [(device, {"used": device})]  # compared before the group is made
@@ -224,13 +224,13 @@ def test_a_script_whose_group_is_for_gpus_alone() -> None:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "new_group", lambda backend: f"a group by {backend}")
-            with connect(Place(0, 2, 0, 2), "cpu") as ours:
+            with connect(RankInfo(0, 2, 0, 2), "cpu") as ours:
                 assert ours.host_group == "a group by gloo"
     finally:
         dist.destroy_process_group()
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
     try:
-        with connect(Place(0, 2, 0, 2), "cpu") as ours:
+        with connect(RankInfo(0, 2, 0, 2), "cpu") as ours:
             assert ours.host_group is None
     finally:
         dist.destroy_process_group()

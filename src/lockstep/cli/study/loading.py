@@ -100,12 +100,12 @@ def main(words: Sequence[str]) -> int:
     from lockstep.study.loading import StageLength
     from lockstep.study.stages import Setting
     from lockstep.train.monitoring.loader_tuning import candidates
-    from lockstep.world.launcher_environment import Place
+    from lockstep.world.launcher_environment import RankInfo
     from lockstep.world.world import connect, usable_cores
 
     console = Console()
     length = StageLength(command.repeats, command.seconds)
-    with connect(Place(), command.device) as world:
+    with connect(RankInfo(), command.device) as world:
         data = catalog.load(config, config.download)
         device = world.device
         setting = Setting(data, command.augment, command.batch_size, Placement(device), 0, config.skip_corrupt)

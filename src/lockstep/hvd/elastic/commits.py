@@ -1,7 +1,7 @@
 """Commits that outlive the workers: every host keeps the newest one in memory, for restarted workers.
 
-If the launcher restarts all workers after a failure (`Place.snapshots`), one worker per host writes each commit to the
-host's folder, atomically. Restarted workers restore the newest commit of any host, so that losing a host loses no
+If the launcher restarts all workers after a failure (`RankInfo.snapshots`), one worker per host writes each commit to
+the host's folder, atomically. Restarted workers restore the newest commit of any host, so that losing a host loses no
 commit. The single-host driver of elastic jobs does not need this: its surviving workers hold the state.
 
 A commit is a pickle, since it may contain any object. So it is only read from the job's folder, and only if folder and
@@ -31,7 +31,7 @@ from lockstep.hvd.elastic.base import Commits, State
 from lockstep.hvd.engine import current as horovod
 from lockstep.hvd.ops.broadcast import broadcast_
 from lockstep.hvd.ops.functions import allgather_object
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 
 NONE = 0  # the first commit is number 1
 NAME = re.compile(r"commit-(?P<run>\d+)-(?P<number>\d+)-(?P<sum>[0-9a-f]{8})")
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 def open_commits(run: int) -> Commits:
     """Return the storage for the commits of the `run`-th elastic function that this worker calls, from 0."""
     context = horovod.context
-    if context is None or context.place.snapshots is None or context.place.size != context.launched:
+    if context is None or context.rank_info.snapshots is None or context.rank_info.size != context.launched:
         return Commits()
-    folder = context.place.snapshots
+    folder = context.rank_info.snapshots
     if not _is_private_folder(folder):
         log.warning("commits will not survive a restart: %s is not a folder that only this user can write to", folder)
         return Commits()
-    return HostCommits(folder, run, context.place)
+    return HostCommits(folder, run, context.rank_info)
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Kept:
 class HostCommits(Commits):
     """Keeps the newest commit of one elastic function in a folder in this host's memory."""
 
-    def __init__(self, folder: Path, run: int, place: Place) -> None:
+    def __init__(self, folder: Path, run: int, rank_info: RankInfo) -> None:
         self._folder = folder
         self._run = run
-        self._rank = place.rank
-        self._writes = place.local_rank == 0
+        self._rank = rank_info.rank
+        self._writes = rank_info.local_rank == 0
         self._number = NONE
-        self._must_restore = place.restart > 0
+        self._must_restore = rank_info.restart > 0
         self._gave_up = False
         self._stop_requested = _watch_stop_signal()
 

@@ -22,7 +22,7 @@ from lockstep.hvd.engine.process_groups import gloo_group
 from lockstep.hvd.engine.settings import Settings
 from lockstep.hvd.engine.stall import StallWatch
 from lockstep.hvd.engine.timeline import Timeline
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.lifeline import Lifeline
 from lockstep.world.start_limit import START_TIMEOUT, load_here
 
@@ -54,11 +54,11 @@ class Context:
 
     Args:
         store: The job's store, with a prefix unique to this initialization.
-        launched: How many workers the launcher started; `place.size` can be smaller.
+        launched: How many workers the launcher started; `rank_info.size` can be smaller.
     """
 
-    def __init__(self, place: Place, store: Any, settings: Settings, launched: int) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo, store: Any, settings: Settings, launched: int) -> None:
+        self.rank_info = rank_info
         self.launched = launched
         self.settings = settings
         self.timeline = Timeline()
@@ -70,7 +70,7 @@ class Context:
         self._news: list[tuple[int, bool, str]] = []  # rank, whether it disconnected, reason
         self._lifeline: Lifeline | None = None
         self._stall: StallWatch | None = None
-        self.neighbors = Neighbors((place.local_rank,), (place.local_size,))
+        self.neighbors = Neighbors((rank_info.local_rank,), (rank_info.local_size,))
 
     def connect(self) -> None:
         """Wait for the other workers and open the global process set's channel.
@@ -79,18 +79,18 @@ class Context:
             WorldError: Some did not start within the timeout, or are unreachable; the message lists them.
             RuntimeError: The job's store is closed.
         """
-        place, settings = self.place, self.settings
-        if place.size > 1:
+        rank_info, settings = self.rank_info, self.settings
+        if rank_info.size > 1:
             self._wait_for_all()
             self._exchange_rank_info()
             self._lifeline = Lifeline(
-                self._store, place.rank, place.size, settings.gloo_timeout_seconds, self._one_host, self._ended
+                self._store, rank_info.rank, rank_info.size, settings.gloo_timeout_seconds, self._one_host, self._ended
             )
         elif self.launched > 1:  # the only worker in `comm`; an elastic job's only worker keeps its slot
-            self.place = replace(place, local_rank=0, local_size=1)
-        self.open_channel(0, range(place.size))
-        if place.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
-            self._stall = StallWatch(self._store, place.rank, settings, self._channels, self.fail)
+            self.rank_info = replace(rank_info, local_rank=0, local_size=1)
+        self.open_channel(0, range(rank_info.size))
+        if rank_info.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
+            self._stall = StallWatch(self._store, rank_info.rank, settings, self._channels, self.fail)
 
     @property
     def broken(self) -> bool:
@@ -104,38 +104,40 @@ class Context:
         Raises:
             WorldError: Some did not within the timeout; the message lists them.
         """
-        place, timeout = self.place, timedelta(seconds=self.settings.start_timeout_seconds)
-        self._store.set(f"here/{place.rank}", socket.gethostname())
+        rank_info, timeout = self.rank_info, timedelta(seconds=self.settings.start_timeout_seconds)
+        self._store.set(f"here/{rank_info.rank}", socket.gethostname())
         try:
-            self._store.wait([f"here/{rank}" for rank in range(place.size)], timeout)
+            self._store.wait([f"here/{rank}" for rank in range(rank_info.size)], timeout)
         except RuntimeError as error:
-            missing = [rank for rank in range(place.size) if not self._store.check([f"here/{rank}"])]
+            missing = [rank for rank in range(rank_info.size) if not self._store.check([f"here/{rank}"])]
             raise WorldError(
-                f"worker {place.rank} on {socket.gethostname()} waited {timeout.total_seconds():g} s for the workers "
-                f"{missing} of {place.size} to call hvd.init(): they are still importing or reading data, or failed "
-                f"({load_here()}); to wait longer, set {START_TIMEOUT}"
+                f"worker {rank_info.rank} on {socket.gethostname()} waited {timeout.total_seconds():g} s for the "
+                f"workers {missing} of {rank_info.size} to call hvd.init(): they are still importing or reading data, "
+                f"or failed ({load_here()}); to wait longer, set {START_TIMEOUT}"
             ) from error
 
     def _exchange_rank_info(self) -> None:
         """Exchange rank info with the other workers; take the fusion threshold from rank 0."""
-        place = self.place
-        node = f"{place.node} {socket.gethostname()}"
-        own = [place.local_rank, place.local_size, node, self.settings.fusion_threshold_bytes]
-        self._store.set(f"place/{place.rank}", json.dumps(own))
-        replies = [json.loads(self._store.get(f"place/{rank}")) for rank in range(place.size)]
+        rank_info = self.rank_info
+        node = f"{rank_info.node} {socket.gethostname()}"
+        own = [rank_info.local_rank, rank_info.local_size, node, self.settings.fusion_threshold_bytes]
+        self._store.set(f"rank_info/{rank_info.rank}", json.dumps(own))
+        replies = [json.loads(self._store.get(f"rank_info/{rank}")) for rank in range(rank_info.size)]
         local_ranks, local_sizes, nodes, thresholds = zip(*replies, strict=True)
-        if place.size < self.launched or place.launcher == "none":  # renumber by host
+        if rank_info.size < self.launched or rank_info.launcher == "none":  # renumber by host
             local_sizes = tuple(nodes.count(node) for node in nodes)
             local_ranks = tuple(nodes[:rank].count(node) for rank, node in enumerate(nodes))
-            self.place = replace(place, local_rank=local_ranks[place.rank], local_size=local_sizes[place.rank])
+            self.rank_info = replace(
+                rank_info, local_rank=local_ranks[rank_info.rank], local_size=local_sizes[rank_info.rank]
+            )
         self.neighbors = Neighbors(local_ranks, local_sizes)
         self.settings = replace(self.settings, fusion_threshold_bytes=thresholds[0])
 
     def open_channel(self, number: int, ranks: Sequence[int]) -> Channel | None:
         """Connect the workers of a process set (collective); return None on workers outside it."""
-        if self.place.rank not in ranks:
+        if self.rank_info.rank not in ranks:
             return None
-        rank, size = list(ranks).index(self.place.rank), len(ranks)
+        rank, size = list(ranks).index(self.rank_info.rank), len(ranks)
         group = self._group(f"set{number}", ranks) if size > 1 else None
         links = Links(group, dist.PrefixStore(f"links{number}", self._store), rank, size)
         channel = Channel(ranks, Control(group, rank, size), links, self.settings, self.timeline, self._failed)
@@ -236,14 +238,14 @@ class Context:
 
     @property
     def _one_host(self) -> bool:
-        return self.place.local_size == self.place.size
+        return self.rank_info.local_size == self.rank_info.size
 
     def _group(self, name: str, ranks: Sequence[int]) -> Any:
         """Create a Gloo group of these workers."""
-        place = self.place
+        rank_info = self.rank_info
         return gloo_group(
             dist.PrefixStore(name, self._store),
-            list(ranks).index(place.rank),
+            list(ranks).index(rank_info.rank),
             len(ranks),
             self.settings.gloo_timeout_seconds,
             self._one_host,

@@ -97,7 +97,7 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
     """
     if op != ADASUM:
         return
-    size = current.get_for_operation().place.size
+    size = current.get_for_operation().rank_info.size
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets.")
     if size & (size - 1):

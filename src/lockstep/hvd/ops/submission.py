@@ -56,7 +56,9 @@ def submit(
         raise TypeError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
     channel = context.channels.get(number)
     if channel is None:
-        raise ValueError(f"{kind.capitalize()}: Rank {context.place.rank} is not a member of the provided process set.")
+        raise ValueError(
+            f"{kind.capitalize()}: Rank {context.rank_info.rank} is not a member of the provided process set."
+        )
     if name is None:
         name = f"noname.{context.count(kind, number)}"
     elif not isinstance(name, str):

@@ -78,7 +78,7 @@ def DistributedOptimizer(
     context = current.get()
     given = _given_names(optimizer, named_parameters)
     op = resolve_operation(op, None)
-    adasum = op == ADASUM and (context.place.size > 1 or context.settings.elastic)
+    adasum = op == ADASUM and (context.rank_info.size > 1 or context.settings.elastic)
     if process_set.process_set_id is None:
         raise TypeError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
     if adasum and process_set is not global_process_set:

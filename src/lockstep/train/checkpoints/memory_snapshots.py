@@ -47,17 +47,17 @@ class SnapshotFolder(CheckpointFolder):
 
 def open_snapshots(config: TrainConfig, world: World, strategy: Strategy, step: int) -> Checkpoints:
     """Return the snapshot folder of the worker that writes on its host, else a no-op; drop snapshots after `step`."""
-    writes = world.is_main if strategy.gathers_state else world.place.local_rank == 0
-    if world.place.snapshots is None or not writes or config.run.snapshot_steps == 0:
+    writes = world.is_main if strategy.gathers_state else world.rank_info.local_rank == 0
+    if world.rank_info.snapshots is None or not writes or config.run.snapshot_steps == 0:
         return Checkpoints()
-    folder = SnapshotFolder(world.place.snapshots)
+    folder = SnapshotFolder(world.rank_info.snapshots)
     folder.forget_after(step, NONE)
     return folder
 
 
 def snapshot_interval(config: TrainConfig, world: World) -> int:
     """Return the number of steps between two snapshots; 0 if none are kept."""
-    if world.place.snapshots is None:
+    if world.rank_info.snapshots is None:
         return 0
     return config.run.log_every if config.run.snapshot_steps is None else config.run.snapshot_steps
 
@@ -67,16 +67,16 @@ def bring_newest(folder: Path, world: World, after: int) -> Path | None:
 
     Return its path; None if there is no such snapshot or a host has no room for it.
     """
-    newest = _newest_sound(folder) if world.place.local_rank == 0 else None
+    newest = _newest_sound(folder) if world.rank_info.local_rank == 0 else None
     step = checkpoint_folder.step_of(newest) if newest else NONE
-    found = world.gather([world.place.local_rank, step])
+    found = world.gather([world.rank_info.local_rank, step])
     steps = [step if local_rank == 0 else NONE for local_rank, step in found]
     latest = max(steps)
     if latest <= after:
         return None
     holder = steps.index(latest)
     name: str = world.gather(newest.name if newest else "")[holder]
-    takes = world.place.local_rank == 0 and step != latest
+    takes = world.rank_info.local_rank == 0 and step != latest
     if any(world.gather(takes)) and not _copy(folder / name, holder, world, takes):
         return None
     return folder / name

@@ -137,12 +137,12 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
     Raises:
         CheckpointError: There is no checkpoint, the named one is damaged, or all are.
     """
-    memory = world.place.snapshots
+    memory = world.rank_info.snapshots
     if memory is not None and config.run.run_dir is None:
         raise ConfigError("--max-restarts needs --run-dir DIR: restarted workers find their run by its folder")
     found: Path | None = None
     again, notes = False, list[str]()
-    if world.is_main and world.place.restart:
+    if world.is_main and world.rank_info.restart:
         found, notes = _find_own(config)
         again = found is not None
     if world.is_main and found is None and config.run.resume:
@@ -150,7 +150,7 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
     path, again = world.from_main([str(found) if found else None, again])
     state = Path(path) if path else None
     point = ResumePoint(state, again, verified=world.is_main, notes=tuple(notes))
-    if memory is None or not world.place.restart:
+    if memory is None or not world.rank_info.restart:
         return point
     snapshot = bring_newest(memory, world, after=checkpoint_folder.step_of(state) if state and again else NONE)
     if snapshot is None:

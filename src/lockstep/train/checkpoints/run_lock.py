@@ -52,7 +52,7 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
         if world.is_main:
             try:
                 path = _make_folder(config, made)
-                owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.place, os.environ))
+                owner = Owner("lockstep train", describe_batch_job(os.environ), series_of(world.rank_info, os.environ))
                 lock = hold_folder(path, owner, WAY_OUT)
             except LockstepError as error:
                 failure = [type(error).__name__, str(error)]

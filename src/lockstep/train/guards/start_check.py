@@ -26,7 +26,7 @@ from lockstep.train.run_folder import RunFolder
 from lockstep.train.setup import build_job, build_model, check_decoding, load_data
 from lockstep.train.strategies.batch_norm import check_batch_norm
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 
@@ -93,7 +93,7 @@ def check_checkpoint(path: Path, arch: str | None) -> list[str]:
 
 def alone() -> World:
     """Return a world of one worker on the CPU."""
-    return World(Place(), torch.device("cpu"))
+    return World(RankInfo(), torch.device("cpu"))
 
 
 def _for_one(config: TrainConfig, workers: int, state: Path | None, folder: Path) -> TrainConfig:

@@ -58,7 +58,7 @@ def describe_loading(config: TrainConfig, world: World, data: ImageData, process
         decode=config.data.decode,
         network=network_of(Path(split.name(0))) if isinstance(split, FileSplit) else "",
         decoded_bytes=(len(data.train) + len(data.val)) * spec.channels * spec.height * spec.width,
-        room_bytes=psutil.virtual_memory().available // (2 * world.place.local_size),
+        room_bytes=psutil.virtual_memory().available // (2 * world.rank_info.local_size),
     )
 
 

@@ -79,7 +79,7 @@ def start_counting(every_seconds: float, world: World) -> IoSampler:
     if not every_seconds:
         return IoSampler()
     try:
-        counters = IoCounters(node=world.place.local_rank == 0)
+        counters = IoCounters(node=world.rank_info.local_rank == 0)
     except CountersMissingError:
         return _Missing()
     return _Counting(counters, world.rank, every_seconds)

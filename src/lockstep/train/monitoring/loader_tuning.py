@@ -44,7 +44,7 @@ class LoaderProcesses:
 
 def cores_of_worker(world: World) -> int:
     """Return the worker's share of the usable cores of its node."""
-    return max(1, usable_cores() // world.place.local_size)
+    return max(1, usable_cores() // world.rank_info.local_size)
 
 
 def usual_processes(config: TrainConfig, world: World, split: Split) -> LoaderProcesses:

@@ -145,5 +145,5 @@ class StoppingTogether(Stopping):
 
 def build_stopping(world: World) -> Stopping:
     """Build the stop requests of a worker."""
-    has_launcher = world.place.launcher != "none"
+    has_launcher = world.rank_info.launcher != "none"
     return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)

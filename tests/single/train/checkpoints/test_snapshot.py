@@ -19,7 +19,7 @@ from lockstep.train.checkpoints.snapshot import HostCopies
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 STEPS = 6
@@ -140,7 +140,7 @@ def _train(path: Path) -> dict[str, torch.Tensor]:
     config = configure(**settings, run_dir=path, keep=STEPS, track=(), optimizer="lamb", ema_decay=0.5)
     seed_all(0, 0, 0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10))
-    run_with(config, World(Place(), torch.device("cpu")), digits.load(), net)
+    run_with(config, World(RankInfo(), torch.device("cpu")), digits.load(), net)
     files = sorted((path / "checkpoints").glob("step-*/*.safetensors"))
     return {
         f"{file.parent.name} {file.name} {name}": value for file in files for name, value in load_file(file).items()

@@ -21,7 +21,7 @@ from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
 from lockstep.train.guards import job_consistency
 from lockstep.train.guards.job_consistency import check_same_job, describe_job, difference
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 CONFIG = configure(lr=0.1, batch_size=8, progressive_sizes=("0:4", "2:8"))
@@ -172,7 +172,7 @@ def test_a_state_that_is_no_tensor_is_described_and_a_lazy_one_is_refused() -> N
     lazy = nn.Sequential(nn.LazyLinear(2))
     assert "of type" in describe_job(CONFIG, model=lazy)["model"]["0.weight"]
     with pytest.raises(ConfigError, match=r"the model's 0.weight is lazy and has no shape yet"):
-        check_same_job(World(Place(), torch.device("cpu")), CONFIG, DATA, lazy)
+        check_same_job(World(RankInfo(), torch.device("cpu")), CONFIG, DATA, lazy)
 
 
 def test_a_users_own_share_of_the_data_is_found() -> None:

@@ -17,10 +17,10 @@ from lockstep.train.guards.nonfinite import ScaledRewind, _whose
 from lockstep.train.guards.nonfinite_trace import Buffers, trace
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
-WORLD = World(Place(), torch.device("cpu"))
+WORLD = World(RankInfo(), torch.device("cpu"))
 
 
 class Rebinding(nn.Module):

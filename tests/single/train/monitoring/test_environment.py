@@ -11,10 +11,10 @@ import torch
 
 from lockstep.train.monitoring import environment
 from lockstep.train.monitoring.environment import describe_environment, describe_publicly
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, usable_cores
 
-WORLD = World(Place(), torch.device("cpu"))
+WORLD = World(RankInfo(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("describe", [describe_environment, describe_publicly])

@@ -17,7 +17,7 @@ from lockstep.files.jsonl import read_records
 from lockstep.train.monitoring import io_counters
 from lockstep.train.monitoring.io_counters import IoCounters, of_node
 from lockstep.train.monitoring.io_sampling import MISSING, start_counting
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
@@ -148,7 +148,9 @@ def test_a_platform_without_counters_is_told_once(
 @linux
 def test_only_the_first_worker_of_a_node_counts_its_devices(tmp_path: Path) -> None:
     for rank in (0, 1):
-        world = World(Place(launcher="torchrun", rank=rank, size=2, local_rank=rank, local_size=2), torch.device("cpu"))
+        world = World(
+            RankInfo(launcher="torchrun", rank=rank, size=2, local_rank=rank, local_size=2), torch.device("cpu")
+        )
         with start_counting(60, world).recording(tmp_path):
             pass
         (record,) = read_records(worker_file(tmp_path, rank))
@@ -161,7 +163,7 @@ def test_records_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, caplo
     worker_file(tmp_path, 0).symlink_to("/dev/full")
     with (
         caplog.at_level("WARNING", "lockstep"),
-        start_counting(60, World(Place(), torch.device("cpu"))).recording(tmp_path),
+        start_counting(60, World(RankInfo(), torch.device("cpu"))).recording(tmp_path),
     ):
         pass
     assert "I/O recording stopped" in caplog.text

@@ -32,11 +32,11 @@ from lockstep.train.monitoring.loader_tuning import (
     smallest_of_best,
     usual_processes,
 )
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine's cores
-ALONE = World(Place(), torch.device("cpu"))
+ALONE = World(RankInfo(), torch.device("cpu"))
 
 
 class Slow:

@@ -22,7 +22,7 @@ from lockstep.train.precision.scaling import DeviceLossScaler, LossScaler, Scale
 from lockstep.train.run import run_with
 from lockstep.train.strategies import Strategy
 from lockstep.world import accelerator
-from lockstep.world.launcher_environment import Place
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 STEPS = 24
@@ -72,7 +72,7 @@ def _train(path: Path, **settings: Any) -> list[dict[str, Any]]:
     config = configure(**{**COMMON, "run_dir": path, "max_steps": STEPS, **settings})
     seed_all(0, 0, 0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10))
-    run_with(config, World(Place(), torch.device("cpu")), digits.load(), net)
+    run_with(config, World(RankInfo(), torch.device("cpu")), digits.load(), net)
     return [record for record in read_records(path / "metrics.jsonl") if record["kind"] == "step"]
 
 
