@@ -31,7 +31,7 @@ LOST_PEER = (
 )
 
 
-def tells_of_lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Return whether a collective failed only because another worker exited."""
     is_matched = isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER)
     return is_matched or isinstance(error, LostPeerError)

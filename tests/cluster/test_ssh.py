@@ -116,7 +116,7 @@ def test_the_traceback_of_a_raw_script_is_the_last_thing_read_and_printed_once(
     )
     with Job(bed, tmp_path / "job", command=[sys.executable, str(script)]) as job:
         assert job.wait() == 1
-    words = job.last_words()
+    words = job.last_lines()
     assert words[0] == f"lockstep: worker {rank} of 3 on {host} failed with exit code 1; the others were stopped"
     (log,) = [line.removeprefix("its log: ") for line in words if line.startswith("its log: ")]
     traceback = [line for line in words[1:] if not line.startswith("its log: ")]
@@ -158,7 +158,7 @@ def test_a_killed_loader_process_is_its_workers_error(bed: Bed, tmp_path: Path) 
         kill(loader)
         assert job.wait(END_SECONDS) == 1
     assert "lockstep: worker 2 of 3 on node2 failed with exit code 1" in job.stderr
-    assert f"RuntimeError: the loader process {loader} was killed" in job.last_words()
+    assert f"RuntimeError: the loader process {loader} was killed" in job.last_lines()
     assert job.survivors() == []
 
 
@@ -258,7 +258,7 @@ def test_nothing_outlives_a_cut_connection(bed: Bed, tmp_path: Path) -> None:
         assert bed.kill_sessions("node2") == 1
         assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
         assert job.wait(1) > 0
-    assert "node2" in job.last_words()[0]
+    assert "node2" in job.last_lines()[0]
     assert job.files_left() == []
 
 
@@ -268,7 +268,7 @@ def test_nothing_outlives_a_lost_link_on_either_side(bed: Bed, tmp_path: Path) -
         bed.link_down("node1")  # where the workers' store is
         assert job.seconds_to_end(LOST_SECONDS) < LOST_SECONDS
         assert job.wait(1) > 0
-    assert "node1" in job.last_words()[0]
+    assert "node1" in job.last_lines()[0]
     assert job.files_left() == []
 
 
@@ -281,5 +281,5 @@ def test_nothing_outlives_a_killed_process_between_ssh_and_workers(bed: Bed, tmp
         between[0 if which == "nearest" else -1].kill()
         assert job.seconds_to_end(END_SECONDS) < END_SECONDS
         assert job.wait(1) > 0
-    assert "node2" in job.last_words()[0]
+    assert "node2" in job.last_lines()[0]
     assert job.files_left() == []

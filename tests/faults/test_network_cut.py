@@ -81,7 +81,7 @@ def test_a_cut_of_a_minute_ends_the_job_on_all_hosts_and_names_the_host(bed: Bed
         job.seconds_to_end(END_SECONDS)
         took = time.monotonic() - cut
         assert job.wait(1) == 1
-        assert job.last_words() == [
+        assert job.last_lines() == [
             f"lockstep: lost {CUT}: has been silent for 9 s: the host or the network is down; the others were stopped"
         ]
         time.sleep(60 - took)

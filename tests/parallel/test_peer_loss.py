@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 from worker_group import run_in_workers
 
-from lockstep.errors import LostPeerError, StoppedError, tells_of_lost_peer
+from lockstep.errors import LostPeerError, StoppedError, is_lost_peer
 from lockstep.world import accelerator, peer_loss
 from lockstep.world import world as worlds
 from lockstep.world.launcher_environment import RankInfo
@@ -88,9 +88,9 @@ def test_who_ends_for_a_reason_of_its_own_is_left_to_it() -> None:
 
 
 def test_it_counts_as_what_follows_from_another_error() -> None:
-    assert tells_of_lost_peer(LostPeerError("worker 1 was lost"))
+    assert is_lost_peer(LostPeerError("worker 1 was lost"))
     for words in ("NCCL communicator was aborted on rank 1.", "remote process exiting", "remote process exited"):
-        assert tells_of_lost_peer(RuntimeError(words))
+        assert is_lost_peer(RuntimeError(words))
 
 
 class Watch:

@@ -132,7 +132,7 @@ class Job:
         paths = [path for name in self.bed.addresses for path in self.bed.files(name)]
         return [str(path) for path in paths if not path.name.startswith("torchinductor_")]
 
-    def last_words(self) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The lines of stderr from the launcher's verdict on."""
         lines = self.stderr.splitlines()
         return lines[max(at for at, line in enumerate(lines) if line.startswith("lockstep: ")) :]

@@ -40,36 +40,38 @@ INJECTED = ("--local-rank=", "--local_rank=")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0].startswith(INJECTED):
-        del words[0]
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments and arguments[0].startswith(INJECTED):
+        del arguments[0]
     prepare_streams()
-    if not words or words[0] in (*HELP, "help"):
+    if not arguments or arguments[0] in (*HELP, "help"):
         print(_help())
-        return 0 if words else USAGE_ERROR
-    if words[0] == "--version":
+        return 0 if arguments else USAGE_ERROR
+    if arguments[0] == "--version":
         print(f"lockstep {__version__}")
         return 0
-    if words[0] not in COMMANDS:
-        near = get_close_matches(words[0], COMMANDS, n=1)
+    if arguments[0] not in COMMANDS:
+        near = get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"did you mean `lockstep {near[0]}`?" if near else "`lockstep --help` lists the commands"
-        kind = "flag" if words[0].startswith("-") else "command"
-        print(f"lockstep: error: {words[0]}: unknown {kind}; {hint}", file=sys.stderr)
+        kind = "flag" if arguments[0].startswith("-") else "command"
+        print(f"lockstep: error: {arguments[0]}: unknown {kind}; {hint}", file=sys.stderr)
         return USAGE_ERROR
     try:
         os.getcwd()
     except FileNotFoundError:
-        print(f"lockstep {words[0]}: error: the current folder was removed; change to another one", file=sys.stderr)
+        print(f"lockstep {arguments[0]}: error: the current folder was removed; change to another one", file=sys.stderr)
         return 1
     try:
-        code: int = import_module(f"lockstep.cli.{words[0]}").main(words[1:])
+        code: int = import_module(f"lockstep.cli.{arguments[0]}").main(arguments[1:])
     except LockstepError as error:
-        print(printable(f"lockstep {words[0]}: error: {error}"), file=sys.stderr)  # which may quote a file of others
+        print(
+            printable(f"lockstep {arguments[0]}: error: {error}"), file=sys.stderr
+        )  # which may quote a file of others
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        print(f"lockstep {words[0]}: error: this needs {error.name}, which is not installed here", file=sys.stderr)
+        print(f"lockstep {arguments[0]}: error: this needs {error.name}, which is not installed here", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before a job has its own handlers, or in a command without any
         print("\nlockstep: interrupted", file=sys.stderr)

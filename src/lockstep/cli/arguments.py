@@ -23,7 +23,7 @@ WANTED = {int: "a whole number", float: "a number", bool: "True or False"}
 FieldPath = tuple[str, ...]  # the fields that lead to a value
 
 
-def read(kind: type[T], command: str, words: Sequence[str], default: T | None = None) -> T:
+def read(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:
     """Read arguments; of a flag that is given twice, the last value counts.
 
     Args:
@@ -33,7 +33,7 @@ def read(kind: type[T], command: str, words: Sequence[str], default: T | None = 
         ConfigError: An argument is unknown, missing or wrong, or the dataclass refuses its values.
     """
     flags = flags_of(typing.cast(type, kind))
-    values, typed, plain = _flag_values(flags, command, words)
+    values, typed, plain = _flag_values(flags, command, arguments)
     values |= _positional_values(flags, command, plain, is_required=default is None)
     try:
         return typing.cast(T, _build(kind, values, default, ()))
@@ -42,33 +42,33 @@ def read(kind: type[T], command: str, words: Sequence[str], default: T | None = 
 
 
 def _flag_values(
-    flags: Sequence[Flag], command: str, words: Sequence[str]
+    flags: Sequence[Flag], command: str, arguments: Sequence[str]
 ) -> tuple[dict[FieldPath, Any], dict[str, str], list[str]]:
     """The flags' values by their paths, how the user has written them by their long names, and the other arguments."""
     known = {name: (flag, True) for flag in flags for name in flag.names}
     known |= {flag.opposite: (flag, False) for flag in flags if flag.is_switch}
-    rest, plain = deque(words), list[str]()
+    rest, plain = deque(arguments), list[str]()
     values: dict[FieldPath, Any] = {}
     typed: dict[str, str] = {}
     while rest:
-        word = rest.popleft()
-        if word == "--":
+        argument = rest.popleft()
+        if argument == "--":
             plain += rest
             break
-        if not _is_flag(word):
-            plain.append(word)
+        if not _is_flag(argument):
+            plain.append(argument)
             continue
-        name, equals, value = word.partition("=")
-        if attached := [short for short in known if word.startswith(short) and not word.startswith("--")]:
+        name, equals, value = argument.partition("=")
+        if attached := [short for short in known if argument.startswith(short) and not argument.startswith("--")]:
             name = max(attached, key=len)  # -b8 is -b 8
-            equals, value = word.removeprefix(name) and "=", word.removeprefix(name).removeprefix("=")
+            equals, value = argument.removeprefix(name) and "=", argument.removeprefix(name).removeprefix("=")
         flag, is_on = known.get(name.replace("_", "-") if name.startswith("--") else name, (None, True))
         if flag is None:
             raise ConfigError(f"{name}: unknown flag; {_nearest(name, known, command)}")
         typed[flag.names[0]] = name
         if flag.is_switch:
             if equals:
-                raise ConfigError(f"{word}: {name} takes no value")
+                raise ConfigError(f"{argument}: {name} takes no value")
             values[flag.path] = is_on
         elif flag.is_many:
             given = [value] * bool(value) if equals else _following(rest)
@@ -102,8 +102,8 @@ def _positional_values(
     return values
 
 
-def _is_flag(word: str) -> bool:
-    return word == "--" or FLAG.fullmatch(word.partition("=")[0]) is not None
+def _is_flag(argument: str) -> bool:
+    return argument == "--" or FLAG.fullmatch(argument.partition("=")[0]) is not None
 
 
 def _following(rest: deque[str]) -> list[str]:

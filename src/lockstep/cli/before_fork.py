@@ -19,4 +19,4 @@ from lockstep.errors import LockstepError
 # Their own command line, which `parse_train` remembers. If it is wrong, the workers say so.
 if sys.argv[1:2] == ["train"]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, LockstepError):
-        parse_train(translate(sys.argv[2:], TrainCommand).words)
+        parse_train(translate(sys.argv[2:], TrainCommand).arguments)

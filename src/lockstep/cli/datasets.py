@@ -13,8 +13,8 @@ class DatasetsCommand:
     """List the data sets that `lockstep train` takes by name."""
 
 
-def main(words: Sequence[str]) -> int:
-    parse(DatasetsCommand, "datasets", words)
+def main(arguments: Sequence[str]) -> int:
+    parse(DatasetsCommand, "datasets", arguments)
     from rich.console import Console
     from rich.table import Table
 

@@ -20,8 +20,8 @@ class DoctorCommand:
     where: LaunchOptions = field(default_factory=LaunchOptions)
 
 
-def main(words: Sequence[str]) -> int:
-    where = parse(DoctorCommand, "doctor", words).where
+def main(arguments: Sequence[str]) -> int:
+    where = parse(DoctorCommand, "doctor", arguments).where
     return _examine_hosts(where) if where.names_hosts else _examine_this_machine()
 
 
@@ -49,12 +49,12 @@ def _examine_this_machine() -> int:
     table = Table("what", "here", "", show_edge=False)
     findings = examine()
     for finding in findings:
-        table.add_row(finding.subject, finding.found, "[red]fix[/]" if finding.remedy else "ok")
+        table.add_row(finding.subject, finding.found, "[red]fix[/]" if finding.fix else "ok")
     console = Console()
     console.print(table)
-    troubles = [finding for finding in findings if finding.remedy]
+    troubles = [finding for finding in findings if finding.fix]
     for finding in troubles:
-        console.print(f"{finding.subject}: {finding.remedy}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{finding.subject}: {finding.fix}", highlight=False, markup=False, soft_wrap=True)
     if not troubles:
         console.print("Nothing is wrong.")
     return 1 if troubles else 0

@@ -35,8 +35,8 @@ class EvalCommand:
     """Workers on this machine; auto: one per GPU. Default: 1."""
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(EvalCommand, "eval", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(EvalCommand, "eval", arguments)
     config = TrainConfig(
         data=command.data,
         batch_size=command.batch_size,
@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     if command.data.dataset:
         catalog.check(command.data)
     work = partial(_work, config, command.checkpoint, command.arch)
-    return run_workers(WorkerCommand(["eval", *words], work, command.device, command.workers))
+    return run_workers(WorkerCommand(["eval", *arguments], work, command.device, command.workers))
 
 
 def _work(config: TrainConfig, checkpoint: Path, arch: str | None, world: World) -> None:

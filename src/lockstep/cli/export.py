@@ -28,8 +28,8 @@ class ExportCommand:
     """Export a program that takes uint8 pixels instead of normalized floats."""
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(ExportCommand, "export", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(ExportCommand, "export", arguments)
     from lockstep.train.export import SUFFIXES, default_output, export
 
     kinds = command.format or ("safetensors",)

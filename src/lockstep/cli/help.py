@@ -101,13 +101,13 @@ def page(usage_line: str, about: str, sections: Mapping[str, Rows], more: str = 
 def usage(kind: type, command: str) -> str:
     """A command's synopsis, such as "lockstep eval CHECKPOINT [flags]"."""
     flags = flags_of(kind)
-    words = ["lockstep", command]
+    arguments = ["lockstep", command]
     for flag in flags:
         if flag.is_positional:
             name = flag.metavar + " ..." * flag.is_many
-            words.append(name if flag.default is MISSING else f"[{name}]")
-    words += ["[flags]"] * any(flag.names for flag in flags)
-    return " ".join([*words, *TAILS.get(command, "").split()])
+            arguments.append(name if flag.default is MISSING else f"[{name}]")
+    arguments += ["[flags]"] * any(flag.names for flag in flags)
+    return " ".join([*arguments, *TAILS.get(command, "").split()])
 
 
 def is_two_way(flag: Flag) -> bool:

@@ -24,8 +24,8 @@ def _torchvision_names() -> list[str]:
     return sorted(name for path in folder.glob("*.py") for name in registered.findall(path.read_text("utf-8")))
 
 
-def main(words: Sequence[str]) -> int:
-    parse(ModelsCommand, "models", words)
+def main(arguments: Sequence[str]) -> int:
+    parse(ModelsCommand, "models", arguments)
     from rich.console import Console
     from rich.table import Table
 

@@ -53,21 +53,21 @@ class TrainCommand:
     """Print the resulting configuration as YAML and exit."""
 
 
-def parse(kind: type[T], command: str, words: Sequence[str], default: T | None = None) -> T:
+def parse(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:
     """Read arguments into a dataclass; --help and --help-all print the help and end the process.
 
     Raises:
         ConfigError: An argument is unknown, missing or wrong; the message says what was meant.
     """
-    if asked := [word for word in words if word in HELP]:
+    if asked := [argument for argument in arguments if argument in HELP]:
         from lockstep.cli.help import explain
 
         print(explain(kind, command, default, shows_all="--help-all" in asked))
         raise SystemExit(0)
-    return read(kind, command, words, default)
+    return read(kind, command, arguments, default)
 
 
-def parse_train(words: Sequence[str]) -> TrainCommand:
+def parse_train(arguments: Sequence[str]) -> TrainCommand:
     """Read `lockstep train`'s arguments: the flags over the recipe that the data set or --config names.
 
     The last ones are remembered, so that a worker need not read again what the process has that it was forked from.
@@ -76,30 +76,30 @@ def parse_train(words: Sequence[str]) -> TrainCommand:
     Raises:
         ConfigError: An argument is wrong, or the recipe cannot be read or is wrong.
     """
-    others = tuple(word for word in words if word not in HELP)
-    if len(others) == len(words):
+    others = tuple(argument for argument in arguments if argument not in HELP)
+    if len(others) == len(arguments):
         return _parse_train(others)
     try:
         defaults = _parse_train(others)
     except LockstepError:  # help is what was asked for
         defaults = _parse_train(())
-    return parse(TrainCommand, "train", words, defaults)
+    return parse(TrainCommand, "train", arguments, defaults)
 
 
 @lru_cache(1)
-def _parse_train(words: tuple[str, ...]) -> TrainCommand:
+def _parse_train(arguments: tuple[str, ...]) -> TrainCommand:
     from lockstep import recipes  # with YAML, which no other command needs
 
     # Some flags need others, which the recipe may set; so the flags are first read over a recipe, too.
-    first = recipes.load(_config_named_in(words) or recipes.for_source(""))
-    flags = read(TrainCommand, "train", words, TrainCommand(job=_without_choices(first)))
+    first = recipes.load(_config_named_in(arguments) or recipes.for_source(""))
+    flags = read(TrainCommand, "train", arguments, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
-    command = read(TrainCommand, "train", words, TrainCommand(job=_give_way(recipe, flags.job)))
+    command = read(TrainCommand, "train", arguments, TrainCommand(job=_give_way(recipe, flags.job)))
     for_arch = recipes.load(name, _whole_name(command.job))
     if for_arch == recipe:
         return command
-    return read(TrainCommand, "train", words, TrainCommand(job=_give_way(for_arch, flags.job)))
+    return read(TrainCommand, "train", arguments, TrainCommand(job=_give_way(for_arch, flags.job)))
 
 
 def _whole_name(job: TrainConfig) -> str:
@@ -113,18 +113,18 @@ def _whole_name(job: TrainConfig) -> str:
     return f"torchvision/{arch}" if arch in ZOO and side > SMALL_SIDE else arch
 
 
-def named_arch(command: TrainCommand, words: Sequence[str]) -> str | None:
+def named_arch(command: TrainCommand, arguments: Sequence[str]) -> str | None:
     """The network that the user has named, by a flag or as MODULE:FUNCTION in a recipe; None: a recipe's choice."""
     nameless = replace(command.job, model=replace(command.job.model, arch=""))
-    arch = read(TrainCommand, "train", words, TrainCommand(job=nameless)).job.model.arch
+    arch = read(TrainCommand, "train", arguments, TrainCommand(job=nameless)).job.model.arch
     return arch or (command.job.model.arch if ":" in command.job.model.arch else None)
 
 
-def _config_named_in(words: Sequence[str]) -> str | None:
+def _config_named_in(arguments: Sequence[str]) -> str | None:
     """The value of --config, before the words are parsed."""
-    for word, following in zip_longest(words, words[1:]):
-        if word == "--config" or word.startswith("--config="):
-            return following if word == "--config" else word.partition("=")[2]
+    for argument, following in zip_longest(arguments, arguments[1:]):
+        if argument == "--config" or argument.startswith("--config="):
+            return following if argument == "--config" else argument.partition("=")[2]
     return None
 
 

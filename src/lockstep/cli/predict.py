@@ -33,8 +33,8 @@ class PredictCommand:
             raise ConfigError("missing IMAGE; give the run or checkpoint, then images: lockstep predict RUN IMAGE")
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(PredictCommand, "predict", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(PredictCommand, "predict", arguments)
     images = [image for path in command.images for image in (images_in(path) if path.is_dir() else [path])]
     from lockstep.train.inference import load_network, predict
 

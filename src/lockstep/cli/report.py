@@ -31,8 +31,8 @@ class ReportCommand:
     """Print the name of each file."""
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(ReportCommand, "report", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(ReportCommand, "report", arguments)
     if not command.sources:
         raise ConfigError("missing the folders to report on, for example `lockstep report runs study -o report`")
     from lockstep.report.build import build

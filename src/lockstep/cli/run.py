@@ -45,8 +45,8 @@ class RunCommand:
     """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
 
 
-def main(words: Sequence[str]) -> int:
-    flags, command = split(words)
+def main(arguments: Sequence[str]) -> int:
+    flags, command = split(arguments)
     options = parse(RunCommand, "run", flags)
     if not command:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
@@ -78,13 +78,13 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
     return run_elastic_job(elastic_job(plan, options.where, options.restarts, count_gpus), output)
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags, and the command: what follows "--", or the first word that is neither a flag nor a flag's value."""
     plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload") for no in ("", "no-")} | set(HELP)
     position = 0
-    while position < len(words) and words[position].startswith("-"):
-        word = words[position]
-        if word == "--":
-            return list(words[:position]), list(words[position + 1 :])
-        position += 1 if word in plain or "=" in word else 2
-    return list(words[:position]), list(words[position:])
+    while position < len(arguments) and arguments[position].startswith("-"):
+        argument = arguments[position]
+        if argument == "--":
+            return list(arguments[:position]), list(arguments[position + 1 :])
+        position += 1 if argument in plain or "=" in argument else 2
+    return list(arguments[:position]), list(arguments[position:])

@@ -32,9 +32,9 @@ class ScriptCommand:
     """Overwrite the file of --output."""
 
 
-def main(words: Sequence[str]) -> int:
-    flags, command = list(words), list[str]()
-    if "--" in words:
+def main(arguments: Sequence[str]) -> int:
+    flags, command = list(arguments), list[str]()
+    if "--" in arguments:
         at = flags.index("--")
         flags, command = flags[:at], flags[at + 1 :]
     wanted = parse(ScriptCommand, "script", flags)

@@ -27,10 +27,10 @@ FATAL_SIGNAL = 128  # plus its number: the exit code if a signal ended the job o
 RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # other errors name their own fix
 
 
-def main(words: Sequence[str]) -> int:
-    translation = translate(words, TrainCommand)
-    words = translation.words
-    command = parse_train(words)
+def main(arguments: Sequence[str]) -> int:
+    translation = translate(arguments, TrainCommand)
+    arguments = translation.arguments
+    command = parse_train(arguments)
     config = command.job
     if command.print_config:
         import yaml
@@ -39,17 +39,17 @@ def main(words: Sequence[str]) -> int:
 
         print(yaml.safe_dump(to_mapping(config), sort_keys=False), end="")
         return 0
-    _tell(translation.notes, command.where.is_by_hand)
+    _print_notes(translation.notes, command.where.is_manual)
     from lockstep.data import catalog
 
     catalog.check(config.data)
-    named = named_arch(command, words) if config.run.evaluate else None
+    named = named_arch(command, arguments) if config.run.evaluate else None
     work = partial(_evaluate, config, named) if config.run.evaluate else partial(_train, config)
     check = partial(check_workers, config)
     earlier = runs_of(config)
     code = run_workers(
         WorkerCommand(
-            ["train", *words],
+            ["train", *arguments],
             work,
             config.device,
             workers=command.workers,
@@ -93,10 +93,10 @@ def _time_left(time_limit: str | None, since: float) -> list[str]:
     return ["--time-limit", f"{minutes}:{seconds:02}"]
 
 
-def _tell(notes: Sequence[str], by_hand: bool) -> None:
+def _print_notes(notes: Sequence[str], manual: bool) -> None:
     """Print what older scripts' words mean here, once: not in the workers that this command starts itself."""
     rank_info = RankInfo.from_environment()
-    if rank_info.launcher == "none" or (rank_info.rank == 0 and not by_hand):
+    if rank_info.launcher == "none" or (rank_info.rank == 0 and not manual):
         for note in notes:
             print(f"lockstep train: note: {note}", file=sys.stderr)
 
@@ -112,17 +112,17 @@ def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elast
         return None
     if run.evaluate:
         raise ConfigError("--max-restarts and related flags are for training, but --evaluate is given; leave one out")
-    words_of_now = partial(_time_left, run.time_limit, time.monotonic())
-    words = partial(_words_of_restarts, command.job, is_dry=command.where.dry_run)
-    return Elastic(command.restarts, words, words_of_now, can_resize=True, describe_resume=describe_resume)
+    extra_arguments = partial(_time_left, run.time_limit, time.monotonic())
+    arguments = partial(_restart_arguments, command.job, is_dry=command.where.dry_run)
+    return Elastic(command.restarts, arguments, extra_arguments, can_resize=True, describe_resume=describe_resume)
 
 
-def _words_of_restarts(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:
+def _restart_arguments(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:
     """What workers must be told that are started more than once: always the same run folder and global batch."""
-    words = [] if config.run.run_dir else ["--run-dir", str(_run_path(config, is_dry))]
+    arguments = [] if config.run.run_dir else ["--run-dir", str(_run_path(config, is_dry))]
     if config.global_batch_size is None and config.batch_workers is None:
-        words += ["--batch-workers", str(workers)]
-    return words
+        arguments += ["--batch-workers", str(workers)]
+    return arguments
 
 
 def _run_path(config: TrainConfig, is_dry: bool) -> Path:

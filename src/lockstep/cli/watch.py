@@ -44,8 +44,8 @@ class WatchCommand:
         require(0 < self.interval < float("inf"), "--interval", self.interval, "above 0 seconds")
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(WatchCommand, "watch", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(WatchCommand, "watch", arguments)
     from rich.console import Console
 
     from lockstep.watch.run import RunWatch, find_run

@@ -83,11 +83,11 @@ TRUE, FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "
 class Translation:
     """Lockstep's words, and a line on each that may mean something else than it did."""
 
-    words: list[str]
+    arguments: list[str]
     notes: list[str]
 
 
-def translate(words: Sequence[str], command: type) -> Translation:
+def translate(arguments: Sequence[str], command: type) -> Translation:
     """An older script's words in Lockstep's; words that are Lockstep's already stay as they are.
 
     Args:
@@ -97,16 +97,16 @@ def translate(words: Sequence[str], command: type) -> Translation:
         ConfigError: A flag has no equal, or a yes-or-no flag another value; the message says what to write.
     """
     own = {name: flag for flag in flags_of(command) for name in flag.names}
-    rest = list(words)
+    rest = list(arguments)
     done: list[str] = []
     notes: list[str] = []
     seen: set[str] = set()
     while rest:
-        word = rest.pop(0)
-        if word == "--":
-            done += [word, *rest]
+        argument = rest.pop(0)
+        if argument == "--":
+            done += [argument, *rest]
             break
-        flag, equals, value = word.partition("=")
+        flag, equals, value = argument.partition("=")
         flag = _canonical(flag)
         known = own.get(RENAMED.get(flag, flag))
         full = known.names[0] if known else flag
@@ -124,10 +124,10 @@ def translate(words: Sequence[str], command: type) -> Translation:
             done.append(_yes_or_no(full, given, NoneType in known.kinds))
         elif full in BARE and not equals and _is_missing(full, rest):
             default, note = BARE[full]
-            done += [word, default]
+            done += [argument, default]
             notes += [note] if note else []
         else:
-            done.append(word)
+            done.append(argument)
     if "--dist-url" in seen and seen & PER_NODE:
         notes.append(PER_NODE_NOTE)
     return Translation(done, notes)

@@ -22,7 +22,7 @@ def typed_command(arguments: Sequence[str] | None = None) -> str:
 
 def is_training(command: Sequence[str]) -> bool:
     """Whether a command is `lockstep train`, started in whatever way."""
-    return ("lockstep", "train") in pairwise(_module(word) for word in command)
+    return ("lockstep", "train") in pairwise(_module(argument) for argument in command)
 
 
 def how_to_resume(
@@ -48,15 +48,15 @@ def how_to_resume(
 def _without_beginning(typed: str) -> str:
     """A command without what says where its run begins."""
     kept, drops_value = list[str](), False
-    for word in shlex.split(typed):
-        is_value = drops_value and not word.startswith("-")
-        flag, has_value, _ = word.partition("=")
+    for argument in shlex.split(typed):
+        is_value = drops_value and not argument.startswith("-")
+        flag, has_value, _ = argument.partition("=")
         is_beginning = flag.replace("_", "-") in BEGINNING
         drops_value = is_beginning and not has_value
-        kept += [word] * (not is_value and not is_beginning)
+        kept += [argument] * (not is_value and not is_beginning)
     return shlex.join(kept)
 
 
-def _module(word: str) -> str:
-    path = Path(word)
+def _module(argument: str) -> str:
+    path = Path(argument)
     return path.parent.name if path.name == "__main__.py" else path.name

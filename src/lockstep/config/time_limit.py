@@ -19,7 +19,7 @@ class TimeLeft:
     seconds: float
     source: str
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         return f"time limit: {timedelta(seconds=max(0, round(self.seconds)))} left ({self.source})"
 
 

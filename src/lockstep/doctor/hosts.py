@@ -48,7 +48,7 @@ def plan_probe(where: LaunchOptions) -> JobPlan:
     command = [where.python or sys.executable, "-m", "lockstep.doctor.probe_worker"]
     where = replace(where, preload=False)  # a single worker per host gains nothing from preloading
     plan = plan_from(where, None, command, os.environ, usable_cores(), count_gpus, names_of_this_machine())
-    if plan.by_hand:
+    if plan.manual:
         raise ConfigError("doctor cannot be combined with --nodes or --dist-url; pass the hosts with -H")
     nodes = tuple(replace(node, workers=1) for node in plan.nodes)
     return replace(plan, nodes=nodes, notes=("one worker per host, independent of slots",))
@@ -70,7 +70,7 @@ def examine_hosts(plan: JobPlan) -> Report | int:
 
 def troubles(report: Report) -> list[str]:
     """Return one line per problem, with its fix; empty if there is none."""
-    lines = [f"{host.host}: {remedy}" for host in report.hosts for remedy in host.remedies]
+    lines = [f"{host.host}: {fix}" for host in report.hosts for fix in host.fixes]
     return [*lines, *_clocks(report.hosts), *_gpus(report.hosts), *_links(report)]
 
 

@@ -28,11 +28,11 @@ MIN_OPEN_FILES = 1024
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact; `remedy` is the fix, or "" if there is no problem."""
+    """One fact, and the `fix` if it is a problem."""
 
     subject: str
     found: str
-    remedy: str = ""
+    fix: str = ""
 
 
 def examine() -> list[Fact]:
@@ -42,8 +42,8 @@ def examine() -> list[Fact]:
 
 def _versions() -> Iterator[Fact]:
     yield Fact("Lockstep", __version__)
-    remedy = "" if sys.version_info >= MIN_PYTHON else "Lockstep needs Python 3.11 or newer"
-    yield Fact("Python", f"{platform.python_version()} ({sys.executable})", remedy)
+    fix = "" if sys.version_info >= MIN_PYTHON else "Lockstep needs Python 3.11 or newer"
+    yield Fact("Python", f"{platform.python_version()} ({sys.executable})", fix)
     found = version("torch")
     number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     yield Fact(
@@ -62,9 +62,9 @@ def _devices() -> Iterator[Fact]:
         device = torch.device(kind or "cpu", index)
         memory = accelerator.total_memory(device) / GIB
         yield Fact(f"GPU {index}", f"{accelerator.name(device)}, {memory:.0f} GiB ({accelerator.identity(device)})")
-    remedy = _why_no_gpu(drivers) if kind is None else ""
+    fix = _why_no_gpu(drivers) if kind is None else ""
     found = "none; " if kind is None else ""
-    yield Fact("GPUs", f"{found}driver: {drivers or 'none'}; torch is built for {accelerator.build()}", remedy)
+    yield Fact("GPUs", f"{found}driver: {drivers or 'none'}; torch is built for {accelerator.build()}", fix)
 
 
 def _why_no_gpu(drivers: str) -> str:
@@ -106,23 +106,23 @@ def _machine() -> Iterator[Fact]:
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         fits = threads.isdigit() and int(threads) <= usable
-        remedy = "" if fits else f"more threads than cores slow training down; export OMP_NUM_THREADS={usable}"
-        yield Fact("OMP_NUM_THREADS", threads, remedy)
+        fix = "" if fits else f"more threads than cores slow training down; export OMP_NUM_THREADS={usable}"
+        yield Fact("OMP_NUM_THREADS", threads, fix)
     memory = psutil.virtual_memory()
     low = "little memory left; stop other programs, or lower --batch-size" if memory.available < GIB else ""
     yield Fact("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free", low)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = "" if limit >= MIN_OPEN_FILES else f"too few for loader processes; run ulimit -n {MIN_OPEN_FILES}"
-    yield Fact("open files", f"at most {limit:,}", remedy)
+    fix = "" if limit >= MIN_OPEN_FILES else f"too few for loader processes; run ulimit -n {MIN_OPEN_FILES}"
+    yield Fact("open files", f"at most {limit:,}", fix)
 
 
 def _storage() -> Iterator[Fact]:
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
-    remedy = "" if free >= MIN_DISK_BYTES else "little space for checkpoints; choose another disk with --run-dir"
+    fix = "" if free >= MIN_DISK_BYTES else "little space for checkpoints; choose another disk with --run-dir"
     if not os.access(folder, os.W_OK):
-        remedy = "this folder is not writable; change to another folder, or choose one with --run-dir"
-    yield Fact("this folder", f"{free / GIB:.1f} GiB free in {folder}", remedy)
+        fix = "this folder is not writable; change to another folder, or choose one with --run-dir"
+    yield Fact("this folder", f"{free / GIB:.1f} GiB free in {folder}", fix)
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free

@@ -56,7 +56,7 @@ class HostFacts:
         clock_seconds: How far its clock is ahead of the first host's, within ± `clock_error_seconds`.
         interface: The network interface that Gloo uses.
         others: Other interfaces, without containers' bridges.
-        remedies: Problems and fixes that `lockstep doctor` reports on that host.
+        fixes: Problems and fixes that `lockstep doctor` reports on that host.
         library: Backend for its GPUs' tensors; "" if it has no GPUs.
     """
 
@@ -68,7 +68,7 @@ class HostFacts:
     interface: str
     address: str
     others: list[str]
-    remedies: list[str]
+    fixes: list[str]
     library: str = ""
 
 
@@ -217,7 +217,7 @@ def facts(host: str, offset: float, error: float) -> HostFacts:
         interface=interface,
         address=next((address for name, address in known if name == interface), ""),
         others=sorted({name for name, _ in known if name != interface and not name.startswith(VIRTUAL)}),
-        remedies=[f"{finding.subject}: {finding.remedy}" for finding in examine() if finding.remedy],
+        fixes=[f"{finding.subject}: {finding.fix}" for finding in examine() if finding.fix],
         library=accelerator.backend(kind) if (kind := accelerator.kind()) and accelerator.has_collectives(kind) else "",
     )
 

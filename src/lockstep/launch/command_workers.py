@@ -35,8 +35,8 @@ class Elastic:
     """
 
     options: RestartOptions
-    words: Callable[[int], list[str]]
-    words_of_now: Callable[[], list[str]]
+    arguments: Callable[[int], list[str]]
+    extra_arguments: Callable[[], list[str]]
     can_resize: bool
     describe_resume: Callable[[], str]
 
@@ -58,7 +58,7 @@ class WorkerCommand:
             would stop the job.
     """
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     work: Callable[[World], None]
     device: DeviceChoice
     workers: int | Literal["auto"] | None = None
@@ -82,7 +82,7 @@ def run_workers(job: WorkerCommand) -> int:
         if elastic:
             _check_elastic(rank_info)
             workers = None  # there may be more or fewer now
-        started = rank_info.local_size if where.is_by_hand else rank_info.size
+        started = rank_info.local_size if where.is_manual else rank_info.size
         if not where.dry_run:
             return _work(job, rank_info, workers, started)
         if rank_info.rank == 0:
@@ -94,29 +94,29 @@ def run_workers(job: WorkerCommand) -> int:
         where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
-    again = [where.python or sys.executable, "-m", "lockstep", *without_dry_run(job.words)]
+    again = [where.python or sys.executable, "-m", "lockstep", *without_dry_run(job.arguments)]
     gpus = partial(_one_a_gpu, job.device)
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
-    if not plan.by_hand:
+    if not plan.manual:
         job.check(plan.workers)
     if elastic:
         elastic.options.check(plan.workers)
         job.check(elastic.options.max_np or plan.workers)
-        plan = replace(plan, command=(*plan.command, *elastic.words(plan.workers)))
+        plan = replace(plan, command=(*plan.command, *elastic.arguments(plan.workers)))
     elif plan.workers == 1 and plan.is_local and not where.dry_run:
         return _work(job, rank_info, workers, 1)
     if where.dry_run:
         from lockstep.launch.plan.dry_run import describe
 
-        nodes = plan.by_hand.nodes if plan.by_hand else 1  # of which each has as many workers, as far as is known
+        nodes = plan.manual.nodes if plan.manual else 1  # of which each has as many workers, as far as is known
         print(_found(job, plan.workers * nodes) + describe(plan))
         return 0
     return _launch(plan, where, gpus, elastic, job.quiet)
 
 
-def without_dry_run(words: Sequence[str]) -> list[str]:
+def without_dry_run(arguments: Sequence[str]) -> list[str]:
     """A command's arguments without the flag that only prints them."""
-    return [word for word in words if word.replace("_", "-") != "--dry-run"]
+    return [argument for argument in arguments if argument.replace("_", "-") != "--dry-run"]
 
 
 def _found(job: WorkerCommand, workers: int) -> str:
@@ -148,7 +148,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
     if not elastic:
         return run_job(plan, output, direct_stdout=direct_stdout)
     job = elastic_job(
-        plan, where, elastic.options, gpus, elastic.can_resize, elastic.words_of_now, elastic.describe_resume
+        plan, where, elastic.options, gpus, elastic.can_resize, elastic.extra_arguments, elastic.describe_resume
     )
     return run_elastic_job(job, output, direct_stdout)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
-from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, tells_of_lost_peer
+from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer
 from lockstep.files.untrusted import printable
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, disconnect
@@ -65,7 +65,7 @@ def _stopped(rank_info: RankInfo, stop: str) -> int:
 
 def _fail(rank_info: RankInfo, error: Exception) -> int:
     """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
-    lost_peer = tells_of_lost_peer(error)  # reported after the error that it follows from
+    lost_peer = is_lost_peer(error)  # reported after the error that it follows from
     code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lockstep.errors import LockstepError, first_line, tells_of_lost_peer
+from lockstep.errors import LockstepError, first_line, is_lost_peer
 from lockstep.study.figures import Spread, spread
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO
@@ -212,7 +212,7 @@ def _why_missing(world: World, operation: Operation, count: int, dtype: torch.dt
     try:
         _once(world, operation, count, dtype)
     except (RuntimeError, NotImplementedError, ValueError) as refusal:
-        if tells_of_lost_peer(refusal):
+        if is_lost_peer(refusal):
             raise
         error = first_line(refusal)
     return str(max(world.gather(error)))

@@ -135,7 +135,7 @@ def plan_steps(
         return plan_from(where, number, command, os.environ, cores, lambda: 1, here)
 
     largest = plan_for(most_workers)
-    if largest.by_hand:
+    if largest.manual:
         raise ConfigError("studies cannot be combined with --nodes or --dist-url; pass the hosts with -H")
     own = os.environ.get("OMP_NUM_THREADS", "")
     each = own if own.isdecimal() else threads(cores, max(node.workers for node in largest.nodes))

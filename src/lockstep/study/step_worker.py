@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from lockstep.config.schema import TrainConfig
-from lockstep.errors import tells_of_lost_peer
+from lockstep.errors import is_lost_peer
 from lockstep.launch.command_workers import WorkerCommand, run_workers
 from lockstep.world import accelerator
 from lockstep.world.world import World, usable_cores
@@ -46,7 +46,7 @@ def _work(config: TrainConfig, length: StepLength, memory_limit: MemoryLimit, wo
     try:
         _measure(config, length, memory_limit, world)
     except Exception as error:
-        if not tells_of_lost_peer(error):  # the peer or the launcher reports the cause
+        if not is_lost_peer(error):  # the peer or the launcher reports the cause
             lacks_memory = _lacks_memory(error, memory_limit)
             step_jobs.send_result("out_of_memory" if lacks_memory else "error", str(error).partition("\n")[0])
         raise

@@ -77,7 +77,7 @@ def _run(
     workers, crowded = world.gather(_describe_worker(world)), _crowded_hosts(world)
     if left := _time_left(config, world):
         job.stopping.end_within(left)
-        job.notes.append(left.tell())
+        job.notes.append(left.describe())
     with job.stopping.listening():
         try:
             with io.recording(job.saving.folder.path), closing(job):

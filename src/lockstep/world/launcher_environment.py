@@ -174,8 +174,9 @@ def _check_others(rank_info: RankInfo, environment: Mapping[str, str]) -> None:
             own = next(row for row in MPI if row.name == rank_info.launcher)
             raise WorldError(
                 f"{rank_info.launcher}'s variables set worker {rank_info.rank} of {rank_info.size}, "
-                f"but {launcher.name}'s set {shown}; unset those of the outer job: unset {' '.join(_names(own, environment))}, or "
-                f"unset {' '.join(name for name in names if name in environment)}"
+                f"but {launcher.name}'s set {shown}; unset those of the outer job: "
+                f"unset {' '.join(_names(own, environment))}, "
+                f"or unset {' '.join(name for name in names if name in environment)}"
             )
         if int(values[1]) > rank_info.size:
             _warn(

@@ -56,9 +56,9 @@ from lockstep.errors import ConfigError
     ],
 )
 def test_spellings(old: str, new: str) -> None:
-    words = translate(old.split(), TrainCommand).words
+    words = translate(old.split(), TrainCommand).arguments
     assert words == new.split()
-    assert translate(words, TrainCommand).words == words
+    assert translate(words, TrainCommand).arguments == words
 
 
 @pytest.mark.parametrize("flag", REFUSED)
@@ -86,7 +86,7 @@ def test_no_flag_of_locksteps_own_is_translated_and_what_is_written_exists() -> 
 
 
 def test_the_folder_after_a_bare_pretrained_is_the_data(folder: Path) -> None:
-    words = translate(["--pretrained", str(folder)], TrainCommand).words
+    words = translate(["--pretrained", str(folder)], TrainCommand).arguments
     assert words == ["--pretrained", "default", str(folder)]
 
 
@@ -152,4 +152,4 @@ def test_the_command_translates_and_refuses(
 
 
 def _read(words: str) -> TrainConfig:
-    return parse_train(translate(shlex.split(words), TrainCommand).words).job
+    return parse_train(translate(shlex.split(words), TrainCommand).arguments).job

@@ -40,4 +40,4 @@ def test_another_form_is_refused_and_the_forms_are_named(text: str) -> None:
 
 
 def test_what_is_left_is_told_with_its_source() -> None:
-    assert TimeLeft(7261.6, "PBS_WALLTIME").tell() == "time limit: 2:01:02 left (PBS_WALLTIME)"
+    assert TimeLeft(7261.6, "PBS_WALLTIME").describe() == "time limit: 2:01:02 left (PBS_WALLTIME)"

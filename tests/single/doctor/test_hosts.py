@@ -35,7 +35,7 @@ def test_hosts_in_order_are_left_in_peace(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("host", "link", "words"),
     [
-        ({"remedies": ["/dev/shm: enlarge it"]}, {}, ("b: /dev/shm: enlarge it",)),
+        ({"fixes": ["/dev/shm: enlarge it"]}, {}, ("b: /dev/shm: enlarge it",)),
         ({"clock_seconds": -2.0, "clock_error_seconds": 0.1}, {}, ("b: its clock is 2.0 s behind that of a", "NTP")),
         ({}, {"bits_per_second": 50e6}, ("a and b: 50 Mbit/s is slow", "16.0 s per step", "check cable")),
         ({"others": ["ib0"]}, {"bits_per_second": 50e6}, ("--interface", "ib0")),

@@ -43,7 +43,7 @@ def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
     assert (first.subject, first.found) == ("GPU 0", "Data Center GPU Max, 64 GiB (0 0)")
     assert second.subject == "GPU 1"
     assert both.found == "driver: Intel xe; torch is built for oneAPI 20250101"
-    assert not any(finding.remedy for finding in (first, second, both))
+    assert not any(finding.fix for finding in (first, second, both))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_why_there_is_no_gpu(
     monkeypatch.setattr(accelerator, "drivers", lambda: drivers)
     monkeypatch.setattr(accelerator, "why_none", lambda: "the driver is too old")
     (finding,) = machine._devices()
-    assert finding.remedy == words
+    assert finding.fix == words
     assert finding.found.startswith(f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for ")
 
 

@@ -49,8 +49,8 @@ def test_the_place_is_what_the_launcher_said(environment: dict[str, str], rank_i
 def test_an_incomplete_set_of_variables_names_what_is_missing(missing: str) -> None:
     with pytest.raises(WorldError, match=rf", {missing} not set") as caught:
         RankInfo.from_environment(_without(missing))
-    remedy = str(caught.value).rpartition("unset ")[2]
-    assert set(remedy.split()) | {"TORCHELASTIC_RUN_ID"} == set(TORCHRUN) - {missing}
+    fix = str(caught.value).rpartition("unset ")[2]
+    assert set(fix.split()) | {"TORCHELASTIC_RUN_ID"} == set(TORCHRUN) - {missing}
 
 
 @pytest.mark.parametrize("left", ["RANK", "TORCHELASTIC_RUN_ID"])

@@ -19,20 +19,20 @@ ACTIONS = {
 }
 
 
-def main(words: Sequence[str]) -> int:
-    if not words or words[0] in HELP:
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in HELP:
         from lockstep.cli.help import page
 
         more = "`lockstep data ACTION --help` shows the flags of an action."
         print(page("lockstep data ACTION [arguments]", "", {"Actions": ACTIONS}, more))
-        return 0 if words else ConfigError.exit_code
-    if words[0] not in ACTIONS:
-        near = get_close_matches(words[0], ACTIONS, n=1)
+        return 0 if arguments else ConfigError.exit_code
+    if arguments[0] not in ACTIONS:
+        near = get_close_matches(arguments[0], ACTIONS, n=1)
         hint = f"did you mean `lockstep data {near[0]}`?" if near else f"must be one of {', '.join(ACTIONS)}"
-        raise ConfigError(f"{words[0]}: unknown action; {hint}")
+        raise ConfigError(f"{arguments[0]}: unknown action; {hint}")
     try:
-        code: int = import_module(f"lockstep.cli.data.{words[0]}").main(words[1:])
+        code: int = import_module(f"lockstep.cli.data.{arguments[0]}").main(arguments[1:])
     except KeyboardInterrupt:
-        print(f"lockstep data {words[0]}: stopped; what is done is kept where it can be", file=sys.stderr)
+        print(f"lockstep data {arguments[0]}: stopped; what is done is kept where it can be", file=sys.stderr)
         return INTERRUPTED
     return code

@@ -24,8 +24,8 @@ class GetCommand:
     """Folder to keep it in, as for `lockstep train`."""
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(GetCommand, "data get", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(GetCommand, "data get", arguments)
     from lockstep.data import catalog
 
     fetched = [name for name, entry in catalog.NAMED.items() if entry.fetched]

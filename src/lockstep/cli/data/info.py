@@ -23,8 +23,8 @@ class InfoCommand:
     """Folder with train/ and val/ (or test/), or a pack."""
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(InfoCommand, "data info", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(InfoCommand, "data info", arguments)
     from rich.console import Console
     from rich.table import Table
 

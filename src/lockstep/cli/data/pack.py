@@ -43,8 +43,8 @@ class PackCommand:
         require(self.shard_mb >= 1, "--shard-mb", self.shard_mb, "at least 1")
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(PackCommand, "data pack", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(PackCommand, "data pack", arguments)
     from lockstep.data.packed.encode import Encoding
 
     encoding = Encoding(command.short_side, command.format, command.quality)

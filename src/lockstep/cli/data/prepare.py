@@ -33,8 +33,8 @@ class PrepareCommand:
     """First compare each archive's MD5 checksum with the official one."""
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(PrepareCommand, "data prepare", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(PrepareCommand, "data prepare", arguments)
     from lockstep.cli.data.progress import progress
     from lockstep.data.sources import prepare_imagenet
 

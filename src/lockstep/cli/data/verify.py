@@ -27,8 +27,8 @@ class VerifyCommand:
         check_jobs(self.jobs)
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(VerifyCommand, "data verify", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(VerifyCommand, "data verify", arguments)
     from lockstep.cli.data.progress import progress
     from lockstep.data.sources import verify
 

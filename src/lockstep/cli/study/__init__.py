@@ -18,15 +18,15 @@ STUDIES = {
 }
 
 
-def main(words: Sequence[str]) -> int:
-    if not words or words[0] in HELP:
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in HELP:
         from lockstep.cli.help import page
 
         about = "Measure a job. Results are printed and appended to study/STUDY.jsonl."
         more = "`lockstep study STUDY --help` shows the flags of a study."
         print(page("lockstep study STUDY [arguments]", about, {"Studies": STUDIES}, more))
-        return 0 if words else ConfigError.exit_code
-    name, *rest = words
+        return 0 if arguments else ConfigError.exit_code
+    name, *rest = arguments
     if name not in STUDIES:
         near = get_close_matches(name, STUDIES, n=1)
         hint = f"did you mean `lockstep study {near[0]}`?" if near else f"must be one of {', '.join(STUDIES)}"

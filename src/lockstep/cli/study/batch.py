@@ -105,8 +105,8 @@ class Search:
         return record
 
 
-def main(words: Sequence[str]) -> int:
-    own, job = split(words)
+def main(arguments: Sequence[str]) -> int:
+    own, job = split(arguments)
     command = parse(BatchCommand, "study batch", own)
     from lockstep.launch.controller.job import JobSeries
 

@@ -66,12 +66,12 @@ class CollectivesCommand:
         require(0 < self.seconds < float("inf"), "--seconds", self.seconds, "above 0")
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(CollectivesCommand, "study collectives", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(CollectivesCommand, "study collectives", arguments)
     work = partial(_measure, command)
     return run_workers(
         WorkerCommand(
-            ["study", "collectives", *words],
+            ["study", "collectives", *arguments],
             work,
             command.device,
             workers=command.workers,

@@ -25,15 +25,15 @@ def until_interrupted(study: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def read_job(words: Sequence[str]) -> TrainConfig:
+def read_job(arguments: Sequence[str]) -> TrainConfig:
     """The training job that the words after `--` describe.
 
     Raises:
         ConfigError: They say where the job runs, which is the study's to decide, or are wrong.
     """
-    if not words:
+    if not arguments:
         raise ConfigError("missing the job to measure; add its arguments of `lockstep train` last: -- digits")
-    train = parse_train(words)
+    train = parse_train(arguments)
     if train.workers is not None or train.where != LaunchOptions():
         raise ConfigError("put -np, -H and other launch flags before the --")
     if train.job.run.resume or train.job.run.evaluate:

@@ -86,8 +86,8 @@ class LoadingCommand:
         )
 
 
-def main(words: Sequence[str]) -> int:
-    command = _parse(words)
+def main(arguments: Sequence[str]) -> int:
+    command = _parse(arguments)
     config = command.data_config
     from lockstep.data import catalog
 
@@ -142,13 +142,13 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _parse(words: Sequence[str]) -> LoadingCommand:
+def _parse(arguments: Sequence[str]) -> LoadingCommand:
     """The flags over the augmentation that the data set's recipe has."""
-    first = parse(LoadingCommand, "study loading", words)
+    first = parse(LoadingCommand, "study loading", arguments)
     from lockstep import recipes
 
     recipe = recipes.load(recipes.for_source(first.data_config.source))
-    return parse(LoadingCommand, "study loading", words, replace(LoadingCommand(), augment=recipe.augment))
+    return parse(LoadingCommand, "study loading", arguments, replace(LoadingCommand(), augment=recipe.augment))
 
 
 def _name(device: object) -> str:

@@ -49,14 +49,14 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
     Raises:
         ConfigError: One is not a whole number of 1 or more.
     """
-    words = [word.strip() for word in text.split(",")] if text else []
-    is_valid = all(word.isdecimal() and len(word) <= 8 and 1 <= int(word) <= MOST_WORKERS for word in words)
+    arguments = [word.strip() for word in text.split(",")] if text else []
+    is_valid = all(word.isdecimal() and len(word) <= 8 and 1 <= int(word) <= MOST_WORKERS for word in arguments)
     require(is_valid, flag, text, "numbers of workers, such as 16,64,256")
-    return tuple(sorted({int(word) for word in words}))
+    return tuple(sorted({int(word) for word in arguments}))
 
 
-def main(words: Sequence[str]) -> int:
-    command = parse(StudyPredictCommand, "study predict", words)
+def main(arguments: Sequence[str]) -> int:
+    command = parse(StudyPredictCommand, "study predict", arguments)
     import sys
 
     from rich.console import Console

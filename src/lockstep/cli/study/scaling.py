@@ -77,8 +77,8 @@ class ScalingCommand:
         return ("strong", "weak") if self.mode == "both" else (self.mode,)
 
 
-def main(words: Sequence[str]) -> int:
-    own, job = split(words)
+def main(arguments: Sequence[str]) -> int:
+    own, job = split(arguments)
     command = parse(ScalingCommand, "study scaling", own)
     return until_interrupted(lambda: _study(command, job))
 
@@ -126,10 +126,10 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    words = text.replace(",", " ").split()
-    is_valid = bool(words) and all(word.isdecimal() and int(word) > 0 for word in words)
+    arguments = text.replace(",", " ").split()
+    is_valid = bool(arguments) and all(word.isdecimal() and int(word) > 0 for word in arguments)
     require(is_valid, "-np", text or "''", "numbers of workers, such as 1,2,4")
-    return [int(word) for word in words]
+    return [int(word) for word in arguments]
 
 
 def _introduce(

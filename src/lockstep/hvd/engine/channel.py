@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from lockstep.errors import LostPeerError, first_line, tells_of_lost_peer
+from lockstep.errors import LostPeerError, first_line, is_lost_peer
 from lockstep.hvd.engine import piggyback
 from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
 from lockstep.hvd.engine.connections import Links
@@ -254,7 +254,7 @@ class Channel:
                     self._back_off(backoff)
                     backoff = min(2 * backoff, BACKOFF_SECONDS[1])
         except Exception as error:
-            failure = first_line(error), tells_of_lost_peer(error)  # the error itself would keep the connections open
+            failure = first_line(error), is_lost_peer(error)  # the error itself would keep the connections open
         self._has_failed |= failure is not None
         # Disconnect and report the failure before waiting for the device: it may be waiting for peers that wait for
         # this worker in Gloo.

@@ -43,7 +43,7 @@ class Failure:
         """Whether this is only a consequence of another worker's exit."""
         return self.lost_peer or any(words in self.text for words in LOST_PEER)
 
-    def tell(self, size: int) -> str:
+    def describe(self, size: int) -> str:
         """Return the report: what happened where, the log, and at the end the worker's own message."""
         if self.rank < 0:
             return f"lockstep: {self.text}; the others were stopped"

@@ -87,7 +87,7 @@ class JobSeries:
         try:
             job = LaunchedJob(plan, display, direct_stdout, self._pool)
             outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
-            job.tell(outcome)
+            job.report(outcome)
         finally:
             display.close()
         return outcome.exit_code(failure_code)
@@ -199,13 +199,13 @@ class LaunchedJob:
                 self._release()
         return outcome
 
-    def tell(self, outcome: JobOutcome) -> None:
+    def report(self, outcome: JobOutcome) -> None:
         """Show what has waited for the end, and say how the job has ended."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
         if outcome.trouble:
             say(f"lockstep: {outcome.trouble}")
         elif outcome.culprit:
-            say(outcome.culprit.tell(self._size))
+            say(outcome.culprit.describe(self._size))
         elif outcome.code == STOPPED:
             by = f" by {outcome.request.name}" if outcome.request else ""
             how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there"
@@ -275,10 +275,10 @@ class LaunchedJob:
             StartError: A host cannot take part; the message names it and what to do.
         """
         plan = self._plan
-        secret = os.environ.get(SECRET, "") if plan.by_hand else secrets.token_hex(16)
-        slots = () if plan.by_hand else tuple(node.workers for node in plan.nodes)
+        secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
+        slots = () if plan.manual else tuple(node.workers for node in plan.nodes)
         try:
-            async with asyncio.timeout(plan.start_timeout + (plan.timings.by_hand if plan.by_hand else 0.0)):
+            async with asyncio.timeout(plan.start_timeout + (plan.timings.manual if plan.manual else 0.0)):
                 starts = [remote.start(self._first_message(remote, secret, slots)) for remote in self._remotes]
                 await _all(starts, plan.timings.settle)
                 here = await self._answers(Here)
@@ -286,7 +286,7 @@ class LaunchedJob:
                     raise StartError(problem)
                 self._warn_of_crowding(here)
                 if len(self._remotes) > 1:
-                    await self._start_on_several(here[0].doors)
+                    await self._start_on_several(here[0].listeners)
                 else:
                     self._remotes[0].send(Start(LOOPBACK, 0, LOOPBACK))
                 await self._answers(Met)
@@ -322,26 +322,26 @@ class LaunchedJob:
             late = late or [each.node for each in remotes if not each.answer(stage).done()]
         return late
 
-    async def _start_on_several(self, doors: dict[str, int]) -> None:
+    async def _start_on_several(self, listeners: dict[str, int]) -> None:
         """Have the other hosts try the first one's doors, and start all at one that is open to everyone."""
         leader, *others = self._remotes
         for remote in others:
-            remote.send(Reach(doors))
+            remote.send(Reach(listeners))
         ways = [each.ways for each in await self._answers(Reached, others)]
-        common = [address for address in doors if all(address in own for own in ways)]
+        common = [address for address in listeners if all(address in own for own in ways)]
         if not common:
             cut_off = [remote.node.host for remote, each in zip(others, ways, strict=True) if not each]
             raise StartError(
                 f"{', '.join(cut_off) or 'the other hosts'} cannot reach {leader.node.host} at any of its addresses "
-                f"({', '.join(doors)}); is there a firewall between them? --interface names the network to use"
+                f"({', '.join(listeners)}); is there a firewall between them? --interface names the network to use"
             )
         address = common[0]
-        leader.send(Start(address, doors[address], address))
+        leader.send(Start(address, listeners[address], address))
         for remote, each in zip(others, ways, strict=True):
-            remote.send(Start(address, doors[address], each[address]))
+            remote.send(Start(address, listeners[address], each[address]))
 
     def _first_message(self, remote: Remote, secret: str, slots: tuple[int, ...]) -> NodeJob:
-        plan, hand = self._plan, self._plan.by_hand
+        plan, hand = self._plan, self._plan.manual
         own = {} if remote.node.is_here else handed_on(plan.own_environment, elsewhere=True)
         return NodeJob(
             node=hand.node if hand else remote.index,
@@ -438,14 +438,14 @@ class LaunchedJob:
             return failures
         known = {failure.rank for failure in failures}
         silent = [
-            Failure(rank, self._host_of(rank), 1, self._screen.last_words(rank), self._screen.seen(rank) or 0.0)
+            Failure(rank, self._host_of(rank), 1, self._screen.last_lines(rank), self._screen.seen(rank) or 0.0)
             for rank in self._screen.waiting()
             if rank not in known
         ]
         return [*failures, *silent]
 
     def _host_of(self, rank: int) -> str:
-        if self._plan.is_local or self._plan.by_hand:
+        if self._plan.is_local or self._plan.manual:
             return ""
         firsts = [self._plan.first_rank(index) for index in range(len(self._remotes))]
         index = max(index for index, first_rank in enumerate(firsts) if first_rank <= rank)
@@ -470,11 +470,13 @@ class LaunchedJob:
             failures.append(Failure(-1, host, 1, f"{remote.node.host}: {ended.error}", time.monotonic()))
         return failures
 
-    def _failure(self, host: str, told: WorkerFailure) -> Failure:
-        rank = told.rank
-        text = told.text or self._screen.last_words(rank)
-        seen = self._screen.seen(rank) or time.monotonic() - told.age
-        return Failure(rank, host, told.code, text, seen, told.lost_peer, self._screen.log_of(rank), told.final)
+    def _failure(self, host: str, failure: WorkerFailure) -> Failure:
+        rank = failure.rank
+        text = failure.text or self._screen.last_lines(rank)
+        seen = self._screen.seen(rank) or time.monotonic() - failure.age
+        return Failure(
+            rank, host, failure.code, text, seen, failure.lost_peer, self._screen.log_of(rank), failure.final
+        )
 
 
 async def _all(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:

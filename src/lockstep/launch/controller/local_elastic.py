@@ -139,7 +139,7 @@ def run_elastic(plan: ElasticPlan, output_plan: OutputPlan) -> int:
             discovery = Discovery.by_script(plan.discovery_script, plan.slots_per_host, check)
         job = LocalElasticJob(plan, hosts, display)
         outcome = asyncio.run(job.run())
-        job.tell(outcome)
+        job.report(outcome)
     finally:
         display.close()
         if discovery:

@@ -59,7 +59,7 @@ class Remote:
         self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
-        self._last_words = b""
+        self._last_lines = b""
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_lost = False
 
@@ -183,7 +183,7 @@ class Remote:
                     self._resolve(self.answer(type(message)), message)
         exit_code = await self._process.wait()
         await self._tasks[1]
-        said = self._last_words.decode(errors="replace")
+        said = self._last_lines.decode(errors="replace")
         if not self.answer(Here).done():
             self._lost(why_not_started(self.node, exit_code, said))
         elif not self.answer(Started).done():
@@ -197,7 +197,7 @@ class Remote:
         assert self._process
         assert self._process.stderr
         while said := await self._process.stderr.read(LAST_WORDS_BYTES):
-            self._last_words = (self._last_words + said)[-LAST_WORDS_BYTES:]
+            self._last_lines = (self._last_lines + said)[-LAST_WORDS_BYTES:]
 
     async def _beat(self) -> None:
         while True:

@@ -63,7 +63,7 @@ def elastic_job(
     options: RestartOptions,
     gpus: Callable[[], int],
     can_resize: bool = False,
-    words_of_now: Callable[[], list[str]] = list,
+    extra_arguments: Callable[[], list[str]] = list,
     describe_resume: Callable[[], str] = str,
 ) -> ElasticJob:
     """The job that begins with a plan, which follows from what the user says of where it runs.
@@ -75,7 +75,7 @@ def elastic_job(
     Raises:
         ConfigError: Its nodes are started by hand.
     """
-    if plan.by_hand:
+    if plan.manual:
         raise ConfigError(
             "--max-restarts and related flags need a launcher that reaches all hosts, but with --nodes each is started "
             "manually; use -H, or a batch job"
@@ -84,7 +84,7 @@ def elastic_job(
 
     def plan_on(hosts: Sequence[Host]) -> JobPlan:
         elsewhere = on_hosts(where, hosts)
-        command = [*plan.command, *words_of_now()]
+        command = [*plan.command, *extra_arguments()]
         return plan_from(elsewhere, slots_of(hosts), command, environment, cores, gpus, here)
 
     offered = offered_hosts(where, environment, gpus, plan)
@@ -168,7 +168,7 @@ class _Attempts:
                 if outcome.request and self._number and not attempt.has_started:
                     return self._stopped_between_starts(outcome.request)
                 if not self._verdict.resized:
-                    attempt.tell(outcome)
+                    attempt.report(outcome)
                 if not self._verdict.goes_on:
                     self._say_why_not(outcome)
                     return outcome.exit_code(self._job.failure_code)
@@ -223,7 +223,7 @@ class _Attempts:
     async def _wait_for_slots(self, attempt: LaunchedJob, present: Sequence[str]) -> JobPlan | None:
         """The plan for the next start, when there are slots enough; None if there are not in time, or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
-        seconds, told = self._timings.first_probe, False
+        seconds, is_reported = self._timings.first_probe, False
         while True:
             await self._membership.probe(seconds)
             seconds = self._timings.probe
@@ -236,9 +236,9 @@ class _Attempts:
             if time.monotonic() > deadline:
                 say(f"lockstep: {left}; none came back in --elastic-timeout {self._options.elastic_timeout:g} s")
                 return None
-            if not told:
+            if not is_reported:
                 say(f"lockstep: {left}; waiting for hosts")
-                told = True
+                is_reported = True
             await asyncio.sleep(self._timings.look)
 
     async def _watch(self, attempt: LaunchedJob, plan: JobPlan) -> None:

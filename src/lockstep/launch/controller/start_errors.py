@@ -92,8 +92,8 @@ def why_not_started(node: NodePlan, code: int, said: str) -> str:
     if "Unknown option: -P" in said.splitlines():
         return f"{node.host} has a {path} older than 3.11: choose another Python with --python"
     if missing := NO_MODULE.search(said):
-        remedy = "install lockstep-torch there, or choose another Python with --python"
-        return f"{node.host} lacks the package {missing[1]} in {path}: {remedy}"
+        fix = "install lockstep-torch there, or choose another Python with --python"
+        return f"{node.host} lacks the package {missing[1]} in {path}: {fix}"
     if code in (126, 127) or any(words in last for words in NO_PYTHON):
         return f"{node.host} has no {path}: install it there, or choose another Python with --python"
     return f"{node.host} failed to start: {last}"

@@ -24,7 +24,7 @@ from lockstep.launch.protocol.messages import (
     Started,
     StartSlotWorker,
 )
-from lockstep.launch.protocol.reachability import Doors
+from lockstep.launch.protocol.reachability import Listeners
 from lockstep.world.elastic_rendezvous import LIFE, SLOT
 
 
@@ -68,7 +68,7 @@ class ElasticWorkers:
         """Start to import what the workers need."""
         self._starter.prepare(self.job.command, self._environment)
 
-    def start(self, start: Start, doors: Doors | None) -> None:
+    def start(self, start: Start, listeners: Listeners | None) -> None:
         """Answer `Started` when workers can be started; from then on report each that exits."""
         self.work = asyncio.create_task(self._watch())
 

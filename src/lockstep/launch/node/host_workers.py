@@ -23,7 +23,7 @@ from lockstep.launch.protocol.handshake import MeetingError
 from lockstep.launch.protocol.meeting import Meeting
 from lockstep.launch.protocol.messages import Ended, Failing, Message, Met, NodeJob, Output, Start, Started, Terms
 from lockstep.launch.protocol.pipes import reader_of, text_of
-from lockstep.launch.protocol.reachability import Doors, listen, proof
+from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world.interfaces import (
     address_towards,
     addresses,
@@ -68,7 +68,7 @@ class HostWorkers:
         self._send = send
         self._watch: WorkerWatch | None = None
         self._meeting: Meeting | None = None
-        self._has_told = False
+        self._has_reported = False
         self._store: Child | None = None
         self._environment = {**handed_on(os.environ), **job.environment}
         if "OMP_NUM_THREADS" not in self._environment:
@@ -78,13 +78,13 @@ class HostWorkers:
         """Start to import what the workers need."""
         self._starter.prepare(self.job.command, self._environment)
 
-    def start(self, start: Start, doors: Doors | None) -> None:
+    def start(self, start: Start, listeners: Listeners | None) -> None:
         """Start the work, which ends with the workers.
 
         Args:
             doors: The first host's listeners, of which one serves the store.
         """
-        self.work = asyncio.create_task(self._carry_out(start.address, start.port, start.own, doors))
+        self.work = asyncio.create_task(self._carry_out(start.address, start.port, start.own, listeners))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers."""
@@ -106,15 +106,15 @@ class HostWorkers:
             with suppress(asyncio.CancelledError, LockstepError, OSError):
                 await self.work
         left = await asyncio.to_thread(kill_descendants, but=self._starter.pids)
-        await self._tell_ended(Ended(left=tuple(left)))
+        await self._report_ended(Ended(left=tuple(left)))
 
-    async def _carry_out(self, address: str, port: int, own: str, doors: Doors | None) -> None:
-        job, door = self.job, address
+    async def _carry_out(self, address: str, port: int, own: str, listeners: Listeners | None) -> None:
+        job, bind_address = self.job, address
         if job.meeting_host:
-            door, address, port, own = self._meeting_point(job.meeting_host, job.meeting_port)
+            bind_address, address, port, own = self._meeting_point(job.meeting_host, job.meeting_port)
         listener: socket.socket | None = None
         if job.node == 0:
-            listener = doors.take(address) if doors else _listen(door, port)
+            listener = listeners.take(address) if listeners else _listen(bind_address, port)
             port = listener.getsockname()[1]
         terms = await self._agree(listener, address, port, own if job.interfaces else "")
         await self._send(Met())
@@ -153,17 +153,17 @@ class HostWorkers:
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
             await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)
-        await self._tell_ended(replace(outcome, left=tuple(left)))
+        await self._report_ended(replace(outcome, left=tuple(left)))
 
-    async def _tell_ended(self, ended: Ended) -> None:
+    async def _report_ended(self, ended: Ended) -> None:
         """Report the end of this host's part to the launcher, once."""
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_reported:
+            self._has_reported = True
             await self._send(ended)
 
     async def _outcome(self, watch: WorkerWatch) -> Ended:
         """Wait until this host's workers and, for manually started nodes, all others exit; return the outcome."""
-        ending = asyncio.create_task(watch.wait(self._tell_failing))
+        ending = asyncio.create_task(watch.wait(self._report_failing))
         elsewhere = asyncio.create_task(self._meeting.verdict()) if self._meeting else None
         store_lost = asyncio.create_task(self._store_lost())
         tasks: list[asyncio.Task[Any]] = [ending, store_lost, *([elsewhere] if elsewhere else [])]
@@ -175,7 +175,7 @@ class HostWorkers:
             if store_lost.done() and not failures:
                 return Ended(error=store_lost.result())
             if self._meeting and failures:
-                await self._meeting.tell(failures)
+                await self._meeting.report(failures)
             elif self._meeting and not watch.is_ended:
                 await self._meeting.finish()
             heard = elsewhere.result() if elsewhere and elsewhere.done() and not failures else None
@@ -190,7 +190,7 @@ class HostWorkers:
             await asyncio.sleep(self.job.timings.store_look)
         return f"the process that served the job's store exited with code {code}"
 
-    async def _tell_failing(self) -> None:
+    async def _report_failing(self) -> None:
         await self._send(Failing())
 
     async def _agree(self, listener: socket.socket | None, address: str, port: int, own: str) -> Terms:

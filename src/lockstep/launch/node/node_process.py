@@ -45,7 +45,7 @@ from lockstep.launch.protocol.messages import (
     receive,
 )
 from lockstep.launch.protocol.pipes import reader_of, writer_to
-from lockstep.launch.protocol.reachability import Doors, reachable
+from lockstep.launch.protocol.reachability import Listeners, reachable
 from lockstep.world.interfaces import addresses
 from lockstep.world.world import usable_cores
 
@@ -76,7 +76,7 @@ class Node:
         self._scratch = scratch
         self._starter = WorkerStarter()
         self._child_ended = asyncio.Event()
-        self._doors: Doors | None = None
+        self._listeners: Listeners | None = None
         self._workers: HostWorkers | ElasticWorkers | None = None
         self._memory: SnapshotMemory | None = None
         self._timings = Timings()  # until the launcher sends others
@@ -115,7 +115,7 @@ class Node:
         if not isinstance(error, (NodeError, OSError)):
             raise error
         with suppress(TimeoutError):  # if the launcher is unreachable, unsent messages may fill the buffer
-            await asyncio.wait_for(self._send(Trouble(str(error))), self._timings.last_word)
+            await asyncio.wait_for(self._send(Trouble(str(error))), self._timings.error_send)
 
     async def _obey(self) -> int:
         """Execute the launcher's messages until it disconnects; return the exit code."""
@@ -129,12 +129,14 @@ class Node:
             match message:
                 case NodeJob():
                     await self._begin(message)
-                case Reach(doors):
+                case Reach(listeners):
                     assert self._workers
-                    await self._send(Reached(await reachable(doors, self._workers.job.secret, self._timings.connect)))
+                    await self._send(
+                        Reached(await reachable(listeners, self._workers.job.secret, self._timings.connect))
+                    )
                 case Start():
                     assert self._workers
-                    self._workers.start(message, self._doors)
+                    self._workers.start(message, self._listeners)
                 case StartSlotWorker() | SignalSlotWorker():
                     assert isinstance(self._workers, ElasticWorkers)
                     await self._workers.obey(message)
@@ -147,7 +149,7 @@ class Node:
 
     async def _begin(self, job: NodeJob) -> None:
         """Accept a job: its first start, or a restart."""
-        self._doors, self._timings = None, job.timings
+        self._listeners, self._timings = None, job.timings
         if job.heartbeat:
             self._heartbeat.set()
         if job.snapshots:
@@ -170,9 +172,9 @@ class Node:
             if not own:
                 raise NodeError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")
             if job.node == 0:
-                self._doors = Doors(job.secret, own, job.timings.connect)
-                await self._doors.answer()
-                here = replace(here, doors=self._doors.open)
+                self._listeners = Listeners(job.secret, own, job.timings.connect)
+                await self._listeners.answer()
+                here = replace(here, listeners=self._listeners.open)
         await self._send(here)
 
     def _signal_workers(self, number: int) -> None:

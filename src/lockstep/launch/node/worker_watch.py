@@ -51,7 +51,7 @@ class WorkerWatch:
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
 
-    async def wait(self, tell_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
+    async def wait(self, report_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
         """Wait until all workers have exited; if one fails, end the others.
 
         Those that fail on being ended do not count, nor do any when `end` is called before a failure.
@@ -66,7 +66,7 @@ class WorkerWatch:
             await self._change()
         if self.is_ended or not self._failed():
             return []
-        await tell_failing()
+        await report_failing()
         await self._until_ended(self._timings.settle)  # the worker that caused other failures may exit after them
         failed = self._failed()
         await self.end(self._timings.worker_end)

@@ -41,14 +41,14 @@ class Screen:
                     if lines := tracebacks.due():
                         await asyncio.to_thread(self._display.show, rank, "stderr", lines)
 
-    def last_words(self, rank: int) -> str:
+    def last_lines(self, rank: int) -> str:
         """Return a worker's delayed traceback, or ""."""
         held = self._tracebacks[rank].held if rank in self._tracebacks else []
         return b"".join(held).decode(errors="replace").rstrip("\n")
 
     def seen(self, rank: int) -> float | None:
         """Return when a worker's delayed traceback arrived."""
-        return self._seen.get(rank) if self.last_words(rank) else None
+        return self._seen.get(rank) if self.last_lines(rank) else None
 
     def waiting(self) -> list[int]:
         """Return the workers with delayed tracebacks."""
@@ -66,7 +66,7 @@ class Screen:
             self._display.show(rank, "stderr", tracebacks.release())
 
     def _is_consequence(self, rank: int) -> bool:
-        return self.log_of(rank) is not None or any(words in self.last_words(rank) for words in LOST_PEER)
+        return self.log_of(rank) is not None or any(words in self.last_lines(rank) for words in LOST_PEER)
 
     def _take(self, rank: int, name: Name, chunk: bytes) -> None:
         stream = self._lines.setdefault((rank, name), Lines())

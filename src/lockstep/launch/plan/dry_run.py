@@ -19,7 +19,7 @@ def describe(plan: JobPlan) -> str:
     """Return, in shell syntax, each node's start command, its workers' variables, and each worker's command."""
     lines = [f"# {note}" for note in (*plan.notes, _how_workers_start(plan))]
     for index, node in enumerate(plan.nodes):
-        number, nodes = (plan.by_hand.node, plan.by_hand.nodes) if plan.by_hand else (index, len(plan.nodes))
+        number, nodes = (plan.manual.node, plan.manual.nodes) if plan.manual else (index, len(plan.nodes))
         workers = [_variables(plan, index, local_rank) for local_rank in range(node.workers)]
         common = {name: value for name, value in workers[0].items() if name not in OF_A_WORKER}
         lines += ["", f"# node {number} of {nodes}: {node.host}", shlex.join(node.start)]
@@ -44,7 +44,7 @@ def _quoted(value: str) -> str:
 
 
 def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
-    node, hand = plan.nodes[index], plan.by_hand
+    node, hand = plan.nodes[index], plan.manual
     if hand:
         slots = [node.workers] * hand.nodes  # an assumption
         torchrun = torchrun_variables(hand.node, local_rank, slots, hand.address, hand.port)

@@ -26,16 +26,16 @@ REFUSED = "refused; start the workers with its own command"
 OPPOSITES = ("stall_check.enabled", "logging.with_timestamp")
 
 
-def parse_flags(words: Sequence[str]) -> argparse.Namespace:
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Read `horovodrun`'s arguments, after those of --config-file, so that the command line wins.
 
     Raises:
         ConfigError: An argument is wrong, or the file cannot be read or has an unknown key.
     """
     parser = build_parser()
-    flags = parser.parse_args(words)
+    flags = parser.parse_args(arguments)
     if flags.config_file:
-        flags = parser.parse_args([*words_of_file(Path(flags.config_file), parser), *words])
+        flags = parser.parse_args([*arguments_of_file(Path(flags.config_file), parser), *arguments])
     if flags.command[:1] == ["--"]:
         del flags.command[0]
     return flags
@@ -176,7 +176,7 @@ def _add_watching(group: argparse._ArgumentGroup) -> None:
     add("--log-with-timestamp", "--no-log-hide-timestamp", action="store_false", **times, help="no effect")
 
 
-def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
+def arguments_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
     """The flags that a configuration file holds, as words.
 
     Raises:
@@ -191,16 +191,16 @@ def words_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         raise ConfigError(f"--config-file {path}: expected sections or flags with their values")
     actions = {action.dest: action for action in reversed(parser._actions)}
     actions |= {_name(option): action for action in parser._actions for option in action.option_strings}
-    words: list[str] = []
+    arguments: list[str] = []
     for where, name, value in _entries(content or {}):
         if name not in actions or name in ("help", "help_all", "command", "config_file"):
             raise ConfigError(f"--config-file {path}: unknown flag {where}; `horovodrun --help` lists the flags")
         action = actions[name]
         if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
-            words += _switch(where, action, not value if where in OPPOSITES else value, path, parser)
+            arguments += _switch(where, action, not value if where in OPPOSITES else value, path, parser)
         else:
-            words += _words(action, value)
-    return words
+            arguments += _arguments(action, value)
+    return arguments
 
 
 def _entries(content: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -220,7 +220,7 @@ def _name(text: Any) -> str:
     return str(text).lstrip("-").replace("-", "_")
 
 
-def _words(action: argparse.Action, value: Any) -> list[str]:
+def _arguments(action: argparse.Action, value: Any) -> list[str]:
     option = _option(action)
     if action.nargs == 0:
         return [option if value else f"--no-{option.removeprefix('--')}"]

@@ -43,7 +43,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class ByHand:
+class ManualNode:
     """This launcher's host in a job whose nodes are started manually.
 
     It is `node` of `nodes`; the others connect to the first one at `address`:`port`.
@@ -79,7 +79,7 @@ class JobPlan:
     interfaces: tuple[str, ...] = ()
     start_timeout: float = HOST_SECONDS
     stop_timeout: float = 30.0
-    by_hand: ByHand | None = None
+    manual: ManualNode | None = None
     snapshots: str = ""
     newcomers: tuple[str, ...] = ()
     restart: int = 0
@@ -94,7 +94,7 @@ class JobPlan:
     @property
     def is_local(self) -> bool:
         """Whether the job runs only on this machine, and so uses the loopback interface."""
-        return self.by_hand is None and all(node.is_here for node in self.nodes)
+        return self.manual is None and all(node.is_here for node in self.nodes)
 
     def first_rank(self, index: int) -> int:
         """Return the rank of the first worker of a node."""

@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.plan.allocation import Allocation, find_allocation
 from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
-from lockstep.launch.plan.job_plan import ByHand, JobPlan, plan_job
+from lockstep.launch.plan.job_plan import JobPlan, ManualNode, plan_job
 from lockstep.launch.plan.transports import Kind, Transport
 from lockstep.world.start_limit import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
@@ -27,7 +27,7 @@ SYSTEMS: dict[str, Kind] = {
     "Cobalt": "mpi",
     "Grid Engine": "ssh",
 }
-BY_HAND_SECONDS = 600.0  # in which people start the other nodes
+MANUAL_SECONDS = 600.0  # in which people start the other nodes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class LaunchOptions:
             require(seconds is None or seconds > 0, flag, seconds, "above 0 seconds")
 
     @property
-    def is_by_hand(self) -> bool:
+    def is_manual(self) -> bool:
         """Whether each node is started by itself."""
         return self.nodes is not None or self.dist_url is not None
 
@@ -84,7 +84,7 @@ class LaunchOptions:
     def names_hosts(self) -> bool:
         """Whether the job is said to be elsewhere than in one process here."""
         named = self.hosts is not None or self.hostfile is not None
-        return named or self.is_by_hand or self.launcher != "auto"
+        return named or self.is_manual or self.launcher != "auto"
 
 
 def plan_from(
@@ -109,9 +109,9 @@ def plan_from(
     Raises:
         ConfigError: Options contradict each other, or what they name cannot be read.
     """
-    by_hand = _by_hand(options)
-    _check(options, by_hand)
-    if by_hand:
+    manual = _manual(options)
+    _check(options, manual)
+    if manual:
         slots = workers if isinstance(workers, int) else max(1, gpus())
         hosts: Sequence[Host] = [Host("localhost", slots)]
         transport = Transport("local")
@@ -120,23 +120,23 @@ def plan_from(
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
     plan = plan_job(command, hosts, transport, cores, environment, here)
-    patience = start_limit(environment) or (BY_HAND_SECONDS if by_hand else HOST_SECONDS)
+    patience = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
     plan = replace(
         plan,
         bind=options.bind,
         interfaces=tuple(name for name in options.interface.split(",") if name),
         start_timeout=options.start_timeout or patience,
         stop_timeout=options.stop_timeout,
-        by_hand=by_hand,
+        manual=manual,
     )
     if (options.start_timeout or 0.0) > (start_limit(environment) or WORKERS_SECONDS):
         plan = replace(plan, environment={**plan.environment, START_TIMEOUT: f"{options.start_timeout:g}"})
     if not options.preload:
         plan = replace(plan, environment={**plan.environment, PRELOAD: "0"})
-    if by_hand:
+    if manual:
         own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
-        note = f"node {by_hand.node} of {by_hand.nodes}, {plan.workers} workers here; connecting at "
-        plan = replace(plan, environment=own, notes=(f"{note}{by_hand.address}:{by_hand.port}",))
+        note = f"node {manual.node} of {manual.nodes}, {plan.workers} workers here; connecting at "
+        plan = replace(plan, environment=own, notes=(f"{note}{manual.address}:{manual.port}",))
     return plan
 
 
@@ -157,7 +157,7 @@ def on_hosts(options: LaunchOptions, hosts: Sequence[Host]) -> LaunchOptions:
     return replace(options, hosts=named, hostfile=None)
 
 
-def _by_hand(options: LaunchOptions) -> ByHand | None:
+def _manual(options: LaunchOptions) -> ManualNode | None:
     """Where this node stands among nodes that are started one by one."""
     if options.dist_url is not None:
         url = urlsplit(options.dist_url)
@@ -172,7 +172,7 @@ def _by_hand(options: LaunchOptions) -> ByHand | None:
         nodes, node = options.world_size, options.rank
         if nodes is None or node is None:
             raise ConfigError("--dist-url needs --world-size (the number of nodes) and --rank (this node's, from 0)")
-        return _checked(ByHand(node, nodes, url.hostname, port), "--rank", "--world-size")
+        return _checked(ManualNode(node, nodes, url.hostname, port), "--rank", "--world-size")
     if options.world_size is not None or options.rank is not None:
         raise ConfigError("--world-size and --rank go with --dist-url tcp://HOST:PORT")
     if options.nodes is None:
@@ -184,21 +184,21 @@ def _by_hand(options: LaunchOptions) -> ByHand | None:
     if options.node_rank is None or options.master_addr is None:
         raise ConfigError("--nodes needs --node-rank K (this node's number, from 0) and --master-addr HOST (the first)")
     port = 29500 if options.master_port is None else options.master_port
-    return _checked(ByHand(options.node_rank, options.nodes, options.master_addr, port), "--node-rank", "--nodes")
+    return _checked(ManualNode(options.node_rank, options.nodes, options.master_addr, port), "--node-rank", "--nodes")
 
 
-def _checked(by_hand: ByHand, rank: str, size: str) -> ByHand:
-    if not 0 <= by_hand.node < by_hand.nodes:
-        raise ConfigError(f"{rank} {by_hand.node}: must be from 0 to {by_hand.nodes - 1} ({size} {by_hand.nodes})")
-    if not 0 < by_hand.port < 65536:
-        raise ConfigError(f"{by_hand.port}: invalid port; use one from 1024 to 65535")
-    return by_hand
+def _checked(manual: ManualNode, rank: str, size: str) -> ManualNode:
+    if not 0 <= manual.node < manual.nodes:
+        raise ConfigError(f"{rank} {manual.node}: must be from 0 to {manual.nodes - 1} ({size} {manual.nodes})")
+    if not 0 < manual.port < 65536:
+        raise ConfigError(f"{manual.port}: invalid port; use one from 1024 to 65535")
+    return manual
 
 
-def _check(options: LaunchOptions, by_hand: ByHand | None) -> None:
+def _check(options: LaunchOptions, manual: ManualNode | None) -> None:
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("--hosts and --hostfile both name the hosts; leave one out")
-    if by_hand and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
+    if manual and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
         raise ConfigError("--nodes cannot be combined with -H, --hostfile or --launcher")
 
 

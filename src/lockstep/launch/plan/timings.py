@@ -10,7 +10,7 @@ ORDERS = (
     ("heartbeat", "standstill", "silence"),
     ("settle", "worker_end", "host_end", "job_end", "caller_end"),
     ("worker_end", "output"),
-    ("last_word", "host_end"),
+    ("error_send", "host_end"),
     ("reconnect", "connect", "load"),
     ("look", "settled"),
     ("first_probe", "probe", "trouble"),
@@ -30,7 +30,7 @@ class Timings:
         connect: Limit for one attempt to connect to another host and to identify it.
         reconnect: Interval of these attempts.
         load: Limit for importing Python's modules, which is slow on a busy file system.
-        by_hand: How much longer the launcher waits for manually started nodes than its node process, whose message
+        manual: How much longer the launcher waits for manually started nodes than its node process, whose message
             about missing nodes is better.
         settle: Time for related failures to be reported.
         worker_end: From SIGTERM to SIGKILL of a worker.
@@ -40,7 +40,7 @@ class Timings:
         forced_end: Limit for the end after SIGKILL.
         caller_end: Limit for the launcher's end, for the program that called it.
         output: Limit for reading the output of processes that cannot be ended.
-        last_word: Limit for sending an error to a launcher that may not read it.
+        error_send: Limit for sending an error to a launcher that may not read it.
         close: Limit for the peer to read the last messages, or for a process to notice the end.
         store_look: Interval of checks of the process that serves the store.
         look: Interval of checks of the hosts of a job with restarts.
@@ -60,7 +60,7 @@ class Timings:
     connect: float = 5.0
     reconnect: float = 0.2
     load: float = 600.0
-    by_hand: float = 5.0
+    manual: float = 5.0
     settle: float = 0.5
     worker_end: float = 3.0
     elastic_end: float = 5.0
@@ -69,7 +69,7 @@ class Timings:
     forced_end: float = 2.0
     caller_end: float = 20.0
     output: float = 5.0
-    last_word: float = 1.0
+    error_send: float = 1.0
     close: float = 2.0
     store_look: float = 1.0
     look: float = 1.0

@@ -141,7 +141,7 @@ class Meeting:
         """Wait until another node fails or disconnects."""
         return await asyncio.shield(self._verdict)
 
-    async def tell(self, failures: Sequence[WorkerFailure]) -> None:
+    async def report(self, failures: Sequence[WorkerFailure]) -> None:
         """Pass this node's failures to all others."""
         self._send(FailedElsewhere(socket.gethostname(), tuple(failures)))
 

@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 5  # the version of these messages
+PROTOCOL = 6  # the version of these messages
 NOBODY_SPOKE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 22  # a chunk of output has 64 KiB, which JSON can expand by six times
 
@@ -83,7 +83,7 @@ class NodeJob(Message):
 class Reach(Message):
     """Try to reach the first host's `doors`: its listening addresses with their ports."""
 
-    doors: dict[str, int]
+    listeners: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Here(Message):
     """This host is ready. `doors`: its listening addresses, if it is the first of several. `cores`: for its workers."""
 
     versions: dict[str, str]
-    doors: dict[str, int] = field(default_factory=dict)
+    listeners: dict[str, int] = field(default_factory=dict)
     cores: int = 0
 
 

@@ -23,7 +23,7 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=1024)
 
 
-class Doors:
+class Listeners:
     """A listening socket on each address, which answers challenges until one of them is taken.
 
     Args:
@@ -70,10 +70,10 @@ def proof(secret: str, role: str, challenge: bytes = b"") -> bytes:
     return hmac.digest(secret.encode(), b"lockstep " + role.encode() + b"\0" + challenge, "sha256")
 
 
-async def reachable(doors: dict[str, int], secret: str, seconds: float) -> dict[str, str]:
+async def reachable(listeners: dict[str, int], secret: str, seconds: float) -> dict[str, str]:
     """Return another host's addresses that answer, each with this host's address on the route."""
-    ways = await asyncio.gather(*(_knock(address, port, secret, seconds) for address, port in doors.items()))
-    return {address: way for address, way in zip(doors, ways, strict=True) if way}
+    ways = await asyncio.gather(*(_knock(address, port, secret, seconds) for address, port in listeners.items()))
+    return {address: way for address, way in zip(listeners, ways, strict=True) if way}
 
 
 async def _knock(address: str, port: int, secret: str, seconds: float) -> str:

@@ -34,15 +34,15 @@ def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit:
 
 def test_the_report_has_the_workers_own_words_last() -> None:
     log = Path("logs/worker-2.log")
-    report = Failure(2, "b", 1, "Traceback ...\nValueError: no", log=log).tell(4)
+    report = Failure(2, "b", 1, "Traceback ...\nValueError: no", log=log).describe(4)
     assert report.splitlines() == [
         "lockstep: worker 2 of 4 on b failed with exit code 1; the others were stopped",
         "its log: logs/worker-2.log",
         "Traceback ...",
         "ValueError: no",
     ]
-    assert "worker 1 of 4 was ended by SIGKILL (possibly out of memory" in Failure(1, "", -9).tell(4)
-    assert GONE.tell(4) == "lockstep: lost c: the host or the way to it is down; the others were stopped"
+    assert "worker 1 of 4 was ended by SIGKILL (possibly out of memory" in Failure(1, "", -9).describe(4)
+    assert GONE.describe(4) == "lockstep: lost c: the host or the way to it is down; the others were stopped"
 
 
 def test_signals_have_the_shells_exit_codes() -> None:

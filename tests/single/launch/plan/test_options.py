@@ -52,14 +52,14 @@ def test_an_allocation_is_used_whole_through_its_own_launcher() -> None:
 
 def test_nodes_started_by_hand() -> None:
     plan = _plan(LaunchOptions(nodes=3, node_rank=1, master_addr="a", master_port=29777), workers=2)
-    assert plan.by_hand
-    assert (plan.by_hand.node, plan.by_hand.nodes, plan.by_hand.address, plan.by_hand.port) == (1, 3, "a", 29777)
+    assert plan.manual
+    assert (plan.manual.node, plan.manual.nodes, plan.manual.address, plan.manual.port) == (1, 3, "a", 29777)
     assert plan.workers == 2
     assert not plan.is_local
     assert "GLOO_SOCKET_IFNAME" not in plan.environment
     plan = _plan(LaunchOptions(dist_url="tcp://10.0.0.1:23456", world_size=2, rank=0), gpus=4)
-    assert plan.by_hand
-    assert (plan.by_hand.address, plan.by_hand.port, plan.workers) == ("10.0.0.1", 23456, 4)
+    assert plan.manual
+    assert (plan.manual.address, plan.manual.port, plan.workers) == ("10.0.0.1", 23456, 4)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ async def test_a_single_node_meets_nobody() -> None:
     with listen(HOME) as listener:
         alone = await Meeting.lead(listener, 1, 2, "secret", "job", USUAL)
     assert alone.terms == Terms((2,), "job")
-    await alone.tell(FAILURES)
+    await alone.report(FAILURES)
     await alone.finish()
     await alone.close()
 
@@ -465,7 +465,7 @@ async def test_nobody_is_accepted_after_the_last_node() -> None:
 async def test_a_verdict_reaches_all_others(teller: int) -> None:
     meetings = await meet(3)
     others = [each for each in meetings if each is not meetings[teller]]
-    await meetings[teller].tell(FAILURES)
+    await meetings[teller].report(FAILURES)
     for other in others:
         assert await other.verdict() == FailedElsewhere(socket.gethostname(), FAILURES)
     await meetings[teller].close()  # and reads what comes until then
@@ -480,7 +480,7 @@ async def test_a_long_verdict_arrives_although_its_node_ends_at_once(teller: int
     long = tuple(WorkerFailure(rank, code=1, age=0, text="x" * 20_000) for rank in range(100))
     for peer in meetings[teller]._peers.values():  # it cannot be sent all at once
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-    await meetings[teller].tell(long)
+    await meetings[teller].report(long)
     await meetings[teller].close()
     for other in meetings:
         if other is not meetings[teller]:
@@ -587,7 +587,7 @@ async def test_a_verdict_ends_the_wait_for_the_others(failed: int) -> None:
     waiting = [each for each in meetings if each is not meetings[failed]]
     finishing = [asyncio.create_task(each.finish()) for each in waiting]
     await until(lambda: len(meetings[0]._finished) == len(waiting))
-    await meetings[failed].tell(FAILURES)
+    await meetings[failed].report(FAILURES)
     await asyncio.gather(*finishing)
     for each in waiting:
         assert (await each.verdict()).failures == FAILURES

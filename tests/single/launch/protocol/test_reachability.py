@@ -7,7 +7,7 @@ import ipaddress
 
 import pytest
 
-from lockstep.launch.protocol.reachability import Doors, listen, proof, reachable
+from lockstep.launch.protocol.reachability import Listeners, listen, proof, reachable
 from lockstep.world.interfaces import address_towards, addresses, interface_of
 
 SECONDS = 60.0
@@ -15,14 +15,14 @@ SECONDS = 60.0
 
 def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
     async def knock() -> tuple[dict[str, str], int]:
-        doors = Doors("secret", [("lo", "127.0.0.1"), ("lo", "127.0.0.2")], SECONDS)
-        await doors.answer()
-        impostor = Doors("other", [("lo", "127.0.0.3")], SECONDS)
+        listeners = Listeners("secret", [("lo", "127.0.0.1"), ("lo", "127.0.0.2")], SECONDS)
+        await listeners.answer()
+        impostor = Listeners("other", [("lo", "127.0.0.3")], SECONDS)
         await impostor.answer()
         with listen("127.0.0.4") as closed:
             port = closed.getsockname()[1]
-        found = await reachable({**doors.open, **impostor.open, "127.0.0.4": port}, "secret", SECONDS)
-        taken = doors.take("127.0.0.2")
+        found = await reachable({**listeners.open, **impostor.open, "127.0.0.4": port}, "secret", SECONDS)
+        taken = listeners.take("127.0.0.2")
         address, port = taken.getsockname()
         assert address == "127.0.0.2"
         taken.close()
@@ -37,19 +37,19 @@ def test_the_right_door_is_told_from_a_wrong_one_and_a_closed_one() -> None:
 
 def test_a_door_proves_nothing_to_who_asks_nothing_and_never_the_same_twice() -> None:
     async def knock() -> tuple[bytes, list[bytes]]:
-        doors = Doors("secret", [("lo", "127.0.0.1")], SECONDS)
-        await doors.answer()
+        listeners = Listeners("secret", [("lo", "127.0.0.1")], SECONDS)
+        await listeners.answer()
         answers = []
         for challenge in (b"a" * 16, b"b" * 16):
-            reader, writer = await asyncio.open_connection("127.0.0.1", doors.open["127.0.0.1"])
+            reader, writer = await asyncio.open_connection("127.0.0.1", listeners.open["127.0.0.1"])
             writer.write(challenge)
             answers.append(await reader.read())
             writer.close()
-        reader, writer = await asyncio.open_connection("127.0.0.1", doors.open["127.0.0.1"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", listeners.open["127.0.0.1"])
         writer.write_eof()
         silence = await reader.read()
         writer.close()
-        doors.take("127.0.0.1").close()
+        listeners.take("127.0.0.1").close()
         return silence, answers
 
     silence, answers = asyncio.run(knock())

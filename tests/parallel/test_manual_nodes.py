@@ -12,8 +12,8 @@ from lockstep.world.world import usable_cores
 
 
 def _run(node: int, port: int, workers: int, script: str) -> list[str]:
-    by_hand = ["--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    return [*LOCKSTEP, "run", *by_hand, "-np", str(workers), "--log-dir", f"logs{node}", "--", "sh", "-c", script]
+    manual = ["--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [*LOCKSTEP, "run", *manual, "-np", str(workers), "--log-dir", f"logs{node}", "--", "sh", "-c", script]
 
 
 def test_ranks_follow_the_nodes_and_slots_may_differ(tmp_path: Path) -> None:
