@@ -38,6 +38,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = nodeid.partition("::")[0]
             return "hosts" if path.startswith(ON_HOSTS) else path if _is_shared(config.rootpath / path) else nodeid
 
+        def _reschedule(self, node: Any) -> None:
+            """Give a process its next tests; after a crash, its successor has none until it has collected them.
+
+            pytest-xdist 3.8 fails with a KeyError if two processes crash at the same time.
+            """
+            if node in self.registered_collections:
+                super()._reschedule(node)
+
     return OneQueue(config, log)
 
 
