@@ -101,6 +101,13 @@ class ReplicasDifferError(LockstepError):
     retryable = True  # snapshots and checkpoints are only taken of equal replicas
 
 
+class HangError(LockstepError):
+    """The job made no progress for --hang-timeout seconds; the launcher ended it. Exit code 8."""
+
+    exit_code = 8
+    retryable = True
+
+
 class WorkerFailedError(LockstepError):
     """A function run by `lockstep.launch.run` failed on a worker; the message contains its traceback. Exit code 1."""
 

@@ -14,6 +14,7 @@ LAYERS = {
     "imports": 0,
     "files": 0.1,
     "config": 0.2,
+    "diagnosis": 0.2,
     "recipes": 0.3,
     "scaling_model": 0.3,
     "world": 1,
@@ -32,7 +33,7 @@ LAYERS = {
     "cli": 5,
 }
 WITHOUT_TORCH = (
-    *("errors", "imports", "files", "config", "recipes", "scaling_model", "world"),
+    *("errors", "imports", "files", "config", "diagnosis", "recipes", "scaling_model", "world"),
     *("launch", "report", "watch", "doctor", "cli"),
 )
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from lockstep.data.batch import Batch
 from lockstep.data.pipeline.lost_loaders import lost_loaders_named
+from lockstep.diagnosis import publisher
 from lockstep.train.custom.measures import Measures
 from lockstep.train.losses import Criterion, cross_entropy
 from lockstep.train.metrics import Meter, Totals
@@ -33,6 +34,7 @@ def evaluate(
     model.eval()
     with torch.inference_mode():
         for batch in batches:
+            publisher.report("evaluation")
             with precision.autocast():
                 logits = model(batch.images)
             outputs = logits.to(precision.loss_dtype)

@@ -17,7 +17,7 @@ from lockstep.train.job_parts import Evaluating, Loading, Network, Optimization,
 from lockstep.train.metrics import Meter
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.report_interval import ReportInterval
-from lockstep.train.monitoring.step_clock import StepClock
+from lockstep.train.monitoring.step_clock import StepClock, new_clock
 from lockstep.train.progress import Progress
 from lockstep.train.run_folder import logger
 from lockstep.train.stopping.stop_requests import Stopping
@@ -47,7 +47,7 @@ class Job:
     warnings: list[str]
     epochs: EpochRecords
     hooks: Hooks
-    clock: StepClock = field(default_factory=StepClock)
+    clock: StepClock = field(default_factory=new_clock)
 
     @property
     def steps_per_epoch(self) -> int:

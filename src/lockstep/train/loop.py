@@ -19,6 +19,7 @@ import torch
 
 from lockstep.config.resume_command import how_to_resume
 from lockstep.data.batch import Batch
+from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError, StoppedError
 from lockstep.seeding import seed_all
 from lockstep.train import target_accuracy
@@ -150,6 +151,7 @@ def train_epoch(job: Job) -> None:
     job.network.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):
+        job.clock.begin("data_wait")
         batch = job.interval.next_of(batches)
         if position == start:
             job.loading.data_wait.first_batch(job.interval.batch_seconds)
@@ -158,6 +160,7 @@ def train_epoch(job: Job) -> None:
         job.stopping.ask()
         take_step(job, batch, position)
         progress.step += 1
+        publisher.report("running", progress.step)
         job.tracker.advance()
         job.replicas.check_due(progress.step)
         job.hooks.end_step()

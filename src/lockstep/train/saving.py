@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lockstep.config.resume_command import how_to_resume
+from lockstep.diagnosis import publisher
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_folder
 from lockstep.train.checkpoints.snapshot import Snapshot
@@ -70,6 +71,7 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
     Raises:
         NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
     """
+    publisher.report("checkpoint")
     if not durably and job.world.size > job.world.rank_info.local_size:  # each host writes its own snapshot
         job.optim.strategy.broadcast([*job.network.weights.buffers(), *job.optim.average.model.buffers()])
     (job.saving.checkpoints if durably else job.saving.snapshots).save(prepare_snapshot(job), is_best)

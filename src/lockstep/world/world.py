@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config.device_choice import BackendChoice, DeviceChoice
+from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
@@ -149,6 +150,7 @@ def connect(
     with collector_paused():
         import torch.distributed as dist
 
+    publisher.start()
     chosen = choose_device(rank_info, device, may_share=backend == "gloo")
     library = choose_library(chosen, backend)
     accelerator.use(chosen)

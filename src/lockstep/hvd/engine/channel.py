@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, first_line, is_lost_peer
 from lockstep.hvd.engine import piggyback
 from lockstep.hvd.engine.agreement import HEADER, HEADER_BYTES, Verdict, agree, entries_of
@@ -227,6 +228,7 @@ class Channel:
                 return
             del self._pending[request.key]
             self._bytes_waiting -= request.size_bytes
+        publisher.touch()
         request.finish(result, error)
 
     def _fail_pending(self) -> None:

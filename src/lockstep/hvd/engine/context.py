@@ -14,6 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lockstep.diagnosis import publisher
+from lockstep.diagnosis.board import HVD
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.connections import Links
@@ -80,6 +82,7 @@ class Context:
             RuntimeError: The job's store is closed.
         """
         rank_info, settings = self.rank_info, self.settings
+        publisher.start()
         if rank_info.size > 1:
             self._wait_for_all()
             self._exchange_rank_info()
@@ -91,6 +94,15 @@ class Context:
         self.open_channel(0, range(rank_info.size))
         if rank_info.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
             self._stall = StallWatch(self._store, rank_info.rank, settings, self._channels, self.fail)
+
+        publisher.set_source(self._pending, HVD)
+
+    def _pending(self) -> list[str]:
+        """Return the names of this worker's unfinished operations, the oldest first."""
+        ages: dict[str, float] = {}
+        for channel in self._channels().values():
+            ages |= channel.pending_since(0.0)
+        return sorted(ages, key=lambda name: -ages[name])
 
     @property
     def broken(self) -> bool:

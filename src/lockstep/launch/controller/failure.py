@@ -22,6 +22,7 @@ class Failure:
         lost_peer: It failed only because another had.
         log: The file that holds its output.
         final: It would come again if the job were started anew.
+        hung: The others waited for it; what it did has been printed.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class Failure:
     lost_peer: bool = False
     log: Path | None = None
     final: bool = False
+    hung: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -47,6 +49,8 @@ class Failure:
         """Return the report: what happened where, the log, and at the end the worker's own message."""
         if self.rank < 0:
             return f"lockstep: {self.text}; the others were stopped"
+        if self.hung:
+            return "lockstep: the job hung; all workers were stopped"
         where = f" on {self.host}" if self.host else ""
         how = f"failed with exit code {self.code}" if self.code >= 0 else f"was ended by {_name(-self.code)}"
         hint = " (possibly out of memory)" if self.code == -signal.SIGKILL else ""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from lockstep.config.resume_command import COMMAND, is_training, typed_command
 from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.controller.failure import Failure, first
+from lockstep.launch.controller.hang_watch import Hang, HangWatch
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
@@ -145,6 +146,7 @@ class LaunchedJob:
         self._size = plan.workers
         self._give_up = asyncio.Event()
         self._killed = ""
+        self._hang: Hang | None = None
         self._has_ended = False
 
     @property
@@ -366,6 +368,7 @@ class LaunchedJob:
             restart=plan.restart,
             max_restarts=plan.max_restarts,
             elastic=False,
+            hang_timeout=plan.hang_timeout,
             timings=plan.timings,
         )
 
@@ -378,8 +381,21 @@ class LaunchedJob:
         """Wait until every host's part has ended, or one has failed; what was told by then, by node."""
         ends = [remote.end for remote in self._remotes]
         waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes)}
+        watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
+        hanging = asyncio.create_task(watch.run())
+        try:
+            return await self._follow_to_the_end(ends, {*waiting, hanging}, hanging)
+        finally:
+            hanging.cancel()
+
+    async def _follow_to_the_end(
+        self, ends: list[asyncio.Future[Ended | Lost]], waiting: set[asyncio.Future[Any]], hanging: asyncio.Task[Hang]
+    ) -> list[Ended | Lost | None]:
         while not all(end.done() for end in ends):
             if not await self._unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
+                break
+            if hanging.done():
+                self._hang = hanging.result()
                 break
             bad = any(end.done() and _is_bad(end.result()) for end in ends)
             failing = bad or any(remote.answer(Failing).done() for remote in self._remotes)
@@ -419,6 +435,8 @@ class LaunchedJob:
         pairs = list(zip(self._remotes, ended, strict=False))
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
         culprit = first(self._with_the_silent(failures)) if failures else None
+        if self._hang and not self._stop:
+            culprit = self._hang.failure
         obeyed = culprit is not None and culprit.code in OBEYED
         if self._stop and (given_up or obeyed):
             return JobOutcome(128 + self._stop, request=self._stop, killed=self._killed if given_up else "")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from lockstep.diagnosis.inspection import WorkerState
 from lockstep.launch.controller.start_errors import StartError, killed, why_not_started
 from lockstep.launch.output.display import Name
 from lockstep.launch.plan.job_plan import NodePlan, handed_on
@@ -21,12 +22,16 @@ from lockstep.launch.protocol.messages import (
     Ended,
     Failing,
     Here,
+    Inspect,
+    Inspected,
     Message,
     Met,
+    Moving,
     NodeJob,
     Output,
     Reached,
     SlotWorkerEnded,
+    Standstill,
     Started,
     Trouble,
     pack,
@@ -77,6 +82,9 @@ class Remote:
         self.exit_codes: dict[int, int] = {}  # of an elastic job's workers, by number
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
+        self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
+        self.standstill, self.moving = asyncio.Event(), asyncio.Event()
+        self.moving.set()
 
     @property
     def is_lost(self) -> bool:
@@ -139,6 +147,15 @@ class Remote:
             return self.end.result()
         return Lost("its workers failed without an error message") if self.answer(Failing).done() else None
 
+    async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
+        """Return the states of its workers; none if it does not answer within the time."""
+        answer = self._answers[Inspected] = asyncio.get_running_loop().create_future()
+        self.send(Inspect())
+        with suppress(TimeoutError):
+            found: Inspected = await asyncio.wait_for(answer, seconds)
+            return found.workers
+        return ()
+
     def send(self, message: Message) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():
             self._process.stdin.write(pack(message))
@@ -177,7 +194,14 @@ class Remote:
                     self.exit_codes[worker] = code
                 case Ended():
                     self._resolve(self.end, message)
-                case Here() | Reached() | Met() | Started() | Failing():
+                case Standstill(seconds):
+                    self.idle_s = seconds
+                    self.moving.clear()
+                    self.standstill.set()
+                case Moving():
+                    self.standstill.clear()
+                    self.moving.set()
+                case Here() | Reached() | Met() | Started() | Failing() | Inspected():
                     if isinstance(message, Started):
                         self._first_rank = message.first_rank
                     self._resolve(self.answer(type(message)), message)

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from lockstep.diagnosis import publisher
 from lockstep.imports import collector_paused
 from lockstep.launch.forking.held_back import hold, original_loader, third_party
 from lockstep.launch.forking.late_environment import THREADS, apply_to_numpy, apply_to_torch
@@ -367,6 +368,7 @@ def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection
     if "torch" in packages:
         import torch
 
+        publisher.start()
         if torch.default_generator.initial_seed() != CONSTANT_SEED:
             torch.default_generator.seed()
         apply_to_torch(start, os.environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -14,8 +15,10 @@ from secrets import token_hex
 from tempfile import mkdtemp
 from typing import Any
 
+from lockstep.diagnosis.publisher import FOLDER
 from lockstep.errors import LockstepError
 from lockstep.launch.node.descendants import kill_descendants
+from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.worker_starter import Child, Store, Streams, WorkerStarter, start, start_store
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
 from lockstep.launch.plan.job_plan import LOOPBACK_INTERFACE, handed_on, horovod_variables, threads, torchrun_variables
@@ -37,6 +40,7 @@ from lockstep.world.world import usable_cores
 
 CHUNK_BYTES = 1 << 16
 STREAMS = ("stdout", "stderr")
+FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")  # so many collectives; newer versions of torch record by default
 
 
 class NodeError(LockstepError):
@@ -67,6 +71,7 @@ class HostWorkers:
         self._child_ended = child_ended
         self._send = send
         self._watch: WorkerWatch | None = None
+        self._progress: ProgressWatch | None = None
         self._meeting: Meeting | None = None
         self._has_reported = False
         self._store: Child | None = None
@@ -90,6 +95,11 @@ class HostWorkers:
         """Send a signal to the workers."""
         if self._watch:
             self._watch.signal(number)
+
+    async def inspect(self) -> None:
+        """Send the state of all workers to the launcher."""
+        if self._watch and self._progress:
+            await self._send(await self._progress.inspect(self._watch.processes))
 
     async def end(self, seconds: float) -> None:
         """End the workers and their descendants; kill them after `seconds`."""
@@ -124,7 +134,10 @@ class HostWorkers:
         if job.snapshots:
             environment[SNAPSHOTS] = job.snapshots
         await asyncio.to_thread(self._starter.wait)
-        errors = Path(mkdtemp(dir=self._scratch))
+        errors, boards = Path(mkdtemp(dir=self._scratch)), Path(mkdtemp(dir=self._scratch))
+        environment[FOLDER] = str(boards)
+        environment.setdefault(*FLIGHT_RECORDER)
+        self._progress = ProgressWatch(boards, job.hang_timeout or math.inf, self._send)
         variables = [
             {**environment, **self._of_worker(local_rank, terms, address, port, errors)}
             for local_rank in range(job.workers)
@@ -149,7 +162,12 @@ class HostWorkers:
         if said:
             await self._send(Output(0, "stderr", f"{said}\n"))
         carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
-        outcome = await self._outcome(self._watch)
+        progress = asyncio.create_task(self._progress.run()) if self._progress and self.job.hang_timeout else None
+        try:
+            outcome = await self._outcome(self._watch)
+        finally:
+            if progress:
+                progress.cancel()
         left = await asyncio.to_thread(kill_descendants, but=self._kept)
         if carriers:
             await asyncio.wait(carriers, timeout=self.job.timings.output if left else None)

@@ -32,6 +32,7 @@ from lockstep.launch.protocol.messages import (
     End,
     Foreign,
     Here,
+    Inspect,
     Message,
     NodeJob,
     Reach,
@@ -80,6 +81,7 @@ class Node:
         self._workers: HostWorkers | ElasticWorkers | None = None
         self._memory: SnapshotMemory | None = None
         self._timings = Timings()  # until the launcher sends others
+        self._inspections: set[asyncio.Task[None]] = set()  # keeps them from being collected
         self._heartbeat = asyncio.Event()  # set if silence means that the launcher is dead
 
     async def run(self) -> int:
@@ -142,6 +144,11 @@ class Node:
                     await self._workers.obey(message)
                 case Signal(number):
                     self._signal_workers(number)
+                case Inspect():
+                    assert isinstance(self._workers, HostWorkers)
+                    inspecting = asyncio.create_task(self._workers.inspect())
+                    self._inspections.add(inspecting)
+                    inspecting.add_done_callback(self._inspections.discard)
                 case End(seconds):
                     await self._end(seconds)
             message = await self._message(self._timings.silence if self._heartbeat.is_set() else None)

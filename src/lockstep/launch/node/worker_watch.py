@@ -51,6 +51,12 @@ class WorkerWatch:
             with suppress(OSError):
                 os.kill(worker.child.pid, number)
 
+    @property
+    def processes(self) -> dict[int, tuple[int, int | None]]:
+        """By rank, each worker's process, and its exit code if it has exited."""
+        self._living()
+        return {worker.rank: (worker.child.pid, worker.code) for worker in self._workers}
+
     async def wait(self, report_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
         """Wait until all workers have exited; if one fails, end the others.
 

@@ -13,6 +13,8 @@ from lockstep.launch.plan.transports import Transport, start_command
 from lockstep.world.accelerator import VISIBLE
 from lockstep.world.start_limit import HOST_SECONDS
 
+HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show signs of life
+
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -66,6 +68,8 @@ class JobPlan:
         interfaces: The only network interfaces to use; if empty, the one towards the first host.
         start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
         stop_timeout: Seconds from a request to stop until the workers are killed.
+        hang_timeout: Seconds without progress until the workers are examined; 0: never.
+        ends_hangs: Whether a hanging job is ended, whatever its workers run; otherwise only Lockstep's own training is.
         snapshots: The folder in each host's memory that outlives the workers, or "".
         newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
@@ -79,6 +83,8 @@ class JobPlan:
     interfaces: tuple[str, ...] = ()
     start_timeout: float = HOST_SECONDS
     stop_timeout: float = 30.0
+    hang_timeout: float = HANG_SECONDS
+    ends_hangs: bool = False
     manual: ManualNode | None = None
     snapshots: str = ""
     newcomers: tuple[str, ...] = ()

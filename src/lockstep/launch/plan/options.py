@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError, require
 from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.plan.allocation import Allocation, find_allocation
 from lockstep.launch.plan.hosts import Host, first_slots, parse_hosts, read_hostfile, slots_of
-from lockstep.launch.plan.job_plan import JobPlan, ManualNode, plan_job
+from lockstep.launch.plan.job_plan import HANG_SECONDS, JobPlan, ManualNode, plan_job
 from lockstep.launch.plan.transports import Kind, Transport
 from lockstep.world.start_limit import HOST_SECONDS, START_TIMEOUT, WORKERS_SECONDS, start_limit
 
@@ -50,6 +50,8 @@ class LaunchOptions:
     """Seconds for all hosts to connect. Default: 120, or 600 with --nodes."""
     stop_timeout: float = 30.0
     """Seconds for workers to stop after Ctrl-C or SIGTERM."""
+    hang_timeout: float | None = None
+    """Seconds without progress until the job ends as hung; 0: never. Default: 300."""
     bind: Literal["none", "cores", "numa"] = "none"
     """Bind each worker to its own cores or to a NUMA node."""
     nodes: Annotated[int | None, arg(metavar="N")] = None
@@ -74,6 +76,7 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         for flag, seconds in (("--start-timeout", self.start_timeout), ("--stop-timeout", self.stop_timeout)):
             require(seconds is None or seconds > 0, flag, seconds, "above 0 seconds")
+        require((self.hang_timeout or 0.0) >= 0, "--hang-timeout", self.hang_timeout, "0 or more seconds")
 
     @property
     def is_manual(self) -> bool:
@@ -127,6 +130,8 @@ def plan_from(
         interfaces=tuple(name for name in options.interface.split(",") if name),
         start_timeout=options.start_timeout or patience,
         stop_timeout=options.stop_timeout,
+        hang_timeout=HANG_SECONDS if options.hang_timeout is None else options.hang_timeout,
+        ends_hangs=bool(options.hang_timeout),
         manual=manual,
     )
     if (options.start_timeout or 0.0) > (start_limit(environment) or WORKERS_SECONDS):

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from lockstep.config.mapping import from_mapping
+from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
@@ -51,6 +52,7 @@ class NodeJob(Message):
         newcomer: This host was not part of the previous start; snapshots in its memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
         elastic: `Start` starts no workers: each is requested by `StartSlotWorker`.
+        hang_timeout: Seconds without progress until `Standstill` is sent; 0: never.
     """
 
     node: int
@@ -75,6 +77,7 @@ class NodeJob(Message):
     restart: int
     max_restarts: int
     elastic: bool
+    hang_timeout: float
     timings: Timings
     protocol: int = PROTOCOL
 
@@ -126,6 +129,11 @@ class SignalSlotWorker(Message):
 
     worker: int
     number: int
+
+
+@dataclass(frozen=True)
+class Inspect(Message):
+    """Send the state of all workers, as `Inspected`."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +238,25 @@ class WorkerFailure:
 @dataclass(frozen=True)
 class Failing(Message):
     """A worker of this host failed; the others are being ended."""
+
+
+@dataclass(frozen=True)
+class Standstill(Message):
+    """No worker of this host has made progress for this time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Moving(Message):
+    """A worker of this host makes progress again."""
+
+
+@dataclass(frozen=True)
+class Inspected(Message):
+    """The state of this host's workers, by rank."""
+
+    workers: tuple[WorkerState, ...]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""The clock of a step's phases. This one measures nothing, for normal training; see `lockstep.study.phases`."""
+"""The clock of a step's phases, which publishes them for the diagnosis of a hang; see also `lockstep.study.phases`."""
 
 from __future__ import annotations
 
 from typing import Literal
+
+from lockstep.diagnosis import publisher
+from lockstep.diagnosis.board import TRAINER, Board
 
 # Waiting for a batch; both passes; the step's metrics; waiting for gradient reduction; updating the weights.
 Phase = Literal["data_wait", "forward", "backward", "metrics", "reduction", "optimizer"]
@@ -16,3 +19,22 @@ class StepClock:
 
     def end(self) -> None:
         """End the step."""
+
+
+class PublishingClock(StepClock):
+    """Publishes each phase on this worker's board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def begin(self, phase: Phase) -> None:
+        self._board.report(phase)
+
+
+def new_clock() -> StepClock:
+    """Return the clock for normal training."""
+    board = publisher.own_board()
+    if not board:
+        return StepClock()
+    board.add_flag(TRAINER)
+    return PublishingClock(board)

@@ -1,0 +1,9 @@
+"""Diagnosis of hanging jobs: workers publish their progress in shared memory; a hang is explained from all ranks.
+
+- `board`: one worker's progress, written and read in shared memory.
+- `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
+- `flight_recorder`: the collectives of this process, from torch's own records.
+- `proc`: facts about a process from /proc.
+- `inspection`: everything known about one worker, collected from outside of it.
+- `explanation`: which rank is responsible for a hang, and what it is doing.
+"""

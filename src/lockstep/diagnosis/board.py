@@ -1,0 +1,166 @@
+"""One worker's progress in shared memory: a report takes a microsecond, and a reader never blocks the worker.
+
+The file is mapped by the worker and by its host's node process. A reader may see a report in part; the next read, a
+second later, corrects that.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+# fmt: off
+Phase = Literal[
+    "starting", "data_wait", "forward", "backward", "metrics", "reduction", "optimizer", "evaluation", "checkpoint",
+    "running",
+]
+# fmt: on
+PHASES: tuple[str, ...] = get_args(Phase)
+SUFFIX = ".board"
+VERSION = b"lockstp1"
+IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, main thread
+REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
+FLAGS = struct.Struct("=I")
+COLLECTIVES = struct.Struct("=QQ")  # of torch: enqueued, completed
+QUESTION = struct.Struct("=I")
+ANSWER = struct.Struct("=I")
+AT_REPORT = IDENTITY.size
+AT_FLAGS = AT_REPORT + REPORT.size
+AT_COLLECTIVES = AT_FLAGS + FLAGS.size
+AT_QUESTION = AT_COLLECTIVES + COLLECTIVES.size
+AT_ANSWER = AT_QUESTION + QUESTION.size
+SIZE_BYTES = 128
+TRAINER, HVD, TORCH_GROUP = 1, 2, 4  # flags: who reports
+NO_STEP = -1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a board shows.
+
+    Args:
+        thread: The identifier of the main thread, as in faulthandler's output.
+        count: Number of reports so far.
+        age_s: Seconds since the last report.
+        step: The training step, or `NO_STEP`.
+        flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. Without any, the worker is not judged.
+        enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
+        completed: Number of the last one that finished.
+        answer: Number of the last question that the worker answered.
+    """
+
+    pid: int
+    rank: int
+    thread: int
+    count: int
+    age_s: float
+    step: int
+    phase: str
+    flags: int
+    enqueued: int
+    completed: int
+    answer: int
+
+
+class Board:
+    """A worker's own board; `report` is for its main thread only.
+
+    Args:
+        folder: Where the node process looks for boards.
+    """
+
+    def __init__(self, folder: Path, rank: int, thread: int) -> None:
+        self.path = folder / f"{rank}-{os.getpid()}{SUFFIX}"
+        with self.path.open("w+b") as file:
+            file.truncate(SIZE_BYTES)
+            self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
+        self._count = 0
+        self._step = NO_STEP
+        self._flags = 0
+        self._phase = PHASES.index("starting")
+        REPORT.pack_into(self._memory, AT_REPORT, 0, time.monotonic_ns(), NO_STEP, self._phase)
+        IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, thread)
+
+    def report(self, phase: Phase, step: int | None = None) -> None:
+        """Publish that this worker enters a phase."""
+        self._phase = NUMBERS[phase]
+        if step is not None:
+            self._step = step
+        self.touch()
+
+    def touch(self) -> None:
+        """Publish that this worker has made progress."""
+        self._count += 1
+        REPORT.pack_into(self._memory, AT_REPORT, self._count, time.monotonic_ns(), self._step, self._phase)
+
+    def add_flag(self, flag: int) -> None:
+        """Publish what reports here."""
+        self._flags |= flag
+        FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
+
+    def set_collectives(self, enqueued: int, completed: int) -> None:
+        """Publish the numbers of torch's last started and last finished collective."""
+        COLLECTIVES.pack_into(self._memory, AT_COLLECTIVES, enqueued, completed)
+
+    @property
+    def question(self) -> int:
+        """The number of the last question; see `BoardReader.ask`."""
+        return int(QUESTION.unpack_from(self._memory, AT_QUESTION)[0])
+
+    def answered(self, question: int) -> None:
+        """Publish that the answer to a question can be read."""
+        ANSWER.pack_into(self._memory, AT_ANSWER, question)
+
+
+NUMBERS = {name: number for number, name in enumerate(PHASES)}
+
+
+class BoardReader:
+    """Another process's view of a board.
+
+    Raises:
+        ValueError: The file is not a board, or not yet.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
+        version, self.pid, self.rank, self.thread = IDENTITY.unpack_from(self._memory, 0)
+        if version != VERSION:
+            raise ValueError(f"{path} is not a board of this version")
+
+    def read(self) -> Progress:
+        """Return what the board shows now."""
+        count, changed_ns, step, phase = REPORT.unpack_from(self._memory, AT_REPORT)
+        (flags,) = FLAGS.unpack_from(self._memory, AT_FLAGS)
+        enqueued, completed = COLLECTIVES.unpack_from(self._memory, AT_COLLECTIVES)
+        (answer,) = ANSWER.unpack_from(self._memory, AT_ANSWER)
+        age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
+        name = PHASES[phase] if phase < len(PHASES) else "running"
+        return Progress(
+            *(self.pid, self.rank, self.thread, count, age_s, step, name, flags, enqueued, completed, answer)
+        )
+
+    def ask(self) -> int:
+        """Ask the worker for its pending collectives; return the question's number, which `Progress.answer` reaches."""
+        number = int(QUESTION.unpack_from(self._memory, AT_QUESTION)[0]) + 1
+        QUESTION.pack_into(self._memory, AT_QUESTION, number)
+        return number
+
+
+def boards_in(folder: Path) -> list[BoardReader]:
+    """Return the readable boards of a folder, by rank."""
+    found = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            found.append(BoardReader(path))
+        except (OSError, ValueError):  # removed, or being created
+            continue
+    return sorted(found, key=lambda board: (board.rank, board.pid))

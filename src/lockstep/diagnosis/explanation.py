@@ -1,0 +1,227 @@
+"""Which rank is responsible for a hang, and what it is doing: from the states of all workers at one moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from lockstep.diagnosis.board import HVD, TRAINER
+from lockstep.diagnosis.flight_recorder import Collective
+from lockstep.diagnosis.inspection import STOPPED_STATES, Frame, WorkerState
+
+MOST_STACKS = 3
+MOST_FRAMES = 12
+C10D = "torch/distributed/distributed_c10d.py"
+LOADING = ("torch/utils/data/", "lockstep/data/", "multiprocessing/queues.py", "multiprocessing/connection.py")
+COMPILING = ("torch/_inductor/", "torch/_dynamo/")
+STARTING = ("lockstep/launch/forking/", "<string>", "<frozen runpy>")
+LOCKING = ("acquire", "wait", "join", "__enter__", "_wait_for_tstate_lock")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The explanation of a hang.
+
+    Args:
+        culprits: The ranks that the others wait for; all ranks if none of them is different.
+        lines: The explanation, the most important line first.
+        stacks: Further lines: the culprits' stacks.
+    """
+
+    culprits: tuple[int, ...]
+    lines: tuple[str, ...]
+    stacks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a rank waits in: the same `key` on ranks that wait for each other."""
+
+    key: tuple[object, ...]
+    text: str
+
+
+def explain(
+    states: Sequence[WorkerState], idle_s: float, host_of: Callable[[int], str] = lambda rank: ""
+) -> Explanation:
+    """Explain why workers do not make progress.
+
+    Args:
+        states: One for each rank that is known, by rank.
+        idle_s: For how long no rank has made progress.
+        host_of: The host of a rank, or "" in a job on one host.
+    """
+    waits = _hvd_waits(states)
+    waits |= {state.rank: wait for state in states if state.rank not in waits and (wait := _wait(state))}
+    absent = [state for state in states if state.rank not in waits]
+    by_rank = {state.rank: state for state in states}
+    if absent and waits:
+        culprits = [state.rank for state in absent]
+        lines = _absent(absent, waits, idle_s, host_of)
+    elif waits:
+        culprits, lines = _different(waits, by_rank, idle_s)
+    else:
+        culprits = [state.rank for state in states]
+        lines = [f"no rank waits in a collective, and none has made progress for {idle_s:.0f} s"]
+        lines += _doings(states, host_of)
+    shown = [by_rank[rank] for rank in culprits][:MOST_STACKS]
+    stacks = [line for state in shown for line in _stack_lines(state)]
+    return Explanation(tuple(culprits), tuple(lines), tuple(stacks))
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks in words: "rank 3", "ranks 0-2 and 4"."""
+    ordered = sorted(ranks)
+    parts = []
+    for _, group in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in group]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+    return f"rank{'s' if len(ordered) > 1 else ''} {listed}"
+
+
+def _hvd_waits(states: Sequence[WorkerState]) -> dict[int, Wait]:
+    """Return the hvd operation that each rank waits in.
+
+    A rank may have submitted some operations and then stopped, so an operation counts that some ranks have not
+    submitted. Ranks that lack it wait only if they have submitted another one that others lack.
+    """
+    sets = {state.rank: state.operations for state in states if _may_wait(state) and state.flags & HVD}
+    names = list(dict.fromkeys(name for operations in sets.values() for name in operations))
+    missing = {name: [rank for rank, operations in sets.items() if name not in operations] for name in names}
+    incomplete = sorted((name for name in names if missing[name]), key=lambda name: len(missing[name]))
+    found = {}
+    for rank, operations in sets.items():
+        own = [name for name in (incomplete or names) if name in operations]
+        if own:
+            found[rank] = Wait(("hvd", own[0]), own[0])
+    return found
+
+
+def _may_wait(state: WorkerState) -> bool:
+    return bool(state.pid) and state.state not in STOPPED_STATES and not state.is_debugged
+
+
+def _wait(state: WorkerState) -> Wait | None:
+    """Return what a worker waits in; None if it is not in a collective, or cannot be."""
+    if not _may_wait(state):
+        return None
+    unfinished = [each for each in state.collectives if not each.is_finished]
+    if unfinished and not state.flags & HVD:
+        return _wait_of(unfinished[0])
+    inner = [frame for frame in state.stack if frame.file.endswith(C10D)]
+    name = next((frame.function for frame in inner if _is_collective(frame.function)), "")
+    if name and not state.collectives:
+        return Wait(("stack", name), name)
+    if state.flags & TRAINER and state.phase == "reduction":
+        return Wait(("phase", "reduction"), "the reduction of the gradients")
+    return None
+
+
+def _wait_of(collective: Collective) -> Wait:
+    shapes = f" of {collective.shapes}" if collective.shapes else ""
+    group = f" in group {collective.group}" if collective.group != "0" else ""
+    text = f"{collective.name} #{collective.number}{shapes}{group}"
+    return Wait((collective.group, collective.number, collective.name, collective.shapes), text)
+
+
+def _is_collective(function: str) -> bool:
+    return not function.startswith("_") and function not in ("wrapper", "wait", "init_process_group")
+
+
+def _absent(
+    absent: Sequence[WorkerState], waits: Mapping[int, Wait], idle_s: float, host_of: Callable[[int], str]
+) -> list[str]:
+    (wait, _), *_ = Counter(waits.values()).most_common(1)
+    those = [state.rank for state in absent]
+    where = f" (host {host_of(those[0])})" if len(those) == 1 and host_of(those[0]) else ""
+    verb = "has" if len(those) == 1 else "have"
+    others = f"{ranks_text(waits)} {'have' if len(waits) > 1 else 'has'} waited for it for {idle_s:.0f} s"
+    return [f"{ranks_text(those)}{where} {verb} not entered {wait.text}; {others}", *_doings(absent, host_of)]
+
+
+def _different(
+    waits: Mapping[int, Wait], by_rank: Mapping[int, WorkerState], idle_s: float
+) -> tuple[list[int], list[str]]:
+    """All ranks wait: in different collectives, or in the same one."""
+    groups: dict[Wait, list[int]] = {}
+    for rank, wait in waits.items():
+        groups.setdefault(wait, []).append(rank)
+    if len(groups) == 1:
+        (wait,) = groups
+        return list(waits), [
+            f"all ranks have been in {wait.text} for {idle_s:.0f} s: the network or a device does not respond",
+        ]
+    largest = max(map(len, groups.values()))
+    minority = [rank for ranks in groups.values() if len(ranks) < largest for rank in ranks]
+    culprits = sorted(minority or waits)
+    parts = [f"{ranks_text(ranks)} in {wait.text}{_at(by_rank[ranks[0]])}" for wait, ranks in groups.items()]
+    return culprits, [
+        f"ranks have waited in different collectives for {idle_s:.0f} s: {'; '.join(parts)}",
+        "every rank must call the same collectives, with the same shapes, in the same order",
+    ]
+
+
+def _doings(states: Sequence[WorkerState], host_of: Callable[[int], str]) -> list[str]:
+    """Return one line for each different situation of these ranks."""
+    groups: dict[str, list[int]] = {}
+    for state in states:
+        groups.setdefault(_doing(state), []).append(state.rank)
+    lines = []
+    for doing, ranks in groups.items():
+        plural = {"is": "are", "has": "have"} if len(ranks) > 1 else {}
+        verb, _, rest = doing.partition(" ")
+        lines.append(f"{ranks_text(ranks)} {plural.get(verb, verb)} {rest}")
+    return lines
+
+
+def _doing(state: WorkerState) -> str:
+    """Return what a worker does instead, as a predicate."""
+    at = _at(state)
+    if not state.pid:
+        return f"has exited with code {state.exit_code}: its work ended before that of the others"
+    if state.state in STOPPED_STATES:
+        return f"is stopped (process {state.pid}); kill -CONT {state.pid} continues it"
+    if state.state in ("", "Z"):
+        return f"is gone (process {state.pid})"
+    if state.is_debugged:
+        return f"is being debugged{at}"
+    if state.state == "D":
+        return f"is blocked in the kernel (process {state.pid}): a device or a file system does not respond{at}"
+    if not state.has_answered:
+        return f"is in native code that holds the GIL, or frozen{at}"
+    files = [frame.file for frame in state.stack]
+    if any(part in file for file in files for part in COMPILING):
+        return f"is compiling the model{at}"
+    if state.phase == "data_wait" or any(part in file for file in files for part in LOADING):
+        return f"is waiting for data{at}"
+    if state.stack and state.stack[0].file.endswith("threading.py") and state.stack[0].function in LOCKING:
+        return f"is waiting for a lock{at}"
+    phase = f"in {state.phase}" if state.flags & TRAINER and state.phase != "running" else "in its own code"
+    return f"is {phase}{at}"
+
+
+def _at(state: WorkerState) -> str:
+    frame = _frame_of_interest(state.stack)
+    return f", at {Path(frame.file).name}:{frame.line} in {frame.function}" if frame else ""
+
+
+def _frame_of_interest(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's code, else the innermost frame."""
+    users = (frame for frame in stack if frame.is_users)
+    return next(users, stack[0] if stack else None)
+
+
+def _stack_lines(state: WorkerState) -> list[str]:
+    if not state.stack:
+        return []
+    stack = list(state.stack)
+    while len(stack) > 1 and any(part in stack[-1].file for part in STARTING):
+        stack.pop()
+    head = f"rank {state.rank}, process {state.pid}, most recent call first:"
+    frames = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in stack[:MOST_FRAMES]]
+    more = len(stack) - MOST_FRAMES
+    return [head, *frames, *([f"  ... and {more} more"] if more > 0 else [])]

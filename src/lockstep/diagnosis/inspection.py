@@ -1,0 +1,175 @@
+"""Everything that is known about one worker, collected by its host's node process without stopping it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.diagnosis.board import BoardReader
+from lockstep.diagnosis.flight_recorder import Collective
+from lockstep.diagnosis.proc import facts
+from lockstep.diagnosis.publisher import ANSWER, STACK_SIGNAL, STACKS
+from lockstep.files.untrusted import parse_json
+
+ANSWER_SECONDS = 2.0
+LOOK_SECONDS = 0.05
+MOST_BYTES = 1 << 16  # of stacks; faulthandler prints up to 100 threads of 100 frames
+STOPPED_STATES = ("T", "t")
+THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)\b.*:$")
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+OWN_ROOTS = (str(Path(lockstep.__file__).parent), sysconfig.get_path("stdlib"))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame of a Python stack; `is_users`: neither of an installed package nor of the standard library."""
+
+    file: str
+    line: int
+    function: str
+    is_users: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """A worker at the moment of its inspection.
+
+    Args:
+        pid: Its process; 0 if it has exited.
+        exit_code: Its exit code, if it has exited.
+        state: The process's state, as in `proc.Facts`.
+        is_debugged: A debugger is attached to it or runs in it.
+        age_s: Seconds since its last report.
+        has_answered: Its interpreter runs; if not, the process is stopped or a thread holds the GIL.
+        stack: The main thread's frames, innermost first; empty if unknown.
+        operations: Names of hvd's unfinished operations.
+        collectives: Of torch: the last finished and the unfinished ones, by group.
+    """
+
+    rank: int
+    pid: int = 0
+    exit_code: int | None = None
+    state: str = ""
+    is_debugged: bool = False
+    step: int = -1
+    phase: str = "running"
+    flags: int = 0
+    age_s: float = 0.0
+    has_answered: bool = True
+    stack: tuple[Frame, ...] = ()
+    operations: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+
+
+DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
+
+
+def inspect_worker(board: BoardReader) -> WorkerState:
+    """Collect the state of a worker; takes up to 4 s if its interpreter does not respond."""
+    assert STACK_SIGNAL is not None
+    found = facts(board.pid, STACK_SIGNAL)
+    can_answer = found.state not in (*STOPPED_STATES, "Z", "")
+    question = board.ask()
+    has_answered = can_answer and _until(lambda: board.read().answer >= question)
+    answer = _answer(board) if has_answered else {}
+    stack = tuple(_frame(*each) for each in answer.get("stack", []))
+    if can_answer and not has_answered and found.caught:
+        stack = _stack_by_signal(board)
+    progress = board.read()
+    return WorkerState(
+        rank=board.rank,
+        pid=board.pid,
+        state=facts(board.pid, STACK_SIGNAL).state,
+        is_debugged=found.tracer > 0 or any(Path(frame.file).name in DEBUGGERS for frame in stack),
+        step=progress.step,
+        phase=progress.phase,
+        flags=progress.flags,
+        age_s=progress.age_s,
+        has_answered=has_answered,
+        stack=stack,
+        operations=tuple(map(str, answer.get("operations", []))),
+        collectives=tuple(Collective(**each) for each in answer.get("collectives", [])),
+    )
+
+
+def _answer(board: BoardReader) -> dict[str, Any]:
+    try:
+        found = parse_json(board.path.with_suffix(ANSWER).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
+    """Have faulthandler write the stacks, which needs no interpreter."""
+    assert STACK_SIGNAL is not None
+    path = board.path.with_suffix(STACKS)
+    sizes = [_size(path)]
+    with suppress(OSError):
+        os.kill(board.pid, STACK_SIGNAL)
+
+    def is_complete() -> bool:
+        sizes.append(_size(path))
+        return sizes[0] < sizes[-2] == sizes[-1]
+
+    _until(is_complete)
+    return main_stack(_read(path, sizes[0]), board.read().thread)
+
+
+def _until(holds: Callable[[], bool]) -> bool:
+    """Wait for a condition; return whether it holds in time."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
+def without_board(rank: int, pid: int) -> WorkerState:
+    """Return what can be known of a worker that publishes nothing, such as a shell script."""
+    assert STACK_SIGNAL is not None
+    found = facts(pid, STACK_SIGNAL)
+    return WorkerState(rank, pid, state=found.state, is_debugged=found.tracer > 0)
+
+
+def main_stack(text: str, thread: int) -> tuple[Frame, ...]:
+    """Return a thread's frames from faulthandler's output, innermost first."""
+    frames: list[Frame] = []
+    is_main = False
+    for line in text.splitlines():
+        if match := THREAD.match(line):
+            is_main = int(match[1], 16) == thread
+            frames = [] if is_main else frames  # the last dump counts
+        elif is_main and (match := FRAME.match(line)):
+            frames.append(_frame(match[1], int(match[2]), match[3]))
+    return tuple(frames)
+
+
+def _frame(file: str, line: int, function: str) -> Frame:
+    return Frame(file, line, function, not INSTALLED.search(file) and not file.startswith(OWN_ROOTS))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, start: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
