@@ -1,9 +1,8 @@
-"""Write docs/reference/command-line and docs/reference/recipes.md from the parsers, dataclasses and YAML files.
+"""Generate docs/reference/command-line and docs/reference/recipes.md from the parsers, dataclasses and YAML files.
 
     python tools/reference_pages.py
 
-tests/docs/test_reference.py checks that the committed pages are what this writes, and that `--help-all` has the same
-flags.
+tests/docs/test_reference.py checks that the committed pages are up to date, and that `--help-all` has the same flags.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from lockstep.launch.plan.restart_options import RestartOptions
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NOTICE = "<!-- tools/reference_pages.py writes this page from the source; a test compares. -->"
-# Groups of flags that several commands share, on a page of their own.
+# Groups of flags that several commands share, on a separate page.
 SHARED = (LaunchOptions, RestartOptions)
 NESTED = {"data": ACTIONS, "study": STUDIES}
 
 
 def entry(flag: Flag, default: str, path: str = "") -> str:
-    """A flag as an entry of a definition list; `path` is its place in a recipe, if that is to be told."""
+    """Format a flag as an entry of a definition list, under its field in a recipe (`path`) if given."""
     body = " ".join(part for part in (prose(flag.help), default) if part)
     return f"`{path}`\n:   {term(flag)}. {body}\n" if path else f"{term(flag)}\n:   {body}\n"
 
 
 def term(flag: Flag) -> str:
-    """A flag's names and values."""
+    """Return a flag's names and values as Markdown."""
     value = flag.metavar + " ..." * flag.is_many
     if flag.is_positional:
         return f"`{value}`"
@@ -55,7 +54,7 @@ def term(flag: Flag) -> str:
 
 
 def default_of(flag: Flag) -> str:
-    """The sentence on a flag's default; empty if the help text has it, or there is none to name."""
+    """Return a sentence on the flag's default, or "" if the help text states it or there is none."""
     if flag.default is dataclasses.MISSING:
         return "Required."
     value = show_value(flag, flag.default)
@@ -63,7 +62,7 @@ def default_of(flag: Flag) -> str:
 
 
 def prose(text: str) -> str:
-    """A help text as Markdown: flags become code, and nothing else is markup."""
+    """Convert a help text to Markdown: flags become code, and nothing else is markup."""
     parts = re.split(r"(`[^`]*`)", re.sub(r"(?<!\w)'([^']+)'(?!\w)", r"`\1`", text))
     for index in range(0, len(parts), 2):
         plain = parts[index].replace("[", "\\[").replace("<", "&lt;").replace("*", "\\*")
@@ -72,7 +71,7 @@ def prose(text: str) -> str:
 
 
 def command_line_pages() -> dict[str, Callable[[], str]]:
-    """Each page of the command line by its path: an index, and one for each command."""
+    """Return the functions that write the pages of the command line, by path: an index, and one page per command."""
     pages = {name: partial(_command_page, name) for name in COMMANDS}
     return {
         "command-line/index.md": _index,
@@ -99,7 +98,7 @@ def _sentence(text: str) -> str:
 
 
 def dataclass_of(name: str) -> Any:
-    """The dataclass that a command's arguments are read into."""
+    """Return the dataclass of a command's arguments."""
     module = import_module("lockstep.cli.parse" if name == "train" else f"lockstep.cli.{name.replace(' ', '.')}")
     own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
     (kind,) = [each for each in own if each.__name__.endswith("Command")]
@@ -126,7 +125,7 @@ def _command(name: str, level: str) -> str:
 
 
 def _default_by_recipe(flag: Flag) -> str:
-    """A flag's default; that of the digits, if recipes set others than the source does."""
+    """Return a sentence on a flag's default; if recipes set it, with the value for the digits."""
     names = [recipes.for_source("digits"), *recipes.names()]
     instances = [TrainConfig(), *map(recipes.load, names)]
     if flag.is_positional or flag.group not in groups_of(TrainConfig):
@@ -139,7 +138,7 @@ def _default_by_recipe(flag: Flag) -> str:
 
 
 def _value_in(config: TrainConfig, flag: Flag) -> Any:
-    """A flag of `lockstep train` in a configuration, without the command's own field before it."""
+    """Return the value of a flag of `lockstep train` in a configuration."""
     value: Any = config
     for name in flag.path[1:]:
         value = getattr(value, name)
@@ -147,7 +146,7 @@ def _value_in(config: TrainConfig, flag: Flag) -> Any:
 
 
 def _paragraphs(kind: type) -> list[str]:
-    """A docstring's paragraphs as Markdown; examples become a block."""
+    """Return a docstring's paragraphs as Markdown; examples become a code block."""
     parts = []
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
         title, _, lines = paragraph.partition("\n")
@@ -199,7 +198,7 @@ def _horovodrun_term(action: argparse.Action) -> str:
 
 
 def recipes_page() -> str:
-    """The page of all recipes, and of every field of a configuration."""
+    """Return the page of all recipes and of every configuration field."""
     parts = [RECIPES_HEAD, *map(_recipe, recipes.names()), FIELDS_HEAD]
     for group in groups_of(TrainConfig):
         flags = [flag for flag in flags_of(TrainConfig) if flag.group is group]
@@ -217,7 +216,7 @@ def _recipe(name: str) -> str:
     sources = [f"`lockstep train {source}`" for source in NAMED if recipes.for_source(source) == name]
     if name == recipes.for_source("FOLDER"):
         sources.append("`lockstep train FOLDER`")
-    usual = "Used by " + ", ".join(sources) if sources else f"Used by `--config {name}` alone"
+    usual = "Used by " + ", ".join(sources) if sources else f"Used only with `--config {name}`"
     rows = [
         f"| `{path}` | {_yaml(value)} | {_yaml(default)} |"
         for (path, value), (_, default) in zip(_flat(recipes.load(name)), _flat(TrainConfig()), strict=True)
@@ -239,7 +238,7 @@ def _comment(lines: list[str]) -> str:
 
 
 def _special(name: str, archs: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What the recipe changes for some networks; equal changes stand together."""
+    """Return a recipe's changes for some networks, by name; networks with equal changes are joined."""
     common = dict(_flat(recipes.load(name)))
     changes: dict[str, dict[str, Any]] = {}
     for arch in archs:
@@ -277,46 +276,46 @@ INDEX_HEAD = f"""# The command line
 
 {NOTICE}
 
-`--help` (`-h`) after a command prints its flags in the terminal; `--help-all` also those that few need.
+`--help` (`-h`) after a command prints the flags that most people need; `--help-all` prints all of them.
 `lockstep --version` prints the version.
 """
 INDEX_TAIL = """
-[Hosts and restarts](hosts-and-restarts.md) has the flags that several commands share. [horovodrun](horovodrun.md) is
-the command of the distribution `lockstep-horovod`.
+[Hosts and restarts](hosts-and-restarts.md) lists the flags that several commands share. The distribution
+`lockstep-horovod` has the command [horovodrun](horovodrun.md).
 
-`--[no-]flip` means that there are two flags, `--flip` and `--no-flip`. `{A,B}` is a choice, and `A ...` takes several
-values. If a flag is given twice, the last one counts. `lockstep train` also takes the flags of
+`--[no-]flip` stands for two flags, `--flip` and `--no-flip`. `{A,B}` is a choice of values, and `A ...` takes several
+values. If a flag is given twice, the last one counts. `lockstep train` also accepts the flags of
 [older scripts](../../howto/old-scripts.md).
 """
-HOROVODRUN = """Start a command on N workers, for scripts of Horovod's API. It comes with the distribution
-`lockstep-horovod`. Flags without effect are accepted so that old command lines run; each is answered by
-a line that says why. [Horovod's API](../horovod.md#elastic-jobs) explains elastic jobs.
+HOROVODRUN = """Start a command on N workers, for scripts that use Horovod's API. It is part of the distribution
+`lockstep-horovod`. Flags without effect are accepted, so that old command lines run; each prints a line with the
+reason. [Horovod's API](../horovod.md#elastic-jobs) explains elastic jobs.
 """
 RECIPES_HEAD = f"""# Recipes and configuration
 
 {NOTICE}
 
-A recipe is a complete configuration of a training job as a YAML file, in `src/lockstep/recipes`. `lockstep train`
-begins with the recipe of its data set, or with the one that `--config NAME` or `--config FILE.yaml` names; flags
-override it. What a recipe leaves out keeps its default. `--print-config` prints the outcome, which is a recipe too:
+A recipe is a YAML file with the configuration of a training job. `lockstep train` starts from the recipe of the data
+set, or from `--config NAME` (one of `src/lockstep/recipes`) or `--config FILE.yaml`. Flags override it. Fields that it
+does not set have their defaults. `--print-config` prints the resulting configuration, which is a recipe too:
 
 ```sh
 lockstep train digits --lr 0.004 --print-config > mine.yaml
 lockstep train --config mine.yaml --epochs 1 --print-config
 ```
 
-A run keeps the outcome in its folder as `config.yaml`. A recipe may have one field more, `for_arch`: values that differ
-for some networks, by their names.
+A run stores this configuration in its folder, as `config.yaml`. The additional field `for_arch` of a recipe has values
+for some networks, by name.
 
 ## The recipes
 
-Each table has what differs from the defaults.
+Each table lists the fields that differ from the defaults.
 """
 FIELDS_HEAD = """## Every field
 
-By its place in a recipe, with the flag of `lockstep train`, the values, and the default where no recipe sets it. The
-same names without the group, such as `lr=0.1`, are the settings of `lockstep.train.fit`. An unknown field or a value of
-the wrong type is an error (exit code 2) that names the nearest field, or the type.
+Each field of a recipe, with the flag of `lockstep train`, the values, and the default if no recipe sets it. The
+arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`. An unknown field or a value
+of the wrong type is an error (exit code 2) that names the closest field, or the expected type.
 """
 PAGES: dict[str, Callable[[], str]] = {**command_line_pages(), "recipes.md": recipes_page}
 
