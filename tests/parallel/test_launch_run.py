@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_is_an_error_too(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_leaves_early_does_not_shorten_the_list(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match=r"only the workers \[\] of all left a result"):
+    with pytest.raises(WorkerFailedError, match=r"only the workers \[\] of all returned a result"):
         in_a_program(tmp_path, lambda: run(sys.exit, (0,)))
 
 

@@ -14,7 +14,7 @@ from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
 PROTOCOL = 6  # the version of these messages
-NOBODY_SPOKE = 79  # exit code of a node process that received no message
+NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 22  # a chunk of output has 64 KiB, which JSON can expand by six times
 
 
