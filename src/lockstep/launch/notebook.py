@@ -34,9 +34,9 @@ def run(
         WorkerFailedError: The function raised an error (the message has the traceback), or a worker died.
     """
     if np != "auto" and (not isinstance(np, int) or isinstance(np, bool) or np < 1):
-        raise ConfigError(f"np={np!r}: give a number of workers, 1 or more, or auto")
+        raise ConfigError(f"np={np!r}: must be at least 1, or 'auto'")
     if not callable(function):
-        raise ConfigError(f"{function!r:.80} is not a function; give the function itself, and its arguments as args=")
+        raise ConfigError(f"{function!r:.80} is not a function; pass the function itself, and its arguments as args=")
     from lockstep.launch.controller.run_function import run_function  # with cloudpickle
 
     return run_function(function, args, kwargs or {}, ["lockstep", "run", f"-np={np}"])

@@ -464,7 +464,7 @@ class LaunchedJob:
             ]
         if ended.left:
             why = "they wait for a device or a file system"
-            say(f"lockstep: {remote.node.host}: processes {[*ended.left]} cannot be ended; {why}")
+            say(f"lockstep: {remote.node.host}: cannot kill the processes {[*ended.left]}: {why}")
         failures = [self._failure(host, each) for each in ended.failures]
         if ended.error:
             failures.append(Failure(-1, host, 1, f"{remote.node.host}: {ended.error}", time.monotonic()))

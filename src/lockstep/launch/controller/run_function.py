@@ -133,7 +133,7 @@ def run_function(
         call = pack_call(function, args, kwargs)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"{function!r:.80} cannot be copied to the workers: {error}; create in the function what cannot be pickled"
+            f"{function!r:.80} cannot be pickled for the workers: {error}; create such objects inside the function"
         ) from error
     with _called(call, launcher) as (folder, code, complaint):
         if code and (errors := _errors(folder)):

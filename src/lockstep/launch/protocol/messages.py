@@ -81,7 +81,7 @@ class NodeJob(Message):
 
 @dataclass(frozen=True)
 class Reach(Message):
-    """Try to reach the first host's `doors`: its listening addresses with their ports."""
+    """Try to reach the first host's `listeners`: its listening addresses with their ports."""
 
     listeners: dict[str, int]
 
@@ -147,7 +147,12 @@ class Trouble(Message):
 
 @dataclass(frozen=True)
 class Here(Message):
-    """This host is ready. `doors`: its listening addresses, if it is the first of several. `cores`: for its workers."""
+    """This host is ready.
+
+    Args:
+        listeners: Its listening addresses with their ports, if it is the first of several hosts.
+        cores: Its usable cores.
+    """
 
     versions: dict[str, str]
     listeners: dict[str, int] = field(default_factory=dict)
