@@ -64,7 +64,7 @@ def test_a_worker_that_leaves_early_does_not_shorten_the_list(tmp_path: Path) ->
     ("call", "message"),
     [
         (lambda: run(print, np=0), "np=0: must be at least 1, or"),
-        (lambda: run(print, np="two"), "np='two': give a number"),  # type: ignore[arg-type]
+        (lambda: run(print, np="two"), "np='two': must be at least 1"),  # type: ignore[arg-type]
         (lambda: run(print(), np=2), "None is not a function; pass the function itself"),  # type: ignore
         (
             lambda: run(print, (threading.Lock(),)),
