@@ -97,7 +97,7 @@ def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     rows = (launcher_environment.TORCHRUN, *launcher_environment.OTHERS)
     found |= {name for row in rows for names in (*row.fields, row.marks) for name in names}
     found |= {rank0_address.OPEN_MPI_ADDRESS, *(name for names in rank0_address.LAUNCHES.values() for name in names)}
-    found |= {*job_plan.PLACE, *job_plan.OF_THE_HOST} - {"_"}
+    found |= {*job_plan.RANK_INFO, *job_plan.OF_THE_HOST} - {"_"}
     assert not found - listed - NO_VARIABLES
     assert len(found) > 100
 

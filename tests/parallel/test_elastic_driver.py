@@ -119,9 +119,9 @@ def test_hosts_that_are_found_and_lost_change_the_job(tmp_path: Path) -> None:
         second = job.wait_for(2, 2)
         assert second[0] == first[0]
         (tmp_path / "broken").touch()
-        job.process.wait_for("ended with exit code 1")
+        job.process.wait_for("exited with code 1")
         time.sleep(2.5)
-        assert job.text.count("ended with exit code 1") == 1
+        assert job.text.count("exited with code 1") == 1
         assert "G3" not in job.text
         hosts.write_text("localhost:1\n")
         (tmp_path / "broken").unlink()
@@ -166,7 +166,7 @@ def test_resets_may_be_limited(tmp_path: Path) -> None:
         job.wait_for(1, 2)
         job.order(1, "die 1")
         assert job.process.wait(150) == 1
-        assert "the reset limit, 0, allows no further reset; all workers have ended" in job.text
+        assert "the reset limit, 0, allows no further reset; all workers have exited" in job.text
 
 
 def test_a_job_without_survivors_ends(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_job_with_too_few_slots_ends_after_its_timeout(tmp_path: Path) -> None
     done = run([*HOROVODRUN, "-np", "2", *flags, "true"], tmp_path)
     assert done.returncode == 1
     assert "within the elastic timeout of 1 s" in done.stderr
-    assert "and 2 at least; there are 0 slots" in done.stderr
+    assert "and at least 2; 0 slots are available" in done.stderr
 
 
 def test_a_worker_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_worker_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "lockstep: the worker of slot 1 on localhost failed with exit code 5 before the job had started; "
-        "all workers have ended\n"
+        "all workers have exited\n"
     )
 
 
@@ -258,4 +258,4 @@ def test_a_discovery_script_that_fails_at_first_is_an_error(tmp_path: Path) -> N
     script = "echo no such cluster >&2; exit 3"
     done = run([*HOROVODRUN, "--min-np", "1", "--host-discovery-script", script, "true"], tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith("ended with exit code 3: no such cluster\n")
+    assert done.stderr.endswith("exited with code 3: no such cluster\n")

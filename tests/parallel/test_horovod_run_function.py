@@ -68,7 +68,7 @@ def test_a_worker_without_a_result_does_not_shorten_the_list(tmp_path: Path) -> 
         if os.environ["HOROVOD_RANK"] == "1":
             sys.exit(0)
 
-    with pytest.raises(RuntimeError, match=r"only the workers \[0\] of 2 left a result"):
+    with pytest.raises(RuntimeError, match=r"only the workers \[0\] of 2 returned a result"):
         in_a_program(tmp_path, lambda: run(leave, num_proc=2))
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     [
         ({"hosts": "a:1", "hostfile": "f"}, "hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi"),
-        ({"hosts": "node7:1", "min_num_proc": 1}, "cannot travel to other hosts"),
+        ({"hosts": "node7:1", "min_num_proc": 1}, "runs only on this machine"),
     ],
 )
 def test_arguments_that_exclude_each_other(arguments: dict[str, Any], message: str) -> None:

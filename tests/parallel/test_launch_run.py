@@ -56,17 +56,20 @@ def test_a_worker_that_is_killed_is_an_error_too(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_leaves_early_does_not_shorten_the_list(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailedError, match=r"only the workers \[\] of all left a result"):
+    with pytest.raises(WorkerFailedError, match=r"only the workers \[\] of all returned a result"):
         in_a_program(tmp_path, lambda: run(sys.exit, (0,)))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: run(print, np=0), "np=0: give a number of workers, 1 or more, or auto"),
-        (lambda: run(print, np="two"), "np='two': give a number"),  # type: ignore[arg-type]
-        (lambda: run(print(), np=2), "None is not a function; give the function itself"),  # type: ignore
-        (lambda: run(print, (threading.Lock(),)), "cannot be copied to the workers: .*lock.*; create in the function"),
+        (lambda: run(print, np=0), "np=0: must be at least 1, or"),
+        (lambda: run(print, np="two"), "np='two': must be at least 1"),  # type: ignore[arg-type]
+        (lambda: run(print(), np=2), "None is not a function; pass the function itself"),  # type: ignore
+        (
+            lambda: run(print, (threading.Lock(),)),
+            "cannot be pickled for the workers: .*lock.*; create such objects inside",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_are_named(call: Callable[[], Any], message: str) -> None:

@@ -1,15 +1,16 @@
-"""The launcher: starts a job's workers on one host or many, and ends them.
+"""The launcher: start a job's workers on one or more hosts, and end them.
 
-`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `worker_exit` makes exit codes.
+`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `worker_exit` determines their exit
+codes.
 
-| package | what it is |
+| package | purpose |
 |---|---|
-| `plan` | pure: from options and environment to the commands that `--dry-run` prints |
-| `controller` | carries a plan out, from where the user typed the command |
-| `node` | runs on each host, beside the workers: starts, watches and ends them |
-| `forking` | has workers forked from one process that has imported torch |
-| `protocol` | what the controller and the nodes tell each other |
-| `output` | what workers print, and how it reaches the user |
+| `plan` | derives, without side effects, the commands that `--dry-run` prints from options and environment |
+| `controller` | executes a plan, in the process of the user's command |
+| `node` | runs on each host beside the workers: starts, watches and ends them |
+| `forking` | forks workers from one process that has imported torch |
+| `protocol` | messages between the controller and the nodes |
+| `output` | shows and stores the workers' output |
 """
 
 from lockstep.launch.notebook import run

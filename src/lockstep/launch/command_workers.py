@@ -1,4 +1,4 @@
-"""Running a command's work in its workers: in this process, in the launcher's, or in N that are started here."""
+"""Run a command's work in its workers: this process, the processes of another launcher, or N new processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from lockstep.world.world import World, usable_cores
 
 @dataclass(frozen=True)
 class Elastic:
-    """Workers that may be started more than once.
+    """How a command's workers are restarted.
 
     Args:
-        words: What they are told besides, by the number of workers at first.
-        words_of_now: What they are told besides in any further start.
-        can_resize: They stop after a step with a checkpoint when they get SIGUSR1.
+        arguments: Return the workers' additional arguments, given their initial number.
+        extra_arguments: Return further arguments to append at a restart.
+        can_resize: On SIGUSR1, they stop after a step with a checkpoint.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
     """
 
@@ -43,19 +43,19 @@ class Elastic:
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """A command of Lockstep's own, whose work is done in workers.
+    """A command of Lockstep whose work is done in workers.
 
     Args:
-        words: The command line, without `lockstep`.
-        work: What each worker does.
-        workers: How many; None: 1, or as many as an allocation or the hosts have slots.
-        backend: What carries the gradients.
-        where: The hosts, or what else is said of the launch.
-        check: Called with the number of workers before any is started; raises what should stop the job.
-        elastic: The workers may be started more than once.
-        quiet: Print of the plan's notes only warnings.
-        check_start: Called by --dry-run with the number of workers; returns lines on what was found, and raises what
-            would stop the job.
+        arguments: The command line, without `lockstep`.
+        work: Called in each worker.
+        workers: The number of workers; None: 1, or the number of slots of the allocation or the hosts.
+        backend: The library for communication.
+        where: The launch options.
+        check: Called with the number of workers before any is started; raises an error to prevent the start.
+        elastic: Restarts, if any.
+        quiet: Print only warnings of the plan's notes.
+        check_start: Called by --dry-run with the number of workers; returns lines to print, and raises an error that
+            would prevent the start.
     """
 
     arguments: Sequence[str]
@@ -73,29 +73,29 @@ class WorkerCommand:
 def run_workers(job: WorkerCommand) -> int:
     """Do the job's work in every worker, and return this process's exit code.
 
-    Inside a launcher such as torchrun this process is one of its workers. Otherwise they are started, each with the
-    same command line; a single one is this process itself.
+    Under a launcher such as torchrun, this process is one of the workers. Otherwise this starts them with the same
+    command line; a single worker is this process.
     """
     where, workers, elastic = job.where, job.workers, job.elastic
     rank_info = RankInfo.from_environment()
     if rank_info.launcher != "none":
         if elastic:
             _check_elastic(rank_info)
-            workers = None  # there may be more or fewer now
+            workers = None  # a restart may have another number
         started = rank_info.local_size if where.is_manual else rank_info.size
         if not where.dry_run:
             return _work(job, rank_info, workers, started)
         if rank_info.rank == 0:
             _check_number(workers, rank_info, started)
-            said = f"# {rank_info.launcher} has started {started} worker{'s' if started > 1 else ''} for this command"
-            print(f"{_found(job, rank_info.size)}{said}")
+            note = f"# {rank_info.launcher} has started {started} worker{'s' if started > 1 else ''} for this command"
+            print(f"{_check_results(job, rank_info.size)}{note}")
         return 0
     if elastic:
         where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
     again = [where.python or sys.executable, "-m", "lockstep", *without_dry_run(job.arguments)]
-    gpus = partial(_one_a_gpu, job.device)
+    gpus = partial(_default_workers, job.device)
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if not plan.manual:
         job.check(plan.workers)
@@ -108,31 +108,32 @@ def run_workers(job: WorkerCommand) -> int:
     if where.dry_run:
         from lockstep.launch.plan.dry_run import describe
 
-        nodes = plan.manual.nodes if plan.manual else 1  # of which each has as many workers, as far as is known
-        print(_found(job, plan.workers * nodes) + describe(plan))
+        nodes = plan.manual.nodes if plan.manual else 1  # assumed to have equal numbers of workers
+        print(_check_results(job, plan.workers * nodes) + describe(plan))
         return 0
     return _launch(plan, where, gpus, elastic, job.quiet)
 
 
 def without_dry_run(arguments: Sequence[str]) -> list[str]:
-    """A command's arguments without the flag that only prints them."""
+    """Return a command's arguments without --dry-run."""
     return [argument for argument in arguments if argument.replace("_", "-") != "--dry-run"]
 
 
-def _found(job: WorkerCommand, workers: int) -> str:
-    """What a dry run finds out about the start of so many workers, as comments of a shell."""
+def _check_results(job: WorkerCommand, workers: int) -> str:
+    """Return what a dry run found when it checked the start of `workers` workers, as shell comments."""
     return "".join(f"# {line}\n" for line in job.check_start(workers))
 
 
-def _one_a_gpu(device: str) -> int:
+def _default_workers(device: str) -> int:
+    """Return one worker per GPU, or 1 without GPUs."""
     return max(1, accelerator.count()) if device != "cpu" else 1
 
 
 def _check_elastic(rank_info: RankInfo) -> None:
     if rank_info.snapshots is None:
         raise ConfigError(
-            f"--max-restarts and related flags are for the launcher, but {rank_info.launcher} has started this one: "
-            f"give them to `lockstep run`, or start the job by `lockstep train` alone"
+            f"--max-restarts and related flags are for the launcher, but {rank_info.launcher} has started this "
+            f"process: pass them to `lockstep run`, or start the job with `lockstep train` alone"
         )
 
 
@@ -154,7 +155,7 @@ def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elasti
 
 
 def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:
-    """Be one of the workers, of whom so many have been started."""
+    """Do the work as one of `started` workers, and return the exit code."""
     check = partial(_check_number, expected, rank_info, started)
     return exit_code_of(job.work, rank_info, job.device, job.backend, check)
 

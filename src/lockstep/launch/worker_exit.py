@@ -1,4 +1,4 @@
-"""What becomes of an exception in a worker of Lockstep's own: its exit code, and word to whoever has started it."""
+"""Turn the exceptions of a Lockstep worker into its exit code and a message to the launcher or the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, disconnect
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""What asks a worker to stop after the current step, with a checkpoint."""
+"""Signals on which a worker stops after the current step, with a checkpoint."""
 
 
 def exit_code_of(
@@ -32,7 +32,7 @@ def exit_code_of(
     """Connect to the other workers, do the work, and return this process's exit code.
 
     Args:
-        check: Called first; raises what should end the worker before it connects.
+        check: Called first; raises an error to end the worker before it connects.
     """
     try:
         check()
@@ -43,7 +43,7 @@ def exit_code_of(
             print("\nlockstep: interrupted", file=sys.stderr)
         return INTERRUPTED
     except StoppedError as error:
-        stop = str(error)  # not the error itself, whose traceback holds the model
+        stop = str(error)  # not the error, whose traceback references the model
     except Exception as error:
         return _fail(rank_info, error)
     else:
@@ -52,7 +52,7 @@ def exit_code_of(
 
 
 def _stopped(rank_info: RankInfo, stop: str) -> int:
-    """The end of a worker that was asked to stop, as all are; what asks once more shall not change its exit code."""
+    """Disconnect and return the exit code after a stop, which all workers do; ignore further requests to stop."""
     for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
     if file := error_file():
@@ -64,8 +64,8 @@ def _stopped(rank_info: RankInfo, stop: str) -> int:
 
 
 def _fail(rank_info: RankInfo, error: Exception) -> int:
-    """Tell the worker's log, and then the launcher or, where there is none, the terminal."""
-    lost_peer = is_lost_peer(error)  # reported after the error that it follows from
+    """Write the error to the worker's log and to the launcher or, without one, the terminal; return the exit code."""
+    lost_peer = is_lost_peer(error)  # reported after the error that caused it
     code = error.exit_code if isinstance(error, LockstepError) else 1
     trace = traceback.format_exc().rstrip()
     text = f"error: {error}" if isinstance(error, LockstepError) else trace
@@ -85,16 +85,16 @@ def _fail(rank_info: RankInfo, error: Exception) -> int:
 
 
 def error_file() -> Path | None:
-    """Where torchrun, or Lockstep's node process, looks for a worker's error."""
+    """Return the file in which torchrun, or Lockstep's node process, expects a worker's error; None without one."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(path) if path else None
 
 
 def write_error_file(path: Path, text: str, lost_peer: bool, code: int, final: bool) -> None:
-    """Leave word in torchrun's form, with what our launcher needs to find the first of several failures.
+    """Write an error in torchrun's format, with what Lockstep's launcher needs to find the first of several failures.
 
     Args:
-        final: The same would come again if the workers were started anew.
+        final: The error would occur again after a restart.
     """
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
     ours = {"text": text, "monotonic_seconds": time.monotonic(), "lost_peer": lost_peer, "exit_code": code}

@@ -51,7 +51,7 @@ def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str
     ("words", "message"),
     [
         (["slurm", "--time", "10"], "--time '10': must be [D-]HH:MM:SS"),
-        (["slurm", "--gpus-per-node", "4", "-np", "1"], "1 worker and 4 GPUs a node"),
+        (["slurm", "--gpus-per-node", "4", "-np", "1"], "1 worker and 4 GPUs per node"),
         (["sge"], "sge: must be slurm, pbs or lsf"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Carries a job's plan out, from where the user typed the command.
+"""Execute a job's plan, in the process of the command that the user typed.
 
-Start with `job`: one start of the workers, to the last process's end. `remote_node` is a host's node process as seen
-from here, `node_pool` keeps them from one start to the next; `failure` finds out which failure came first, and
-`start_errors` why a host could not take part. `restarts` starts a job's workers anew, on the hosts that `membership`
-and `discovery` know of. `elastic_driver` drives Horovod's elastic jobs, whose workers are replaced alone;
-`local_elastic` is one of this machine's processes. `run_function` is horovod.run and lockstep.launch.run, `signals`
-stops a launcher.
+Start with `job`, which starts the workers once and waits until all processes have exited. `remote_node` is the client
+of a host's node process, and `node_pool` keeps node processes between starts. `failure` finds the first failure, and
+`start_errors` explains why a host failed to start. `restarts` restarts a job's workers on the hosts that `membership`
+and `discovery` provide. `elastic_driver` runs Horovod's elastic jobs, which replace single workers; `local_elastic`
+does so with processes of this machine. `run_function` implements horovod.run and lockstep.launch.run, and `signals`
+lists the signals that stop a launcher.
 """

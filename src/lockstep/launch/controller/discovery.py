@@ -1,4 +1,4 @@
-"""The current hosts and slots, from a user's script or a function."""
+"""Discover the current hosts and slots with a script or a function."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from lockstep.launch.plan.hosts import Host, parse_discovered, slots_of
 
 POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 60.0
-LOOK_SECONDS = 0.05
+READ_SECONDS = 0.05
 STOP_SECONDS = 10.0  # on a busy machine
 MOST_BYTES = 1 << 20
 FLAG = "--host-discovery-script"
 
 
 class Discovery:
-    """Asks for the hosts every second, in a thread; `hosts` is the last answer.
+    """Query the hosts every second, in a thread; `hosts` is the last answer.
 
-    When that fails, what is known stays, with one warning until it works again.
+    If a query fails, `hosts` keeps its value, and a warning is printed, once until a query succeeds.
 
     Args:
-        ask: Says which hosts there are, as `discover` does.
-        check: Raises ConfigError where the job can do nothing with the hosts.
+        ask: Return the current hosts, as `discover` does.
+        check: Raise ConfigError if the job cannot use the hosts.
         end: Set by `stop`, for `ask`.
 
     Raises:
-        Exception: That of the first call, of `ask` or the check.
+        Exception: The first call of `ask` or `check` failed.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Discovery:
     def by_script(
         cls, script: str, slots_per_host: int | None, check: Callable[[Sequence[Host]], object] = lambda hosts: None
     ) -> Discovery:
-        """Ask a script, which `stop` ends if it is running."""
+        """Query the hosts with a script; `stop` ends it if it is running."""
         end = threading.Event()
         return cls(partial(discover, script, slots_per_host, end), check, end)
 
     def stop(self) -> None:
-        """Stop, and end a running script; do not wait for a function."""
+        """Stop, and end a running script; a running function is not waited for."""
         self._end.set()
         if self._by_script:
             self._thread.join(STOP_SECONDS)
@@ -73,10 +73,10 @@ class Discovery:
             try:
                 self.hosts = self._ask()
                 self._warned = False
-            except Exception as error:  # also of a user-defined function
+            except Exception as error:  # of a user-defined function
                 if not self._warned and not self._end.is_set():
                     slots = slots_of(self.hosts)
-                    say(f"lockstep: {error}; {slots} slots stay as they were")
+                    say(f"lockstep: {error}; keeping the known {slots} slots")
                 self._warned = True
 
     def _ask(self) -> Sequence[Host]:
@@ -86,15 +86,13 @@ class Discovery:
 
 
 def discover(script: str, slots_per_host: int | None, end: threading.Event | None = None) -> tuple[Host, ...]:
-    """Return the hosts that the script prints.
-
-    What the script leaves in its process group is killed.
+    """Return the hosts that the script prints, and kill the processes that it leaves in its process group.
 
     Args:
-        end: Set when the answer is not needed any more; the script is killed then.
+        end: Setting it kills the script.
 
     Raises:
-        ConfigError: It fails, or prints what names no host.
+        ConfigError: The script fails, or prints a line that is not a host.
     """
     command, pipe = parent_death.command(["sh", "-c", script]), subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
@@ -104,16 +102,16 @@ def discover(script: str, slots_per_host: int | None, end: threading.Event | Non
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
-        said = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
-        raise ConfigError(f"{FLAG} {script} ended with exit code {process.returncode}{said}")
+        last = f": {err.strip().splitlines()[-1]}" if err.strip() else ""
+        raise ConfigError(f"{FLAG} {script} exited with code {process.returncode}{last}")
     return parse_discovered(out, slots_per_host)
 
 
 def _read_until_exit(process: subprocess.Popen[bytes], script: str, end: threading.Event) -> tuple[str, str]:
-    """Return what a process has printed when it exits, even if a daemon that it started keeps its streams open.
+    """Return a process's stdout and stderr when it exits, even if a daemon that it started keeps them open.
 
     Raises:
-        ConfigError: It takes or prints too much.
+        ConfigError: It takes too long or prints too much.
     """
     assert process.stdout
     assert process.stderr
@@ -125,8 +123,8 @@ def _read_until_exit(process: subprocess.Popen[bytes], script: str, end: threadi
             selector.register(descriptor, selectors.EVENT_READ)
         has_exited = False
         while not has_exited:
-            has_exited = process.poll() is not None  # then what is in the pipes is all
-            for key, _ in selector.select(0.0 if has_exited else LOOK_SECONDS):
+            has_exited = process.poll() is not None  # then the pipes hold the rest of its output
+            for key, _ in selector.select(0.0 if has_exited else READ_SECONDS):
                 part = os.read(key.fd, MOST_BYTES)
                 printed[key.fd] = (printed[key.fd] + part)[-MOST_BYTES:]
                 if not part:

@@ -1,9 +1,9 @@
-"""The driver of an elastic job: one worker a slot, replaced alone when it dies.
+"""The driver of an elastic job: one worker per slot, each replaced individually when it dies.
 
-The workers ask for their places (see `lockstep.world.elastic_rendezvous`), and a new generation forms when all living
-ones have. A worker that survives keeps its process, and rank 0, whose state the others take over, is a survivor. What a
-worker is, a process here or an actor elsewhere, is the caller's. Rules as Horovod's, except that a failed worker's host
-is not given up: its slot gets a new worker.
+The workers request their rank info (see `lockstep.world.elastic_rendezvous`), and a new generation forms when all
+living workers have done so. A survivor keeps its process, and rank 0, whose state the others copy, is a survivor. The
+caller decides what a worker is, such as a local process or a Ray actor. The rules are Horovod's, except that a failed
+worker's host is not blacklisted: its slot gets a new worker.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from lockstep.world.elastic_rendezvous import ADDED, CHANGES, LIFE, REMOVED, ans
 from lockstep.world.store import LOOPBACK, serve_store
 
 POLL_SECONDS = 0.05
-STARTS = 3  # workers of a slot that may end in a row without having met the others
+STARTS = 3  # the most consecutive workers of a slot that may exit before joining a generation
 
 
 class JobFailedError(Exception):
-    """The job cannot go on; the message says why."""
+    """The job cannot continue; the message gives the reason."""
 
 
 class HostSlot(NamedTuple):
-    """A worker's seat: on which host, and which of those there."""
+    """A slot for a worker: the host, and the slot's number there."""
 
     host: str
     number: int
@@ -41,18 +41,24 @@ class Running(Protocol):
     """A worker that has been started."""
 
     def poll(self) -> str | None:
-        """None while it runs, then how it failed, such as "failed with exit code 1"; "" if it did not."""
+        """Return None while it runs, then how it failed, such as "failed with exit code 1", or "" if it did not."""
 
     def end(self, number: signal.Signals) -> None:
-        """Ask the worker, and what it has started, to end (SIGTERM), or make it (SIGKILL)."""
+        """Send SIGTERM or SIGKILL to the worker and its descendants."""
 
     def take_rank(self, rank: int) -> None:
-        """Note its rank from now on."""
+        """Record its rank in the new generation."""
 
 
 @dataclass(eq=False)
 class SlotWorker:
-    """A slot's worker. `after` is the generation it asks to leave, or None; `rank` counts in the present one."""
+    """A slot's worker.
+
+    Args:
+        after: The generation after which it requests new rank info; None while it does not.
+        rank: Its rank in its latest generation; None before its first.
+        dismissed: It was ended or asked to exit, because it is not needed.
+    """
 
     slot: HostSlot
     name: str
@@ -63,9 +69,9 @@ class SlotWorker:
 
 
 def ranked(members: Iterable[SlotWorker], workers: Iterable[SlotWorker]) -> list[SlotWorker]:
-    """The next generation by rank: host by host, who was a member before the others, and these by slot.
+    """Return the workers of the next generation by rank, grouped by host: survivors first, then new ones by slot.
 
-    The first host is that of the first survivor, so that rank 0 is one.
+    The first host is that of the first survivor, so that rank 0 is a survivor.
     """
     living = list(workers)
     old = [worker for worker in members if worker in living]
@@ -74,11 +80,11 @@ def ranked(members: Iterable[SlotWorker], workers: Iterable[SlotWorker]) -> list
     return sorted(row, key=lambda worker: hosts.index(worker.slot.host))
 
 
-def places(slots: Sequence[HostSlot]) -> list[dict[str, int]]:
-    """Each worker's place; the slots are in the order of ranks.
+def rank_info(slots: Sequence[HostSlot]) -> list[dict[str, int]]:
+    """Return each worker's rank info, for slots in the order of ranks.
 
-    The local rank is the slot's number and may exceed the local size: a survivor keeps its GPU, and no new worker takes
-    it.
+    The local rank is the slot's number, which may exceed the local size: a survivor keeps its GPU, and no new worker
+    uses it.
     """
     hosts = [slot.host for slot in slots]
     nodes = list(dict.fromkeys(hosts))
@@ -95,15 +101,15 @@ def places(slots: Sequence[HostSlot]) -> list[dict[str, int]]:
     ]
 
 
-def horovod_variables(place: Mapping[str, int]) -> dict[str, str]:
-    """What a worker reads in its environment of its place at its start; hvd.init() tells it what has become of it."""
+def horovod_variables(info: Mapping[str, int]) -> dict[str, str]:
+    """Return Horovod's variables with a worker's expected rank info; the worker gets the final one from hvd.init()."""
     return {
-        "HOROVOD_RANK": str(place["rank"]),
-        "HOROVOD_SIZE": str(place["size"]),
-        "HOROVOD_LOCAL_RANK": str(place["local_rank"]),
-        "HOROVOD_LOCAL_SIZE": str(place["local_size"]),
-        "HOROVOD_CROSS_RANK": str(place["node"]),
-        "HOROVOD_CROSS_SIZE": str(place["nodes"]),
+        "HOROVOD_RANK": str(info["rank"]),
+        "HOROVOD_SIZE": str(info["size"]),
+        "HOROVOD_LOCAL_RANK": str(info["local_rank"]),
+        "HOROVOD_LOCAL_SIZE": str(info["local_size"]),
+        "HOROVOD_CROSS_RANK": str(info["node"]),
+        "HOROVOD_CROSS_SIZE": str(info["nodes"]),
     }
 
 
@@ -111,9 +117,9 @@ class Driver:
     """The state of an elastic job, and the step that moves it.
 
     Args:
-        hosts: Those that the job may have at the moment.
-        start: Starts a slot's worker with variables on top of its own; None where that must wait.
-        address: This machine's, where the workers reach it.
+        hosts: Return the hosts that the job may use now.
+        start: Start a slot's worker with additional environment variables; return None if that must wait.
+        address: This machine's address, at which the workers reach it.
     """
 
     def __init__(
@@ -136,33 +142,33 @@ class Driver:
         self._generation = 0
         self._members: list[SlotWorker] = []
         self._members_store: Any = None
-        self._lives: dict[HostSlot, int] = {}  # workers so far
+        self._lives: dict[HostSlot, int] = {}  # the index of each slot's latest worker
         self._failures: dict[HostSlot, int] = {}
-        self._idle_failures: dict[HostSlot, int] = {}  # of them, in a row, before the worker had met the others
+        self._idle_failures: dict[HostSlot, int] = {}  # consecutive, before joining a generation
         self._not_before: dict[HostSlot, float] = {}
         self._finishing = False
         self._waiting_since: float | None = None
 
     def step(self) -> bool:
-        """Look what has happened, and act on it; whether all workers have ended well.
+        """Process what has happened since the last call; return whether all workers have finished without a failure.
 
         Call it every POLL_SECONDS.
 
         Raises:
-            JobFailedError: The job cannot go on.
+            JobFailedError: The job cannot continue.
         """
         self._collect_ended()
         if self._finishing and not self._workers:
             return True
         self._update_slots()
-        self._hear()
+        self._read_requests()
         self._start_workers()
         self._dismiss()
         self._form_generation()
         return False
 
     def end(self) -> None:
-        """End every worker with what it has started; SIGKILL for what SIGTERM does not end."""
+        """End every worker and its descendants: with SIGTERM, then with SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in self._workers.values():
                 worker.running.end(number)
@@ -176,7 +182,7 @@ class Driver:
             if how is None:
                 continue
             del self._workers[worker.slot]
-            worker.running.end(signal.SIGKILL)  # what it has left behind
+            worker.running.end(signal.SIGKILL)  # its orphaned descendants
             if worker.dismissed:
                 continue
             if how:
@@ -186,8 +192,8 @@ class Driver:
                 self._finishing = True
 
     def _note_failure(self, worker: SlotWorker, how: str) -> None:
-        who = self._slot_text(worker.slot) if worker.rank is None else f"worker {worker.rank}"
-        text = f"{who} {how}"
+        name = self._slot_text(worker.slot) if worker.rank is None else f"worker {worker.rank}"
+        text = f"{name} {how}"
         slot = worker.slot
         self._failures[slot] = self._failures.get(slot, 0) + 1
         self._idle_failures[slot] = self._idle_failures.get(slot, 0) + 1 if worker.rank is None else 0
@@ -196,7 +202,7 @@ class Driver:
         if not self._generation:
             raise JobFailedError(f"{text} before the job had started")
         if worker in self._members:
-            self._members_store = None  # closes it: nobody shall wait there for the dead
+            self._members_store = None  # closes it, so that no worker waits there for the dead one
         if not self._survivors:
             raise JobFailedError(f"{text}, and no worker with a usable state is left")
         if self._idle_failures[slot] >= STARTS:
@@ -212,7 +218,7 @@ class Driver:
             raise JobFailedError(f"{text}, and the reset limit, {limit}, allows no further reset")
 
     def _update_slots(self) -> None:
-        """Find the slots that may be used now, and tell the workers what has changed."""
+        """Find the slots that may be used now, and publish changes to the workers."""
         now = time.monotonic()
         usable = {slot for slot in self._kept(self._hosts()) if self._not_before.get(slot, 0.0) <= now}
         for change, difference in ((ADDED, usable - self._usable), (REMOVED, self._usable - usable)):
@@ -222,10 +228,10 @@ class Driver:
         self._usable = usable
 
     def _kept(self, hosts: Iterable[Host]) -> list[HostSlot]:
-        """The slots in use when there are these.
+        """Return the slots of these hosts that the job uses, up to the maximum.
 
-        The survivors' come first, by rank, for they hold the job's state; then those of workers that are starting,
-        which a list of hosts in another order must not end.
+        Survivors' slots come first, by rank, because they hold the job's state; then those of starting workers, so that
+        a reordered list of hosts does not end them.
         """
         held = [member.slot for member in self._survivors]
         held += [slot for slot, worker in self._workers.items() if not worker.dismissed and slot not in held]
@@ -238,11 +244,11 @@ class Driver:
 
     @property
     def _survivors(self) -> list[SlotWorker]:
-        """The members of the present generation that live and are to stay."""
+        """The members of the current generation that live and are not dismissed."""
         return [worker for worker in self._members if worker in self._workers.values() and not worker.dismissed]
 
-    def _hear(self) -> None:
-        """Read who asks for a place."""
+    def _read_requests(self) -> None:
+        """Read which workers request rank info."""
         for worker in self._workers.values():
             key = ask_key(worker.name)
             if worker.after is None and self._store.check([key]):
@@ -251,7 +257,7 @@ class Driver:
 
     @property
     def _meeting(self) -> bool:
-        """Whether a new generation is under way: at the beginning, after a death, or when a worker asks."""
+        """Whether a new generation is forming: at the start, after a death, or when a worker requests rank info."""
         asking = any(worker.after is not None for worker in self._workers.values())
         return not self._finishing and (asking or self._members_store is None or not self._workers)
 
@@ -259,20 +265,20 @@ class Driver:
         if self._meeting:
             new = sorted(self._usable - self._workers.keys())
             slots = self._expected_slots(new)
-            for slot, place in zip(slots, places(slots), strict=True):
-                if slot in new and (worker := self._started(slot, place)):
+            for slot, info in zip(slots, rank_info(slots), strict=True):
+                if slot in new and (worker := self._started(slot, info)):
                     self._workers[slot] = worker
 
     def _expected_slots(self, new: Collection[HostSlot]) -> list[HostSlot]:
-        """The slots by rank, if those who live and the new workers meet."""
-        nobody: Any = None
-        coming = [SlotWorker(slot, "", nobody) for slot in new]
-        return [worker.slot for worker in ranked(self._members, [*self._workers.values(), *coming])]
+        """Return the slots by rank, if the living and the new workers form a generation."""
+        not_running: Any = None
+        expected = [SlotWorker(slot, "", not_running) for slot in new]
+        return [worker.slot for worker in ranked(self._members, [*self._workers.values(), *expected])]
 
-    def _started(self, slot: HostSlot, place: Mapping[str, int]) -> SlotWorker | None:
+    def _started(self, slot: HostSlot, info: Mapping[str, int]) -> SlotWorker | None:
         life = self._lives.get(slot, -1) + 1
         variables = {
-            **horovod_variables(place),
+            **horovod_variables(info),
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_HOSTNAME": slot.host,
             LIFE: str(life),
@@ -286,9 +292,9 @@ class Driver:
         return SlotWorker(slot, worker_name(slot.host, slot.number, life), running)
 
     def _dismiss(self) -> None:
-        """Tell the workers that are not needed any more, and ask, to end; none while there are too few slots.
+        """Answer unneeded workers that request rank info with a dismissal, unless there are too few slots.
 
-        A new one whose slot is gone is ended at once: where the host is gone, it will never ask.
+        A new worker whose slot is gone is killed immediately: if its host is gone, it will never send a request.
         """
         for worker in self._workers.values():
             if worker.rank is None and worker.after is None and worker.slot not in self._usable:
@@ -310,16 +316,16 @@ class Driver:
         if not enough or any(worker.after is None or worker.slot not in self._usable for worker in members):
             self._check_patience(members)
             return
-        self._check_resets("the workers would have to form a new generation")
+        self._check_resets("a new generation is needed")
         self._waiting_since = None
         self._generation += 1
         self._members = ranked(self._members, members)
         self._members_store, port = serve_store(self._address)
         common = {"generation": self._generation, "port": port, "changes": len(self._changes)}
-        for worker, place in zip(self._members, places([worker.slot for worker in self._members]), strict=True):
-            worker.rank = place["rank"]
-            worker.running.take_rank(place["rank"])
-            self._answer(worker, {**place, **common})
+        for worker, info in zip(self._members, rank_info([worker.slot for worker in self._members]), strict=True):
+            worker.rank = info["rank"]
+            worker.running.take_rank(info["rank"])
+            self._answer(worker, {**info, **common})
 
     def _answer(self, worker: SlotWorker, answer: Mapping[str, int]) -> None:
         assert worker.after is not None
@@ -334,8 +340,9 @@ class Driver:
             asking = sum(worker.after is not None for worker in members)
             need = self._rules.minimum if self._generation else self._rules.initial
             raise JobFailedError(
-                f"{asking} of {len(members)} workers met within the elastic timeout of {self._rules.timeout_seconds:g} "
-                f"s; the job needs all that run, and {need} at least; there are {len(self._usable)} slots"
+                f"{asking} of {len(members)} workers joined within the elastic timeout of "
+                f"{self._rules.timeout_seconds:g} s; the job needs all running workers and at least {need}; "
+                f"{len(self._usable)} slots are available"
             )
 
     @staticmethod

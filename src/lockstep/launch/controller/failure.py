@@ -15,14 +15,14 @@ class Failure:
     """A worker that failed or, with rank -1, a host's part of the launcher that disconnected.
 
     Args:
-        host: Its host; "" where there is one only.
+        host: Its host; "" if the job has only one.
         code: Its exit code, or minus the signal that ended it.
-        text: Its last words: a traceback, or what was said on its behalf.
-        time: When it was seen, in seconds.
-        lost_peer: It failed only because another had.
-        log: The file that holds its output.
-        final: It would come again if the job were started anew.
-        hung: The others waited for it; what it did has been printed.
+        text: Its error message or traceback.
+        time: When it was detected, in seconds.
+        lost_peer: It failed only because another worker had.
+        log: The file with its output.
+        final: It would fail again after a restart.
+        hung: The others waited for it; its state has been printed.
     """
 
     rank: int
@@ -70,7 +70,7 @@ def first(failures: Sequence[Failure]) -> Failure:
 def _kind(failure: Failure) -> int:
     if failure.is_consequence:
         return 2
-    is_stop = failure.code == StoppedError.exit_code  # as workers do that are ended for another's sake
+    is_stop = failure.code == StoppedError.exit_code  # also that of workers ended because another failed
     return 1 if failure.code < 0 or failure.rank < 0 or is_stop else 0
 
 

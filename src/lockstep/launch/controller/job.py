@@ -1,6 +1,6 @@
-"""The launcher: carries out a job's plan on all its hosts, from the start to the last process's end.
+"""The launcher: executes a job's plan on all its hosts, until the last process has exited.
 
-It speaks with one node process a host (`lockstep.launch.controller.remote_node`). Nothing of torch is imported here.
+It communicates with one node process per host (`lockstep.launch.controller.remote_node`). It does not import torch.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from lockstep.launch.protocol.messages import (
 )
 from lockstep.world.store import LOOPBACK
 
-NOTICE = (signal.SIGUSR1,)  # forwarded; the job decides
-# Forwarded as SIGTERM, Ctrl-C to `lockstep train` as it is. A second Ctrl-C ends the job at once; a second SIGTERM does
-# not, as batch systems send several.
+NOTICE = (signal.SIGUSR1,)  # forwarded; the workers decide what to do
+# Forwarded as SIGTERM, except SIGINT to `lockstep train`. A second Ctrl-C kills the job; a second SIGTERM does not,
+# because batch systems send several.
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OBEYED = tuple(code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number))
 STOPPED = StoppedError.exit_code
@@ -54,7 +54,7 @@ M = TypeVar("M", bound=Message)
 
 
 class JobSeries:
-    """Jobs one after the other; what their hosts have loaded for the first is there for the next."""
+    """Run jobs one after the other, reusing the modules that the hosts have loaded for the first."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -70,19 +70,19 @@ class JobSeries:
     def run(
         self, plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False
     ) -> int:
-        """Carry out a plan and wait for its end.
+        """Execute a plan and wait for its end.
 
         Args:
-            output: How the workers' lines are shown and kept.
-            failure_code: The exit code when a worker has failed; None: the worker's own.
-            direct_stdout: Workers on this machine write to the launcher's stdout themselves, as progress bars need.
+            output: How the workers' lines are shown and stored.
+            failure_code: The exit code if a worker failed; None: the worker's exit code.
+            direct_stdout: Let workers on this machine write to the launcher's stdout directly, for progress bars.
 
         Returns:
-            The job's exit code: 0; that of the worker that failed first (128 + N where signal N ended it); STOPPED when
-            the workers have stopped on request after a checkpoint; 128 + N when signal N to the launcher ended the job.
+            The job's exit code: 0; that of the worker that failed first (128 + N if signal N ended it); STOPPED if the
+            workers stopped on request after a checkpoint; 128 + N if signal N to the launcher ended the job.
 
         Raises:
-            ConfigError: There can be no files where the output is to be kept.
+            ConfigError: The output's folder cannot be written.
         """
         display = Display(output)
         try:
@@ -95,23 +95,23 @@ class JobSeries:
 
 
 def run_job(plan: JobPlan, output: OutputPlan, failure_code: int | None = None, direct_stdout: bool = False) -> int:
-    """Carry out one job, as `JobSeries.run` does."""
+    """Execute one job, as `JobSeries.run` does."""
     with JobSeries() as jobs:
         return jobs.run(plan, output, failure_code, direct_stdout)
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job has ended.
+    """How a job ended.
 
     Args:
         code: Its exit code.
         culprit: The failure that ended it.
-        trouble: Why it could not start, or go on.
-        request: The signal that ended it, or that it has stopped for after a checkpoint.
-        away: The hosts that were lost, or could not take part.
-        killed: The workers did not stop in time, or were not to be waited for.
-        said: The last words of a worker that has stopped of its own accord.
+        trouble: Why it could not start, or continue.
+        request: The signal that ended it, or after which it stopped with a checkpoint.
+        away: The hosts that disconnected, or failed to start.
+        killed: Why the workers were killed; "" if they were not.
+        stop_message: The message of a worker that stopped without a request.
     """
 
     code: int
@@ -120,15 +120,15 @@ class JobOutcome:
     request: signal.Signals | None = None
     away: tuple[str, ...] = ()
     killed: str = ""
-    said: str = ""
+    stop_message: str = ""
 
     def exit_code(self, failure_code: int | None) -> int:
-        """The job's exit code, where that of a failed worker may be a fixed one."""
+        """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
         return self.code if self.culprit is None or failure_code is None else failure_code
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the job might do better if its workers were started anew."""
+    def may_succeed_again(self) -> bool:
+        """Whether the job might succeed if its workers were restarted."""
         return self.culprit is not None and not self.culprit.final
 
 
@@ -151,30 +151,30 @@ class LaunchedJob:
 
     @property
     def request(self) -> signal.Signals | None:
-        """The signal that asked the launcher to stop the job, also after its end."""
+        """The signal that asked the launcher to stop the job, also if it came after the job's end."""
         return self._stop or self._notice
 
     @property
     def has_started(self) -> bool:
-        """Whether the workers run."""
+        """Whether all workers have been started."""
         return bool(self._remotes) and all(remote.answer(Started).done() for remote in self._remotes)
 
     def ask_to_stop(self) -> None:
-        """Have workers that understand it stop after the same step, with a checkpoint."""
+        """Send SIGUSR1, on which workers that support it stop after the same step, with a checkpoint."""
         self._forward(signal.SIGUSR1)
 
     async def run(
         self, goes_on: Callable[[JobOutcome], bool] = lambda outcome: False, keeps_signals: bool = False
     ) -> JobOutcome:
-        """Carry out the plan.
+        """Execute the plan.
 
         Args:
-            goes_on: Whether the workers are to be started anew after this; the node processes then stay.
-            keeps_signals: Catch signals after the end, too, and note them in `request`.
+            goes_on: Whether the workers will be restarted after this outcome; if so, the node processes are kept.
+            keeps_signals: Continue to catch signals after the end, and to record them in `request`.
         """
         self._catch()
         allow_many_files()
-        await self._pool.look()
+        await self._pool.detect_exits()
         nodes = enumerate(self._plan.nodes)
         self._remotes = [self._pool.take(index, node, self._screen.show) for index, node in nodes]
         show_due = asyncio.create_task(self._screen.show_due())
@@ -202,7 +202,7 @@ class LaunchedJob:
         return outcome
 
     def report(self, outcome: JobOutcome) -> None:
-        """Show what has waited for the end, and say how the job has ended."""
+        """Show the delayed output, and print how the job ended."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit else None)
         if outcome.trouble:
             say(f"lockstep: {outcome.trouble}")
@@ -210,21 +210,21 @@ class LaunchedJob:
             say(outcome.culprit.describe(self._size))
         elif outcome.code == STOPPED:
             by = f" by {outcome.request.name}" if outcome.request else ""
-            how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` goes on there"
-            say(f"lockstep: {outcome.said or how}")
+            how = f"stopped{by} after a checkpoint (exit code {STOPPED}); `--resume auto` continues from it"
+            say(f"lockstep: {outcome.stop_message or how}")
         elif outcome.request and outcome.code:
-            say(f"lockstep: stopped by {outcome.request.name}; {outcome.killed or 'all workers have ended'}")
+            say(f"lockstep: stopped by {outcome.request.name}; {outcome.killed or 'all workers have exited'}")
 
     def _catch(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (*STOP, *NOTICE):
-            if signal.getsignal(number) != signal.SIG_IGN:  # what `nohup` or a shell has turned off stays so
+            if signal.getsignal(number) != signal.SIG_IGN:  # signals that `nohup` or a shell ignores stay ignored
                 loop.add_signal_handler(number, self._on_signal, number)
         if not self._plan.is_local:
-            loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # others would take the silence for our death
+            loop.add_signal_handler(signal.SIGTSTP, lambda: None)  # other hosts would consider a silent launcher dead
 
     def _release(self) -> None:
-        """Give the signals back: nobody hears of them between two jobs."""
+        """Restore the signals' handlers between two jobs."""
         for number in (*STOP, *NOTICE, signal.SIGTSTP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 asyncio.get_running_loop().remove_signal_handler(number)
@@ -233,7 +233,7 @@ class LaunchedJob:
         started = self.has_started and not self._has_ended
         if number in NOTICE:
             self._notice = number
-            if started:  # else it is sent then
+            if started:  # otherwise it is sent after the start
                 self._forward(number)
             return
         again, self._stop = self._stop is not None, self._stop or number
@@ -242,7 +242,7 @@ class LaunchedJob:
         elif again and number == signal.SIGINT:
             self._kill("all workers were killed on the second Ctrl-C")
         elif not again:
-            # Other programs take SIGINT for an error, with a traceback in each worker.
+            # In other programs SIGINT is an error, and each worker would print a traceback.
             is_ours = number == signal.SIGINT and is_training(self._plan.command)
             self._forward(signal.SIGINT if is_ours else signal.SIGTERM)
             more = "; press again to kill them" if number == signal.SIGINT else ""
@@ -260,7 +260,7 @@ class LaunchedJob:
             remote.send(Signal(int(number)))
 
     async def _unless_given_up(self, work: Awaitable[Any]) -> bool:
-        """Whether the work was done before the job was given up."""
+        """Do the work; return whether it finished before the job was given up."""
         task, given_up = asyncio.ensure_future(work), asyncio.create_task(self._give_up.wait())
         await asyncio.wait({task, given_up}, return_when=asyncio.FIRST_COMPLETED)
         given_up.cancel()
@@ -274,7 +274,7 @@ class LaunchedJob:
         """Start the workers on all hosts.
 
         Raises:
-            StartError: A host cannot take part; the message names it and what to do.
+            StartError: A host failed to start its part; the message names the host and the fix.
         """
         plan = self._plan
         secret = os.environ.get(SECRET, "") if plan.manual else secrets.token_hex(16)
@@ -309,7 +309,7 @@ class LaunchedJob:
             self._forward(self._notice)
 
     def _warn_of_crowding(self, here: Sequence[Here]) -> None:
-        """Name other hosts than this alone that have fewer cores than workers, once; the plan says it of this one."""
+        """Print, at the first start, which hosts have fewer cores than workers; the plan's notes cover a local job."""
         if self._plan.is_local or self._plan.restart:
             return
         for node, answer in zip(self._plan.nodes, here, strict=True):
@@ -317,7 +317,7 @@ class LaunchedJob:
                 say(f"lockstep: {node.host}: {crowding(node.workers, answer.cores)}")
 
     def _late_nodes(self) -> list[NodePlan]:
-        """The nodes that the others wait for, at the first stage that not all have passed."""
+        """Return the nodes that have not passed the first stage that is incomplete; the others wait for them."""
         late: list[NodePlan] = []
         for stage in STAGES:
             remotes = self._remotes[1:] if stage is Reached else self._remotes
@@ -325,7 +325,7 @@ class LaunchedJob:
         return late
 
     async def _start_on_several(self, listeners: dict[str, int]) -> None:
-        """Have the other hosts try the first one's doors, and start all at one that is open to everyone."""
+        """Let the other hosts try the first one's listeners, and start all hosts with one that all can reach."""
         leader, *others = self._remotes
         for remote in others:
             remote.send(Reach(listeners))
@@ -373,12 +373,12 @@ class LaunchedJob:
         )
 
     async def _answers(self, kind: type[M], remotes: Sequence[Remote] | None = None) -> list[M]:
-        """Those of all hosts, or of some."""
+        """Wait for the message of this kind from all hosts, or from `remotes`."""
         remotes = self._remotes if remotes is None else remotes
         return await _all([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
 
     async def _follow(self) -> list[Ended | Lost | None]:
-        """Wait until every host's part has ended, or one has failed; what was told by then, by node."""
+        """Wait until every host's part has ended, or one has failed; return what is known by then, by node."""
         ends = [remote.end for remote in self._remotes]
         waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes)}
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
@@ -399,14 +399,14 @@ class LaunchedJob:
                 break
             bad = any(end.done() and _is_bad(end.result()) for end in ends)
             failing = bad or any(remote.answer(Failing).done() for remote in self._remotes)
-            if failing and not self._stop:  # else every worker has the time that was given for it
+            if failing and not self._stop:  # otherwise every worker has --stop-timeout
                 await self._unless_given_up(self._end_the_others())
                 break
             waiting = {each for each in waiting if not each.done()}
         return [remote.outcome() for remote in self._remotes]
 
     async def _end_the_others(self) -> None:
-        """After a failure: give those that belong to it a moment, end the other hosts' parts, and hear it out."""
+        """After a failure, wait briefly for related failures, end the other hosts' parts, and wait for the reports."""
         timings = self._plan.timings
         await asyncio.wait([remote.end for remote in self._remotes], timeout=timings.settle)
         failing = [remote for remote in self._remotes if remote.answer(Failing).done()]
@@ -417,7 +417,7 @@ class LaunchedJob:
             await asyncio.wait([remote.end for remote in failing], timeout=timings.job_end)
 
     async def _end(self, at_once: bool) -> None:
-        """End every host's part: the workers get SIGTERM, unless it is to be `at_once`, and what is left SIGKILL."""
+        """End every host's part: with SIGTERM, unless `at_once`, and then SIGKILL."""
         timings = self._plan.timings
         for remote in self._remotes:
             remote.send(End(0.0 if at_once else timings.host_end))
@@ -428,39 +428,39 @@ class LaunchedJob:
     def _judge(
         self, ended: Sequence[Ended | Lost | None], given_up: bool, trouble: StartError | None, away: tuple[str, ...]
     ) -> JobOutcome:
-        """How the job has ended, by what its hosts have told."""
+        """Return how the job ended, from the reports of its hosts."""
         if trouble:
             return JobOutcome(trouble.exit_code, trouble=trouble, request=self.request, away=away)
-        # Nothing has ended where the job was given up before it had started.
+        # `ended` is empty if the job was given up before it started.
         pairs = list(zip(self._remotes, ended, strict=False))
         failures = [failure for remote, end in pairs for failure in self._of(remote, end)]
-        culprit = first(self._with_the_silent(failures)) if failures else None
+        culprit = first(self._with_unreported(failures)) if failures else None
         if self._hang and not self._stop:
             culprit = self._hang.failure
         obeyed = culprit is not None and culprit.code in OBEYED
         if self._stop and (given_up or obeyed):
             return JobOutcome(128 + self._stop, request=self._stop, killed=self._killed if given_up else "")
         if culprit is None or culprit.exit_code == STOPPED:
-            return JobOutcome(STOPPED, request=self.request, said=culprit.text) if culprit else JobOutcome(0)
+            return JobOutcome(STOPPED, request=self.request, stop_message=culprit.text) if culprit else JobOutcome(0)
         away = tuple(remote.node.host for remote, end in pairs if isinstance(end, Lost))
         return JobOutcome(culprit.exit_code, culprit, request=self.request, away=away)
 
     def _not_started(self) -> tuple[str, ...]:
-        """The hosts that keep the others from starting: those in trouble or, where none is, those that are late."""
+        """Return the hosts that prevented the start: those that failed or, if none did, those that are late."""
         troubled = tuple(remote.node.host for remote in self._remotes if remote.is_in_trouble)
         return troubled or tuple(node.host for node in self._late_nodes())
 
-    def _with_the_silent(self, failures: list[Failure]) -> list[Failure]:
-        """Where all failures known are consequences: also the workers that had failed but not ended yet."""
+    def _with_unreported(self, failures: list[Failure]) -> list[Failure]:
+        """If all failures are consequences, add the workers that printed a traceback but have not exited yet."""
         if not first(failures).is_consequence:
             return failures
         known = {failure.rank for failure in failures}
-        silent = [
+        unreported = [
             Failure(rank, self._host_of(rank), 1, self._screen.last_lines(rank), self._screen.seen(rank) or 0.0)
             for rank in self._screen.waiting()
             if rank not in known
         ]
-        return [*failures, *silent]
+        return [*failures, *unreported]
 
     def _host_of(self, rank: int) -> str:
         if self._plan.is_local or self._plan.manual:
@@ -470,7 +470,7 @@ class LaunchedJob:
         return self._remotes[index].node.host
 
     def _of(self, remote: Remote, ended: Ended | Lost | None) -> list[Failure]:
-        """What has failed on a host."""
+        """Return the failures on a host."""
         host = "" if self._plan.is_local else remote.node.host
         if ended is None:
             return []
@@ -482,7 +482,7 @@ class LaunchedJob:
             ]
         if ended.left:
             why = "they wait for a device or a file system"
-            say(f"lockstep: {remote.node.host}: processes {[*ended.left]} cannot be ended; {why}")
+            say(f"lockstep: {remote.node.host}: cannot kill the processes {[*ended.left]}: {why}")
         failures = [self._failure(host, each) for each in ended.failures]
         if ended.error:
             failures.append(Failure(-1, host, 1, f"{remote.node.host}: {ended.error}", time.monotonic()))
@@ -498,7 +498,10 @@ class LaunchedJob:
 
 
 async def _all(works: Iterable[Awaitable[T]], seconds: float) -> list[T]:
-    """The results of all; if some fail, one error with what they say that fail within `seconds` after the first."""
+    """Return all results.
+
+    If some fail, raise one error with the messages of those that fail within `seconds` after the first.
+    """
     tasks = [asyncio.ensure_future(work) for work in works]
     _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     if waiting:

@@ -1,4 +1,4 @@
-"""An elastic job on this machine: this process makes decisions, the node process starts and ends the workers."""
+"""An elastic job on this machine: this process makes decisions, and the node process starts and ends the workers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LocalElasticJob(LaunchedJob):
         if self._stop:
             return JobOutcome(128 + self._stop, request=self._stop)
         if self._why_failed:
-            return JobOutcome(FAILED, trouble=JobFailedError(f"{self._why_failed}; all workers have ended"))
+            return JobOutcome(FAILED, trouble=JobFailedError(f"{self._why_failed}; all workers have exited"))
         return outcome
 
 

@@ -1,4 +1,4 @@
-"""The hosts available to an elastic job: those offered, without those that are lost."""
+"""The hosts available to an elastic job: those offered, without those that disconnected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.launch.output.display import say
 from lockstep.launch.plan.hosts import Host, first_slots, slots_of
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import NOBODY_SPOKE
+from lockstep.launch.protocol.messages import NO_MESSAGE
 
 
 def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
@@ -28,9 +28,9 @@ class Membership:
     """The hosts of an elastic job over time.
 
     Args:
-        offered: All that the job may have now, in the order of ranks.
-        plan_on: The plan for some hosts.
-        most: Workers at most.
+        offered: Return all hosts that the job may use now, in the order of ranks.
+        plan_on: Return the plan for some hosts.
+        most: The most workers.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Membership:
         self._plan_on = plan_on
         self._most = most
         self._timings = timings
-        self._lost: dict[str, float] = {}  # when to probe each
-        self._said = ""
+        self._lost: dict[str, float] = {}  # each host, with the time of its next probe
+        self._warning = ""
 
     def lose(self, hosts: Sequence[str], in_trouble: bool) -> None:
         """Mark hosts as lost or, with `in_trouble`, as unable to start their part."""
@@ -61,9 +61,9 @@ class Membership:
         try:
             plan = self._plan_on(hosts)
         except ConfigError as error:
-            if str(error) != self._said:
-                say(f"lockstep: {error}; the hosts stay as they were")
-            self._said = str(error)
+            if str(error) != self._warning:
+                say(f"lockstep: {error}; keeping the previous hosts")
+            self._warning = str(error)
             return None
         return plan
 
@@ -80,10 +80,10 @@ class Membership:
     async def _is_back(self, host: Host, seconds: float) -> bool:
         """Whether Lockstep can be started on a host: its node process exits immediately without a message."""
         plan = self.plan([host])
-        return plan is not None and await _code_of_silence(plan.nodes[0].start, seconds) == NOBODY_SPOKE
+        return plan is not None and await _code_without_messages(plan.nodes[0].start, seconds) == NO_MESSAGE
 
 
-async def _code_of_silence(start: Sequence[str], seconds: float) -> int | None:
+async def _code_without_messages(start: Sequence[str], seconds: float) -> int | None:
     """Return the exit code of a host's node process that gets no message, or None if it does not exit in time."""
     process = await asyncio.create_subprocess_exec(
         *start,

@@ -1,6 +1,6 @@
 """The node processes of a launcher, which stay on their hosts between restarts of the workers.
 
-What they have loaded beforehand, and the way to them, need not be got anew.
+A restart reuses their connections and the modules that they have loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from lockstep.launch.controller.remote_node import Remote, Show
 from lockstep.launch.plan.job_plan import NodePlan
 
-LOOK_SECONDS = 0.01
+DETECT_SECONDS = 0.01
 
 
 class NodePool:
@@ -20,10 +20,10 @@ class NodePool:
         self._free: dict[tuple[str, ...], Remote] = {}
         self._lost: list[Remote] = []
 
-    async def look(self) -> None:
-        """Remove those that have exited."""
+    async def detect_exits(self) -> None:
+        """Let asyncio detect node processes that have exited, which `take` does not reuse."""
         if self._free:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(DETECT_SECONDS)
 
     def take(self, index: int, node: NodePlan, show: Show) -> Remote:
         """Return a host's node process; a new one, not started yet, if none can be reused."""

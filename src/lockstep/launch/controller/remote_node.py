@@ -39,7 +39,7 @@ from lockstep.launch.protocol.messages import (
 )
 from lockstep.launch.protocol.pipes import bytes_of
 
-LAST_WORDS_BYTES = 1 << 13
+STDERR_BYTES = 1 << 13
 STAGES = (Here, Reached, Met, Started)  # the answers during a start, in this order
 T = TypeVar("T", bound=Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
@@ -56,7 +56,7 @@ class Lost:
 class Remote:
     """A host's node process, for one or several starts of the workers.
 
-    `end` is done when it is known how its part has ended, or that it is lost.
+    `end` is done when the outcome of the host's part is known, or the node process has disconnected.
     """
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ class Remote:
         self._is_lost = False
 
     def take(self, index: int, node: NodePlan, show: Show) -> None:
-        """Use it for one start of the workers.
+        """Assign it to one start of the workers.
 
         Args:
             index: Its number among the nodes of this launcher.
-            show: Gets each part of a worker's output: the rank, the stream's name, the bytes; none at its end.
+            show: Called with each chunk of a worker's output: rank, stream name, bytes; no bytes at its end.
         """
         self.index = index
         self.node = node
@@ -124,7 +124,7 @@ class Remote:
             if stdout >= 0:
                 os.close(stdout)
         self._heard = time.monotonic()
-        self._tasks = [asyncio.create_task(each) for each in (self._listen(), self._overhear())]
+        self._tasks = [asyncio.create_task(each) for each in (self._listen(), self._read_stderr())]
         if first.heartbeat:
             self._tasks.append(asyncio.create_task(self._beat()))
         for task in self._tasks:
@@ -207,29 +207,27 @@ class Remote:
                     self._resolve(self.answer(type(message)), message)
         exit_code = await self._process.wait()
         await self._tasks[1]
-        said = self._last_lines.decode(errors="replace")
+        stderr = self._last_lines.decode(errors="replace")
         if not self.answer(Here).done():
-            self._lost(why_not_started(self.node, exit_code, said))
+            self._lost(why_not_started(self.node, exit_code, stderr))
         elif not self.answer(Started).done():
-            how = killed(exit_code) or f"exited: {said.strip() or f'exit code {exit_code}'}"
+            how = killed(exit_code) or f"exited: {stderr.strip() or f'exit code {exit_code}'}"
             self._lost(f"the node process on {self.node.host} {how} while its workers were starting")
         else:
             self._lost("")
 
-    async def _overhear(self) -> None:
+    async def _read_stderr(self) -> None:
         """Read the stderr of ssh or similar, or of Python on the host."""
         assert self._process
         assert self._process.stderr
-        while said := await self._process.stderr.read(LAST_WORDS_BYTES):
-            self._last_lines = (self._last_lines + said)[-LAST_WORDS_BYTES:]
+        while chunk := await self._process.stderr.read(STDERR_BYTES):
+            self._last_lines = (self._last_lines + chunk)[-STDERR_BYTES:]
 
     async def _beat(self) -> None:
         while True:
             asleep = time.monotonic()
             await asyncio.sleep(self._timings.heartbeat)
-            if (
-                time.monotonic() - asleep > self._timings.standstill
-            ):  # this process was suspended and could receive nothing
+            if time.monotonic() - asleep > self._timings.standstill:  # this process was suspended
                 self._heard = time.monotonic()
             self.send(Alive())
             silence = self._timings.silence

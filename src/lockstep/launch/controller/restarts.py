@@ -1,8 +1,8 @@
-"""The job that outlives its workers: after a failure all of them are started anew, on the hosts that are there.
+"""Jobs with restarts: after a failure, all workers are restarted on the available hosts.
 
-A failure ends every worker within seconds, as in any job of the launcher; then the next start has the hosts that
-remain or have returned. What the workers had done they find again themselves: in their hosts' memory
-(`lockstep.launch.node.snapshot_memory`), or in a checkpoint.
+A failure ends every worker within seconds, as in any job; the next start uses the hosts that remain or have returned.
+The workers restore their state themselves, from their hosts' memory (`lockstep.launch.node.snapshot_memory`) or from a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from lockstep.launch.plan.options import LaunchOptions, offered_hosts, on_hosts,
 from lockstep.launch.plan.restart_options import RestartOptions
 from lockstep.world.world import usable_cores
 
-# How workers end that are asked to stop: after a checkpoint; without room for one, as the snapshots are in memory; or
-# by the signal itself, to which they do not listen yet.
+# Exit codes of workers that were asked to stop: after a checkpoint; after a failure to write one, because the snapshots
+# in memory remain; or by the signal, if they do not handle it yet.
 RESIZED = (STOPPED, CheckpointError.exit_code, -signal.SIGUSR1)
 
 
@@ -37,13 +37,13 @@ class ElasticJob:
     """A job whose workers may be started more than once.
 
     Args:
-        plan: The first start.
-        hosts: All that the job may have, in the order of ranks, with all their slots.
-        plan_on: The plan for other hosts.
-        can_resize: The workers stop after a step with a checkpoint when they get SIGUSR1, so that their number can
-            change without a failure.
-        slots_per_host: For a discovery script's hosts without a number.
-        failure_code: The exit code when a worker has failed; None: the worker's own.
+        plan: The plan of the first start.
+        hosts: All hosts that the job may use, in the order of ranks, with all their slots.
+        plan_on: Return the plan for other hosts.
+        can_resize: On SIGUSR1, the workers stop after a step with a checkpoint, so their number can change without a
+            failure.
+        slots_per_host: Slots of a discovery script's hosts without a number.
+        failure_code: The exit code if a worker failed; None: the worker's exit code.
         describe_resume: Return the newest checkpoint and the command that resumes from it; "" without a checkpoint.
     """
 
@@ -66,14 +66,16 @@ def elastic_job(
     extra_arguments: Callable[[], list[str]] = list,
     describe_resume: Callable[[], str] = str,
 ) -> ElasticJob:
-    """The job that begins with a plan, which follows from what the user says of where it runs.
+    """Return the job that starts with `plan`, which was derived from the launch options `where`.
 
     Args:
-        words_of_now: What its command has at the end in any further start.
+        gpus: Count the GPUs of this machine.
+        can_resize: As for `ElasticJob`.
+        extra_arguments: Return the arguments to append to the command at a restart.
         describe_resume: As for `ElasticJob`.
 
     Raises:
-        ConfigError: Its nodes are started by hand.
+        ConfigError: The nodes are started manually.
     """
     if plan.manual:
         raise ConfigError(
@@ -92,7 +94,7 @@ def elastic_job(
 
 
 def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
-    """Where the job begins: on the hosts that its discovery script prints, if nothing else names them.
+    """Return the launch options for the first start, with the discovery script's hosts if no others are given.
 
     Raises:
         ConfigError: The script fails, or prints no slot.
@@ -107,10 +109,10 @@ def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
 
 
 def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = False) -> int:
-    """Carry out a job, with as many starts as it may have, and return its exit code, as `run_job` does.
+    """Execute a job with its restarts, and return its exit code, as `run_job` does.
 
     Raises:
-        ConfigError: The discovery script fails at its first call, or there can be no files for the output.
+        ConfigError: The discovery script fails at its first call, or the output's folder cannot be written.
     """
     display = Display(replace(output, workers=max(output.workers, job.options.max_np or 0)))
     script = job.options.host_discovery_script
@@ -126,14 +128,14 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, direct_stdout: bool = F
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What follows from the end of an attempt: its workers were to be others (`resized`), or all are started anew."""
+    """The decision after an attempt: whether it ended to change the workers, and whether they are restarted."""
 
     resized: bool = False
     goes_on: bool = False
 
 
 class _Attempts:
-    """The starts of a job's workers, one after the other."""
+    """The consecutive starts of a job's workers."""
 
     def __init__(
         self, job: ElasticJob, hosts: Callable[[], Sequence[Host]], display: Display, direct_stdout: bool
@@ -170,7 +172,7 @@ class _Attempts:
                 if not self._verdict.resized:
                     attempt.report(outcome)
                 if not self._verdict.goes_on:
-                    self._say_why_not(outcome)
+                    self._explain_no_restart(outcome)
                     return outcome.exit_code(self._job.failure_code)
                 self._restarts += not self._verdict.resized
                 self._number += 1
@@ -191,16 +193,16 @@ class _Attempts:
         return replace(plan, snapshots=self._snapshots, newcomers=newcomers, restart=self._number, max_restarts=most)
 
     def _judge(self, watch: asyncio.Task[None], outcome: JobOutcome) -> bool:
-        """Decide, once, whether the workers are to be started anew."""
-        watch.cancel()  # the hosts do not matter any more to this attempt
+        """Decide, once, whether to restart the workers."""
+        watch.cancel()  # a change of hosts no longer matters to this attempt
         code = outcome.culprit.code if outcome.culprit else outcome.code
         resized = self._resizing and outcome.request is None and code in RESIZED
-        retryable = outcome.may_go_on or (outcome.trouble is not None and self._number > 0)
+        retryable = outcome.may_succeed_again or (outcome.trouble is not None and self._number > 0)
         left = self._restarts < self._options.max_restarts
         self._verdict = _Verdict(resized, resized or (outcome.request is None and left and retryable))
         return self._verdict.goes_on
 
-    def _say_why_not(self, outcome: JobOutcome) -> None:
+    def _explain_no_restart(self, outcome: JobOutcome) -> None:
         if outcome.request or not (outcome.culprit or outcome.trouble):
             return
         if outcome.culprit and outcome.culprit.final:
@@ -209,7 +211,7 @@ class _Attempts:
             say(f"lockstep: not restarting again: --max-restarts {self._options.max_restarts}")
 
     def _stopped_between_starts(self, request: signal.Signals) -> int:
-        """Report a stop that came while no worker ran, and return the exit code."""
+        """Report a stop that was requested while no worker ran, and return the exit code."""
         resume = self._job.describe_resume()
         say(f"lockstep: stopped by {request.name} between two starts of the workers{resume and f'; {resume}'}")
         return STOPPED if resume else 128 + request
@@ -221,7 +223,7 @@ class _Attempts:
         say(f"lockstep: {count}, with {workers}{where}")
 
     async def _wait_for_slots(self, attempt: LaunchedJob, present: Sequence[str]) -> JobPlan | None:
-        """The plan for the next start, when there are slots enough; None if there are not in time, or on a stop."""
+        """Wait for enough slots and return the plan of the next start; None after the timeout or on a stop."""
         deadline = time.monotonic() + self._options.elastic_timeout
         seconds, is_reported = self._timings.first_probe, False
         while True:
@@ -232,9 +234,9 @@ class _Attempts:
             hosts = self._membership.slots(present)
             if slots_of(hosts) >= self._least and (plan := self._membership.plan(hosts)):
                 return plan
-            left = f"{slots_of(hosts)} slots are left, the job needs {self._least} (--min-np)"
+            left = f"{slots_of(hosts)} slots are left, but the job needs {self._least} (--min-np)"
             if time.monotonic() > deadline:
-                say(f"lockstep: {left}; none came back in --elastic-timeout {self._options.elastic_timeout:g} s")
+                say(f"lockstep: {left}; no host came back within --elastic-timeout {self._options.elastic_timeout:g} s")
                 return None
             if not is_reported:
                 say(f"lockstep: {left}; waiting for hosts")
@@ -242,7 +244,7 @@ class _Attempts:
             await asyncio.sleep(self._timings.look)
 
     async def _watch(self, attempt: LaunchedJob, plan: JobPlan) -> None:
-        """While the workers run: have them stop and go on with others when the slots are others."""
+        """While the workers run, stop them with a checkpoint when the slots change, so that they can be resized."""
         present, since = [node.host for node in plan.nodes], None
         while self._job.can_resize:
             await asyncio.sleep(self._timings.look)
@@ -261,5 +263,5 @@ class _Attempts:
 
 
 def _workers(plan: JobPlan) -> list[tuple[tuple[str, ...], int]]:
-    """Where a plan has how many workers, whatever name a machine is called by."""
+    """Return the number of workers on each machine, identified by its start command and not by its name."""
     return [(node.start, node.workers) for node in plan.nodes]

@@ -1,8 +1,7 @@
 """`horovod.run` and `lockstep.launch.run`: a Python function on several workers, for notebooks and other programs.
 
-The function, pickled by value, and the results travel through a private temporary folder; the workers are started by
-`horovodrun` or `lockstep run` in a process of its own, so that the caller keeps its signal handlers and its
-environment.
+The function, pickled by value, and the results are exchanged through a private temporary folder. A separate process
+of `horovodrun` or `lockstep run` starts the workers, so that the caller keeps its signal handlers and environment.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lockstep.launch.node import function_worker, parent_death
 from lockstep.launch.plan.hosts import are_here, names_of_this_machine, parse_hosts, read_hostfile
 from lockstep.launch.plan.timings import Timings
 
-# Horovod's words, by which callers recognize the error.
+# Horovod's sentence, by which callers recognize the error.
 PROCESS_FAILED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated."
 )
@@ -62,18 +61,18 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` in `num_proc` workers of this machine; arguments as `horovodrun`'s flags.
+    """Call `func(*args, **kwargs)` in `num_proc` workers. The other arguments are `horovodrun`'s flags.
 
     Args:
-        executable: The Python that the workers run; this one by default.
+        executable: The workers' Python interpreter; this one by default.
 
     Returns:
         The results, by rank.
 
     Raises:
-        ValueError: Arguments exclude each other, or workers of an elastic job were to run on other hosts.
-        RuntimeError: A worker failed, or the job could not be started. The message of the former begins with Horovod's
-            sentence and holds the rank and the traceback of the worker that failed first.
+        ValueError: Arguments exclude each other, or an elastic job has other hosts.
+        RuntimeError: A worker failed, or the job could not be started. If a worker failed, the message starts with
+            Horovod's sentence and contains the rank and the traceback of the worker that failed first.
     """
     if np is not None:
         _deprecated("np", "num_proc")
@@ -89,7 +88,9 @@ def run(
         raise ValueError("use_gloo and use_mpi exclude each other; leave use_mpi out")
     elastic = any(each is not None for each in (min_np, min_num_proc, max_np, max_num_proc))
     if elastic and _names_others(hosts, hostfile):
-        raise ValueError("the function cannot travel to other hosts; start a script there by `horovodrun --min-np`")
+        raise ValueError(
+            "an elastic function runs only on this machine; on other hosts, run a script with `horovodrun --min-np`"
+        )
     flags = {
         "--num-proc": num_proc if np is None else np,
         "--min-np": min_num_proc if min_np is None else min_np,
@@ -111,7 +112,7 @@ def run(
         "--mpi-args": mpi_args,
         "--network-interfaces": _joined(network_interface if network_interfaces is None else network_interfaces),
     }
-    launcher = ["lockstep.cli.horovodrun", *_words(flags)]
+    launcher = ["lockstep.cli.horovodrun", *_arguments(flags)]
     with _called(pack_call(func, args, kwargs), launcher, executable) as (folder, code, complaint):
         return results(folder, code, complaint, elastic or host_discovery_script is not None)
 
@@ -119,7 +120,7 @@ def run(
 def run_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], launcher: Sequence[str]
 ) -> list[Any]:
-    """The same for `lockstep.launch.run`.
+    """Call a function in workers, for `lockstep.launch.run`, and return the results by rank.
 
     Args:
         launcher: The module that starts the workers, and its arguments.
@@ -132,7 +133,7 @@ def run_function(
         call = pack_call(function, args, kwargs)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"{function!r:.80} cannot be copied to the workers: {error}; create in the function what cannot be pickled"
+            f"{function!r:.80} cannot be pickled for the workers: {error}; create such objects inside the function"
         ) from error
     with _called(call, launcher) as (folder, code, complaint):
         if code and (errors := _errors(folder)):
@@ -146,7 +147,7 @@ def run_function(
 
 @contextmanager
 def _called(call: bytes, launcher: Sequence[str], executable: str | None = None) -> Iterator[tuple[Path, int, str]]:
-    """Have the workers of a launcher make a call; gives the folder of their results, and how the launcher ended."""
+    """Run a launcher whose workers make a call; yield the folder of their results, the exit code and the errors."""
     with TemporaryDirectory(prefix="lockstep-run-") as name:
         folder = Path(name)
         (folder / function_worker.CALL).write_bytes(call)
@@ -155,7 +156,7 @@ def _called(call: bytes, launcher: Sequence[str], executable: str | None = None)
 
 
 def pack_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """What function_worker.py reads: the places of modules, and the call."""
+    """Return the bytes that function_worker.py reads: `sys.path` and the pickled call."""
     return pickle.dumps((sys.path, cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))))
 
 
@@ -164,7 +165,7 @@ def _joined(names: str | Sequence[str] | None) -> str | None:
 
 
 def _names_others(hosts: str | None, hostfile: str | None) -> bool:
-    """Whether another machine is among the hosts; where they cannot be read, the launcher will say so."""
+    """Whether the hosts include another machine; if they cannot be parsed, the launcher reports that."""
     try:
         named = read_hostfile(Path(hostfile)) if hostfile is not None else parse_hosts(hosts) if hosts else ()
     except ConfigError:
@@ -176,22 +177,22 @@ def _deprecated(old: str, new: str) -> None:
     warnings.warn(f"horovod.run: {old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
 
 
-def _words(flags: Mapping[str, Any]) -> list[str]:
-    words = []
+def _arguments(flags: Mapping[str, Any]) -> list[str]:
+    arguments = []
     for flag, value in flags.items():
         if isinstance(value, (tuple, list)):
-            words += [flag, *map(str, value)]
+            arguments += [flag, *map(str, value)]
         elif value is True:
-            words.append(flag)
+            arguments.append(flag)
         elif value is not None and value is not False:
-            words.append(f"{flag}={value}")
-    return words
+            arguments.append(f"{flag}={value}")
+    return arguments
 
 
 def _launch(command: Sequence[str]) -> tuple[int, str]:
-    """Run the launcher to its end; its exit code and what it said on its own account.
+    """Run the launcher; return its exit code and its error messages.
 
-    Its lines go through `sys.stdout` and `sys.stderr`, which in a notebook are the cell's.
+    Its output is written to `sys.stdout` and `sys.stderr`, which a notebook shows below the cell.
     """
     pipe = subprocess.PIPE
     launcher = subprocess.Popen(
@@ -210,7 +211,7 @@ def _launch(command: Sequence[str]) -> tuple[int, str]:
         for thread in threads:
             thread.join()
         return launcher.wait(), "".join(complaint)
-    except BaseException:  # KeyboardInterrupt above all: the workers end with the call
+    except BaseException:  # mostly KeyboardInterrupt: the workers end with the call
         launcher.send_signal(signal.SIGTERM)
         try:
             launcher.wait(Timings().caller_end)
@@ -234,11 +235,11 @@ def _show(lines: IO[str], stream: TextIO, complaint: list[str]) -> None:
 
 
 def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> list[Any]:
-    """What the workers have left in a folder, by rank.
+    """Return the workers' results from a folder, by rank.
 
     Args:
-        complaint: Why the job failed.
-        elastic: The job outlives the failure of a worker, so that it ended by the last one, if by any.
+        complaint: The launcher's error messages.
+        elastic: The job survives failures of workers, so that the last one, if any, ended it.
 
     Raises:
         RuntimeError: `code` is not 0, or a result is missing.
@@ -252,24 +253,24 @@ def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> l
         raise RuntimeError(f"{PROCESS_FAILED} worker {rank} failed:\n{text}")
     if code:
         begin = f"{PROCESS_FAILED} " if code == WORKER_FAILED else ""
-        raise RuntimeError(begin + (complaint.strip() or f"the launcher ended with exit code {code}"))
-    files = {_place(file): file for file in folder.glob(f"{function_worker.RESULT}*")}
+        raise RuntimeError(begin + (complaint.strip() or f"the launcher exited with code {code}"))
+    files = {_rank_and_size(file): file for file in folder.glob(f"{function_worker.RESULT}*")}
     size = max((size for _, size in files), default=0)
     if not files or set(files) != {(rank, size) for rank in range(size)}:
         ranks = sorted(rank for rank, _ in files)
         raise RuntimeError(
-            f"only the workers {ranks} of {size or 'all'} left a result; the others ended by sys.exit(0) "
-            "or, in an elastic job, never met"
+            f"only the workers {ranks} of {size or 'all'} returned a result; the others called sys.exit(0) "
+            "or, in an elastic job, never joined"
         )
     return [pickle.loads(files[rank, size].read_bytes()) for rank in range(size)]
 
 
 def _errors(folder: Path) -> list[tuple[int, int, str]]:
-    """When which worker failed, by rank, and the traceback; the first is first."""
+    """Return each failure's time in nanoseconds, rank and traceback, the earliest first."""
     return sorted(pickle.loads(file.read_bytes()) for file in folder.glob(f"{function_worker.ERROR}*"))
 
 
-def _place(file: Path) -> tuple[int, int]:
-    """Rank and size, from the name of a result's file."""
+def _rank_and_size(file: Path) -> tuple[int, int]:
+    """Return the rank and the number of workers from the name of a result's file."""
     rank, size = file.name.removeprefix(function_worker.RESULT).split(".")
     return int(rank), int(size)

@@ -10,7 +10,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch.plan.job_plan import NodePlan
 from lockstep.world.start_limit import load_here
 
-# ssh's messages, and what they mean.
+# ssh's messages and their meanings.
 SSH_TROUBLES = {
     "Permission denied": "refuses this user's key; copy it with `ssh-copy-id {host}`",
     "Host key verification failed": "has an unknown or changed host key; run `ssh {host}` once",
@@ -33,7 +33,7 @@ class StartError(LockstepError):
 
 
 def killed(code: int) -> str:
-    """Which signal killed a process, by its exit code or a shell's; "" where none did."""
+    """Return which signal killed a process, from its exit code or a shell's; "" if none did."""
     number = -code if code < 0 else code - 128
     try:
         name = signal.Signals(number).name
@@ -44,7 +44,7 @@ def killed(code: int) -> str:
 
 
 def disagreement(hosts: Sequence[str], versions: Sequence[Mapping[str, str]]) -> str:
-    """Where a host's versions differ from the first one's: one line for each; "" where all agree."""
+    """Return a line for each difference between a host's versions and the first host's; "" if there is none."""
     lines = []
     for host, own in zip(hosts[1:], versions[1:], strict=True):
         for name, expected in versions[0].items():
@@ -57,7 +57,7 @@ def disagreement(hosts: Sequence[str], versions: Sequence[Mapping[str, str]]) ->
 
 
 def too_late(nodes: Sequence[NodePlan], what: str, seconds: float) -> str:
-    """The message that nodes did not do something within the time, with the likely causes."""
+    """Return the message that nodes did not do something in time, with the likely causes."""
     here = f" ({load_here()})" if any(node.is_here for node in nodes) else ""
     where = "" if all(node.is_here for node in nodes) else "the network or "
     return (
@@ -66,34 +66,34 @@ def too_late(nodes: Sequence[NodePlan], what: str, seconds: float) -> str:
     )
 
 
-def why_not_started(node: NodePlan, code: int, said: str) -> str:
-    """What the end of a node process before its start means.
+def why_not_started(node: NodePlan, code: int, stderr: str) -> str:
+    """Explain why a node process exited before it answered.
 
     Args:
-        code: Its exit code, or that of ssh and its like.
-        said: The last words on its standard error.
+        code: Its exit code, or that of ssh or a similar program.
+        stderr: The end of its standard error.
     """
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), f"exit code {code}")
+    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), f"exit code {code}")
     program = node.start[0]
     if how := killed(code):
         return f"the node process on {node.host} {how} during the start"
-    if program == "ssh" and code == 255 and not said.strip():
+    if program == "ssh" and code == 255 and not stderr.strip():
         return (
             f"the SSH connection to {node.host} closed without an error: the node process there was killed during the "
             f"start, possibly because memory ran out"
         )
-    python = next((word for word in reversed(node.start) if "python" in word.lower()), "python").split()
-    path = next((word for word in python if "python" in word.lower()), "python")
+    python = next((part for part in reversed(node.start) if "python" in part.lower()), "python").split()
+    path = next((part for part in python if "python" in part.lower()), "python")
     if program == "ssh" and code == 255:
-        for words, meaning in SSH_TROUBLES.items():
-            if words in said:
+        for message, meaning in SSH_TROUBLES.items():
+            if message in stderr:
                 return f"{node.host} {meaning.format(host=node.host)}"
         return f"{node.host} cannot be reached by SSH: {last}"
-    if "Unknown option: -P" in said.splitlines():
+    if "Unknown option: -P" in stderr.splitlines():
         return f"{node.host} has a {path} older than 3.11: choose another Python with --python"
-    if missing := NO_MODULE.search(said):
+    if missing := NO_MODULE.search(stderr):
         fix = "install lockstep-torch there, or choose another Python with --python"
         return f"{node.host} lacks the package {missing[1]} in {path}: {fix}"
-    if code in (126, 127) or any(words in last for words in NO_PYTHON):
+    if code in (126, 127) or any(message in last for message in NO_PYTHON):
         return f"{node.host} has no {path}: install it there, or choose another Python with --python"
     return f"{node.host} failed to start: {last}"

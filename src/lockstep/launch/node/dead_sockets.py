@@ -1,6 +1,6 @@
-"""Remove what killed processes leave in the temporary folder: the sockets of Python's multiprocessing.
+"""Remove the sockets of Python's multiprocessing that killed processes leave in the temporary folder.
 
-Every loader process has a folder `pymp-*` with a socket, by which it hands on memory, and removes it at its own end.
+Every loader process has a folder `pymp-*` with a socket, through which it shares memory, and removes it when it exits.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def remove_dead_sockets(earlier: set[Path]) -> None:
 def is_dead(path: Path) -> bool:
     """Whether a path is a socket that no process has open, in any network namespace.
 
-    Linux finds the socket by its file before it compares the types: a datagram socket that knocks at a living stream
-    socket is told of the wrong type (EPROTOTYPE), and nobody there notices.
+    Linux looks up the socket before it compares the types: connecting a datagram socket to a living stream socket fails
+    with EPROTOTYPE, and the process there does not notice.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False

@@ -1,7 +1,7 @@
 """A process's descendants: adopt those whose parent has exited, and end all of them.
 
-Linux hands an orphan to its nearest living ancestor that has asked for it (prctl(PR_SET_CHILD_SUBREAPER), man 2 prctl),
-so that even a daemon stays in the family. Elsewhere only those are found whose parents live.
+Linux reparents an orphan to its nearest living ancestor that has called prctl(PR_SET_CHILD_SUBREAPER) (man 2 prctl), so
+that even a daemon stays a descendant. On other systems, only processes whose parents live are found.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def kill_descendants(seconds: float = 5.0, but: Collection[int] = ()) -> list[in
 def kill_orphans(variables: Mapping[str, str], but: Collection[int], seconds: float = 5.0) -> list[int]:
     """Kill the children, except these pids, that were started with these variables, and their descendants.
 
-    Return the pids that do not go, as `kill_descendants`.
+    Return the pids that cannot be killed, as `kill_descendants` does.
     """
 
     def find() -> list[psutil.Process]:
@@ -68,7 +68,7 @@ def _kill(find: Callable[[], list[psutil.Process]], seconds: float) -> list[int]
     while True:
         found.update(find())
         for process in found:
-            _bury(process.pid)
+            _reap(process.pid)
         found = {process for process in found if process.is_running()}
         living = [process for process in found if _lives(process)]
         if not living or time.monotonic() > deadline:
@@ -109,7 +109,7 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _bury(pid: int) -> None:
+def _reap(pid: int) -> None:
     """Reap a process that has exited, if it is a child of this one."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

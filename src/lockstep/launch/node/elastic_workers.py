@@ -42,7 +42,7 @@ class ElasticWorkers:
 
     Args:
         child_ended: Set whenever a child of this process has exited.
-        send: Sends a message to the launcher.
+        send: Send a message to the launcher.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ElasticWorkers:
                 self._none_left.set()
 
     async def _clean_up(self, worker: ElasticWorker) -> None:
-        """Kill a worker's orphaned descendants, as far as they can be told from those of other workers."""
+        """Kill a worker's orphaned descendants, if they can be distinguished from those of other workers."""
         signal_group(worker.child, signal.SIGKILL)
         known = [*self._starter.pids, *(each.child.pid for each in self._workers.values())]
         await asyncio.to_thread(kill_orphans, worker.identity, but=known)

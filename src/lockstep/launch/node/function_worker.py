@@ -1,7 +1,7 @@
 """A worker of `run_function`: call the pickled function and write its result, or its traceback, to a folder.
 
-Run as `python function_worker.py FOLDER`. It shares only file names with the caller's side, so that the worker can run
-another Python. It unpickles only what the caller wrote, in a folder of the user.
+Run as `python function_worker.py FOLDER`. It depends only on the file names in that folder, so that the worker can use
+another Python. It unpickles only what the caller wrote to the user's folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(folder: Path) -> int:
     try:
         path, call = pickle.loads((folder / CALL).read_bytes())
         sys.path[0:1] = []  # this script's folder, whose modules are not top-level modules
-        sys.path += [place for place in path if place not in sys.path]
+        sys.path += [entry for entry in path if entry not in sys.path]
         import cloudpickle
 
         function, arguments, keywords = pickle.loads(call)
@@ -28,14 +28,14 @@ def main(folder: Path) -> int:
     except Exception:
         text = traceback.format_exc().rstrip()
         print(text, file=sys.stderr)
-        _write(folder / f"{ERROR}{os.getpid()}", pickle.dumps((time.time_ns(), _place()[0], text)))
+        _write(folder / f"{ERROR}{os.getpid()}", pickle.dumps((time.time_ns(), _rank_and_size()[0], text)))
         return 1
-    rank, size = _place()
+    rank, size = _rank_and_size()
     _write(folder / f"{RESULT}{rank}.{size}", result)
     return 0
 
 
-def _place() -> tuple[int, int]:
+def _rank_and_size() -> tuple[int, int]:
     """Return the worker's rank and the number of workers; in an elastic job, of its latest generation."""
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         from lockstep.world.elastic_rendezvous import latest_place

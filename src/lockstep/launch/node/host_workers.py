@@ -1,4 +1,4 @@
-"""One start of a job's workers on one host: their variables, their output, and the report of their end."""
+"""One start of a job's workers on one host: their variables, their output, and the report of their outcome."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class HostWorkers:
         """Start the work, which ends with the workers.
 
         Args:
-            doors: The first host's listeners, of which one serves the store.
+            listeners: The first host's listeners, one of which serves the store.
         """
         self.work = asyncio.create_task(self._carry_out(start.address, start.port, start.own, listeners))
 
@@ -155,12 +155,12 @@ class HostWorkers:
     async def _run(self, variables: Sequence[Mapping[str, str]], terms: Terms, store: Store | None) -> None:
         """Start the workers, and wait for their exits and the end of their output."""
         first_rank, size = sum(terms.slots[: self.job.node]), sum(terms.slots)
-        said = self._starter.said()
+        printed = self._starter.printed()
         workers, readers = await self._start_workers(variables, store)
         self._watch = WorkerWatch(workers, self._child_ended, self.job.timings)
         await self._send(Started(first_rank, size, self._starter.obstacle))
-        if said:
-            await self._send(Output(0, "stderr", f"{said}\n"))
+        if printed:
+            await self._send(Output(0, "stderr", f"{printed}\n"))
         carriers = [asyncio.create_task(carry(*each, self._send)) for each in readers]
         progress = asyncio.create_task(self._progress.run()) if self._progress and self.job.hang_timeout else None
         try:
@@ -228,8 +228,8 @@ class HostWorkers:
                     size = job.nodes, job.workers
                     self._meeting = await Meeting.lead(listener, *size, job.secret, run_id, job.timings, complaints)
                 else:
-                    place = job.node, job.nodes, job.workers
-                    self._meeting = await Meeting.join(address, port, *place, job.secret, job.timings, own)
+                    node = job.node, job.nodes, job.workers
+                    self._meeting = await Meeting.join(address, port, *node, job.secret, job.timings, own)
         except MeetingError as error:
             raise NodeError(f"cannot connect to the other nodes: {error}") from None
         except TimeoutError:

@@ -1,7 +1,7 @@
 """The store of a job, torch's TCPStore, for its workers: `python -P -m lockstep.launch.node.job_store FD ADDRESS PORT`.
 
-The first host's node process opens the socket. It has this process forked together with the workers or, if these start
-their own interpreters, starts it at the first connection, so that a job without torch does not import it.
+The first host's node process opens the socket. This process is forked together with the workers. If each worker starts
+its own interpreter, this process is started at the first connection, so that a job without torch does not import it.
 """
 
 from __future__ import annotations

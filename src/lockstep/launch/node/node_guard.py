@@ -1,7 +1,7 @@
-"""The process above a node process: ends what is left of a job on its host when the node process was killed.
+"""The parent of a node process: if the node process is killed, it ends the job's remaining processes on its host.
 
-Linux hands a dead process's children to the nearest living ancestor that has asked for them, so that what the workers
-have started becomes this process's. It is forked before the node process begins, and does nothing until that has ended.
+Linux reparents orphans to the nearest living ancestor that has requested this, so this process adopts the workers'
+descendants. It forks the node process first of all, and does nothing until that exits.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from lockstep.launch.node.snapshot_memory import SnapshotMemory
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
-    NOBODY_SPOKE,
+    NO_MESSAGE,
     Alive,
     End,
     Foreign,
@@ -123,7 +123,7 @@ class Node:
         """Execute the launcher's messages until it disconnects; return the exit code."""
         message = await self._message(None)
         if message is None:
-            return NOBODY_SPOKE
+            return NO_MESSAGE
         if isinstance(message, Foreign):
             await self._send(Trouble(f"has Lockstep {__version__}, unlike the launcher"))
             return 1

@@ -1,7 +1,8 @@
 """A host's snapshots of a job's state: a folder in a memory file system that outlives the workers and restarts.
 
-The node process makes it and removes it at the job's end, its guard does when that process was killed, and a later
-job's node process when both were. What workers keep there is theirs (`lockstep.train.checkpoints.memory_snapshots`).
+The node process creates the folder and removes it at the job's end. If the node process was killed, its guard removes
+it; if both were killed, a later job's node process does. The workers define its contents
+(`lockstep.train.checkpoints.memory_snapshots`).
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ def new_path() -> Path:
 class SnapshotMemory:
     """Make this process responsible for the folder, which may exist from before a restart of the workers.
 
-    Where it cannot be made, the workers say so when they want to write to it.
+    If it cannot be created, the workers report that when they write to it.
 
     Args:
-        anew: What is there already is older than the job's state.
+        discard: Remove existing contents, which are older than the job's state.
     """
 
-    def __init__(self, path: Path, anew: bool = False) -> None:
+    def __init__(self, path: Path, discard: bool = False) -> None:
         self._path = path
         _sweep(path.parent)
-        if anew:
+        if discard:
             _remove(path)
         with suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)

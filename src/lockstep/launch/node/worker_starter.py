@@ -28,7 +28,7 @@ PROGRAM = (
 )
 # Variables that may differ from one start of the workers to the next; forked workers set their threads themselves.
 OF_A_START = ("OMP_NUM_THREADS",)
-CHUNK_BYTES, SAID_BYTES = 1 << 16, 1 << 14
+CHUNK_BYTES, PRINTED_BYTES = 1 << 16, 1 << 14
 END_SECONDS = 5.0
 MOST_AT_ONCE = preloaded_process.MOST_DESCRIPTORS // 2
 Streams = tuple[int, int]  # the descriptors of stdout and stderr
@@ -36,7 +36,7 @@ Order = tuple[Mapping[str, Any], Sequence[int]]  # the description of a process,
 
 
 class Store(NamedTuple):
-    """The address of the workers' store, and the descriptor of the socket that already listens there."""
+    """The address of the workers' store, and the descriptor of its listening socket."""
 
     listener: int
     address: str
@@ -78,7 +78,7 @@ class Preloaded:
     def __init__(self, program: PythonCommand, environment: Mapping[str, str]) -> None:
         self.program = program
         self.environment = dict(environment)
-        self._said = b""
+        self._printed = b""
         self._obstacle: str | None = None
         self._asked = threading.Lock()  # held while waiting for its answer
         self._connection, theirs = socket.socketpair()
@@ -172,7 +172,7 @@ class Preloaded:
                 ready = {key.fileobj for key, _ in selector.select(None if until_answered else 0)}
                 if stream in ready and stream:
                     chunk = os.read(stream.fileno(), CHUNK_BYTES)
-                    self._said = (self._said + chunk)[-SAID_BYTES:]
+                    self._printed = (self._printed + chunk)[-PRINTED_BYTES:]
                     if not chunk:
                         selector.unregister(stream)
                 if self._connection in ready or not ready:
@@ -182,8 +182,8 @@ class Preloaded:
         """Return the end of what it has printed since the last call."""
         with suppress(OSError, ValueError):  # it may have exited
             self._hear(until_answered=False)
-        said, self._said = self._said, b""
-        return said.decode(errors="replace").strip()
+        printed, self._printed = self._printed, b""
+        return printed.decode(errors="replace").strip()
 
 
 class WorkerStarter:
@@ -228,10 +228,10 @@ class WorkerStarter:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that live on between two starts of the workers."""
+        """The processes that stay alive between two starts of the workers."""
         return [self._preloaded.pid] if self._preloaded else []
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return what the imports have printed since the last call."""
         return self._preloaded.complaint() if self._preloaded else ""
 

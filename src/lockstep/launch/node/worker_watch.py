@@ -34,7 +34,7 @@ class WorkerWatch:
     """The workers of one start, until all have exited.
 
     Args:
-        changed: Set whenever a child of this process has ended.
+        changed: Set whenever a child of this process has exited.
     """
 
     def __init__(self, workers: Sequence[Worker], changed: asyncio.Event, timings: Timings) -> None:
@@ -60,13 +60,11 @@ class WorkerWatch:
     async def wait(self, report_failing: Callable[[], Awaitable[None]]) -> list[WorkerFailure]:
         """Wait until all workers have exited; if one fails, end the others.
 
-        Those that fail on being ended do not count, nor do any when `end` is called before a failure.
-
         Args:
-            tell_failing: Called at the first failure, so that other hosts end theirs meanwhile.
+            report_failing: Called at the first failure, so that other hosts end their workers at the same time.
 
         Returns:
-            The failures.
+            The failures, without those of workers that were ended; none if `end` was called before a failure.
         """
         while self._living() and (self.is_asked_to_stop or not self._failed()):
             await self._change()

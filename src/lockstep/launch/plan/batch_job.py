@@ -1,4 +1,4 @@
-"""What a job asks of a batch system: nodes, workers, GPUs, CPUs and time, checked."""
+"""A job's request to a batch system: nodes, workers, GPUs, CPUs and time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WORD = re.compile(r"[A-Za-z0-9][\w.+:@/,-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a job asks of a batch system.
+    """A job's request to a batch system.
 
     Raises:
-        ConfigError: A flag is wrong or contradicts another.
+        ConfigError: A flag is invalid or contradicts another.
     """
 
     nodes: int = 1
@@ -68,7 +68,7 @@ class BatchJob:
             if self.workers % self.nodes:
                 raise ConfigError(f"-np {self.workers} cannot be divided equally among {self.nodes} nodes")
         if self.gpus_per_node and self.per_node != self.gpus_per_node:
-            here = f"{plural(self.per_node, 'worker')} and {plural(self.gpus_per_node, 'GPU')} a node"
+            here = f"{plural(self.per_node, 'worker')} and {plural(self.gpus_per_node, 'GPU')} per node"
             raise ConfigError(f"{here}, but a worker has one GPU; leave out --workers-per-node and -np")
 
     @property
@@ -80,14 +80,14 @@ class BatchJob:
 
     @property
     def seconds(self) -> int:
-        """The time limit."""
+        """The time limit in seconds."""
         match = TIME.fullmatch(self.time)
         days, hours, minutes, seconds = (int(number or 0) for number in match.groups()) if match else (0, 0, 0, 0)
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
     @property
     def warning_seconds(self) -> int:
-        """How long before the time limit the job is told to stop."""
+        """How long before the time limit the job receives its signal to stop, in seconds."""
         return min(WARNING_SECONDS, ceil(self.seconds / 4))
 
 

@@ -1,9 +1,9 @@
-"""Batch scripts for Slurm, PBS and LSF that start a job by `lockstep run`, which sees the allocation it stands in.
+"""Batch scripts for Slurm, PBS and LSF that start a job with `lockstep run`, which detects the allocation.
 
-Pure: a job and a command in, the script's text out. A script keeps running beside the launcher and waits for it, so
-that it can hand on signals: ahead of the time limit and at preemption the launcher gets one, all workers stop after the
-same step with a checkpoint, and the exit code 75 (EX_TEMPFAIL of sysexits.h) asks for the job to be queued again. The
-facts are those of sbatch(1), of PBS Professional's User's Guide and of IBM's reference of bsub.
+The script runs the launcher in the background and waits for it, so that it can forward signals. Before the time limit
+and at preemption, the launcher receives a signal, all workers stop after the same step with a checkpoint, and the exit
+code 75 (EX_TEMPFAIL of sysexits.h) means that the job should be requeued. Sources: sbatch(1), the PBS Professional
+User's Guide, and IBM's reference of bsub.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lockstep.launch.plan.batch_job import BatchJob, plural
 System = Literal["slurm", "pbs", "lsf"]
 SUBMIT = {"slurm": "sbatch FILE", "pbs": "qsub FILE", "lsf": "bsub < FILE"}
 STOPPED = StoppedError.exit_code
-DEFAULT_CPUS = 4  # a worker
+DEFAULT_CPUS = 4  # per worker
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "torchrun", "jsrun")
 WHERE = {"-np", "--np", "-H", "--hosts", "--hostfile"}
 
 FORWARD = """\
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+# Forward signals to the launcher, which stops all workers after the same step, with a checkpoint.
 launcher=
 signals=
 forward() {
@@ -36,14 +36,14 @@ trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 """
 
-# Bash runs a trap while `wait` waits, but not while a command does; and it keeps the exit code for the next `wait`.
+# Bash runs a trap during `wait`, but not during a foreground command, and keeps the exit code for the next `wait`.
 WAIT = """\
 launcher=$!
-for signal in $signals; do  # those that arrived before the launcher's pid was known
+for signal in $signals; do  # signals that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
+# `wait` returns when the launcher exits, but also when a signal arrives; wait again then.
 while
     before=$signals
     wait "$launcher"
@@ -54,10 +54,10 @@ do :; done
 
 
 def render(system: System, job: BatchJob, command: Sequence[str]) -> str:
-    """The text of a script that starts `command` as a job of a batch system.
+    """Return the text of a script that runs `command` as a job of a batch system.
 
     Raises:
-        ConfigError: There is no command, or it starts workers itself.
+        ConfigError: The command is empty, starts workers itself, or determines where they run.
     """
     _check(command)
     parts: dict[str, Callable[[BatchJob, Sequence[str]], list[str]]] = {"slurm": _slurm, "pbs": _pbs, "lsf": _lsf}
@@ -83,19 +83,17 @@ def _slurm(job: BatchJob, command: Sequence[str]) -> list[str]:
     ]
     return [
         *_directives("#SBATCH", options),
-        "# A job that is preempted, or that asks for it below, is queued again under its own number,",
-        "# and goes on writing to the same file.",
+        "# Requeue the job after preemption, or on request below, with the same job ID, and append to its output.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
-        f"# {job.warning_seconds} seconds before the time limit this script gets SIGUSR1.",
+        f"# Send SIGUSR1 to this script {job.warning_seconds} seconds before the time limit.",
         f"#SBATCH --signal=B:USR1@{job.warning_seconds}",
         "",
         *_setup(job),
         FORWARD,
         *_run(command, f"runs/{job.name}-$SLURM_JOB_ID"),
         WAIT,
-        f"# {STOPPED}: stopped after a checkpoint. The job is queued again unless it was cancelled,",
-        "# in which case it does not count as running any more.",
+        f"# {STOPPED}: stopped after a checkpoint. Requeue the job unless it was cancelled and is no longer RUNNING.",
         f'if [ "$code" -eq {STOPPED} ]; then',
         '    state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")',
         '    [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"',
@@ -118,22 +116,22 @@ def _pbs(job: BatchJob, command: Sequence[str]) -> list[str]:
     ]
     return [
         *_directives("#PBS", options),
-        "# PBS may start the job again, such as after the loss of a node.",
+        "# Let PBS restart the job, for example after a node failure.",
         "#PBS -r y",
         "",
-        "# PBS starts jobs in the home folder.",
+        "# PBS starts jobs in the home directory.",
         'cd "$PBS_O_WORKDIR" || exit 1',
         "",
         *_setup(job),
         FORWARD,
-        f"# PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 {job.warning_seconds} seconds before.",
+        f"# PBS sends no signal at the time limit; `timeout` sends SIGUSR1 {job.warning_seconds} seconds earlier.",
         *_run(
             command,
             f"runs/{job.name}",
             f"timeout --foreground --preserve-status --signal=USR1 {job.seconds - job.warning_seconds} ",
         ),
         WAIT,
-        f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file again.",
+        f"# {STOPPED}: stopped after a checkpoint. A PBS job cannot requeue itself: submit this file again.",
     ]
 
 
@@ -152,9 +150,9 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
     ]
     return [
         *_directives("#BSUB", options),
-        f"# {plural(warning, 'minute')} before the time limit this script gets SIGUSR1.",
+        f"# Send SIGUSR1 to this script {plural(warning, 'minute')} before the time limit.",
         f"#BSUB -wa USR1 -wt {warning}",
-        f"# After the exit code {STOPPED}, or the loss of a node, the job is queued again under its own number.",
+        f"# Requeue the job with the same job ID after exit code {STOPPED} or a node failure.",
         f'#BSUB -Q "{STOPPED}"',
         "#BSUB -r",
         "",
@@ -162,7 +160,7 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
         FORWARD,
         *_run(command, f"runs/{job.name}-$LSB_JOBID"),
         WAIT,
-        f"# {STOPPED}: stopped after a checkpoint; LSF queues the job again. After SIGTERM (`bkill`) it shall not.",
+        f"# {STOPPED}: stopped after a checkpoint; LSF requeues the job, but must not after SIGTERM (`bkill`).",
         f'if [ "$code" -eq {STOPPED} ] && [[ $signals == *TERM* ]]; then',
         "    code=143",
         "fi",
@@ -170,30 +168,30 @@ def _lsf(job: BatchJob, command: Sequence[str]) -> list[str]:
 
 
 def _directives(prefix: str, options: Sequence[str | int | None]) -> list[str]:
-    """One line an option; what is empty was not asked for."""
+    """Return one line per option; skip empty ones."""
     return [f"{prefix} {option}" for option in options if option]
 
 
 def _setup(job: BatchJob) -> list[str]:
     if job.setup.strip():
         return [*job.setup.strip().splitlines(), ""]
-    return ["# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate", ""]
+    return ["# Add commands here that make `lockstep` available, such as: source venv/bin/activate", ""]
 
 
 def _run(command: Sequence[str], folder: str, before: str = "") -> list[str]:
-    """The launcher, beside the script, and the command, so made that it goes on where it stopped."""
-    words, given = shlex.join(command), _flags(command)
+    """Return the lines that start the launcher in the background; a restarted training resumes from its checkpoint."""
+    text, given = shlex.join(command), _flags(command)
     if not _trains(command):
-        comment = "# Started again, the command must itself go on from its newest checkpoint."
+        comment = "# If the job is restarted, the command must itself resume from its newest checkpoint."
     elif "--resume" in given:
-        comment = "# Started again, the run goes on as --resume says."
+        comment = "# If the job is restarted, the run resumes as --resume specifies."
     elif "--run-dir" in given:
-        comment = "# --resume auto was added: started again, the run goes on from its newest checkpoint."
-        words += " --resume auto"
+        comment = "# --resume auto was added: a restarted job resumes from its newest checkpoint."
+        text += " --resume auto"
     else:
-        comment = "# --run-dir and --resume auto were added: started again, this run goes on, and no other."
-        words += f' --run-dir "{folder}" --resume auto'
-    return [comment, f"{before}lockstep run -- \\", f"    {words} &"]
+        comment = "# --run-dir and --resume auto were added: a restarted job resumes this run, and no other."
+        text += f' --run-dir "{folder}" --resume auto'
+    return [comment, f"{before}lockstep run -- \\", f"    {text} &"]
 
 
 def _check(command: Sequence[str]) -> None:
@@ -211,11 +209,11 @@ def _check(command: Sequence[str]) -> None:
 
 def _trains(command: Sequence[str]) -> bool:
     """Whether the command is `lockstep train`, or `python -m lockstep train`."""
-    words = [PurePath(command[0]).name, *command[1:]]
-    if words[0].startswith("python") and words[1:2] == ["-m"]:
-        words = words[2:]
-    return words[:2] == ["lockstep", "train"]
+    arguments = [PurePath(command[0]).name, *command[1:]]
+    if arguments[0].startswith("python") and arguments[1:2] == ["-m"]:
+        arguments = arguments[2:]
+    return arguments[:2] == ["lockstep", "train"]
 
 
 def _flags(command: Sequence[str]) -> set[str]:
-    return {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("-")}
+    return {argument.partition("=")[0].replace("_", "-") for argument in command if argument.startswith("-")}

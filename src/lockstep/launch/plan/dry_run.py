@@ -54,9 +54,9 @@ def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
         slots = [each.workers for each in plan.nodes]
         address = LOOPBACK if plan.is_local else AT_START
         torchrun = torchrun_variables(index, local_rank, slots, address, AT_START)
-    interface = LOOPBACK_INTERFACE if plan.is_local else "<the one towards the first host>"
+    interface = LOOPBACK_INTERFACE if plan.is_local else "<towards the first host>"
     own = {"HOROVOD_HOSTNAME": node.host, "HOROVOD_GLOO_IFACE": interface, "GLOO_SOCKET_IFNAME": interface}
-    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<the same, if it is the only one>"
+    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<that interface, if it is the only one>"
     own["NCCL_SOCKET_IFNAME"] = nccl
     if "OMP_NUM_THREADS" not in plan.own_environment:
         own["OMP_NUM_THREADS"] = f"<cores of {node.host} / {node.workers}>"

@@ -1,4 +1,4 @@
-"""The flags of `horovodrun`, and its configuration file, whose values are flags under the command line's own."""
+"""Parse the flags of `horovodrun` and its configuration file; the command line takes precedence over the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from lockstep.errors import ConfigError
 from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 
-# Sections of the file whose keys are flags without the section's name before them.
+# Sections of the file whose keys are flags without the section's name as a prefix.
 PLAIN_SECTIONS = ("params", "library_options", "elastic")
 SPECIAL_KEYS = {
     ("elastic", "timeout"): "elastic_timeout",
@@ -27,10 +27,10 @@ OPPOSITES = ("stall_check.enabled", "logging.with_timestamp")
 
 
 def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read `horovodrun`'s arguments, after those of --config-file, so that the command line wins.
+    """Parse `horovodrun`'s arguments, after those of --config-file, so that the command line takes precedence.
 
     Raises:
-        ConfigError: An argument is wrong, or the file cannot be read or has an unknown key.
+        ConfigError: An argument is invalid, or the file cannot be read or has an unknown key.
     """
     parser = build_parser()
     flags = parser.parse_args(arguments)
@@ -43,7 +43,7 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError of the form that all commands have."""
+        """Raise a ConfigError in the format of all commands."""
         if found := re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message):
             message = f"{found[1]} {found[2]}"
             action = next(each for each in self._actions if found[1] in each.option_strings)
@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def value_of(action: argparse.Action) -> str:
-    """The placeholder of a flag's value; empty if it takes none."""
+    """Return the placeholder of a flag's value; "" if it takes none."""
     if action.nargs == 0:
         return ""
     if action.choices:
@@ -73,7 +73,7 @@ def value_of(action: argparse.Action) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all flags; a flag that is not given is None or False."""
+    """Return the parser of all flags. A flag that is not given is None or False."""
     parser = _Parser(prog="horovodrun", add_help=False)
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="print the usual flags and exit")
@@ -177,10 +177,10 @@ def _add_watching(group: argparse._ArgumentGroup) -> None:
 
 
 def arguments_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """The flags that a configuration file holds, as words.
+    """Return the flags of a configuration file, as command-line arguments.
 
     Raises:
-        ConfigError: It cannot be read, is no mapping, or has a key that is no flag.
+        ConfigError: The file cannot be read, is not a mapping, or has an unknown key.
     """
     try:
         with path.open("rb") as file:
@@ -204,7 +204,7 @@ def arguments_of_file(path: Path, parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _entries(content: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Each value, with its place in the file and its flag's name."""
+    """Yield each value's key in the file, its flag's name, and the value."""
     for section, values in content.items():
         if not isinstance(values, dict):
             yield section, _name(section), values
@@ -237,10 +237,10 @@ def _option(action: argparse.Action) -> str:
 
 
 def _switch(where: str, action: argparse.Action, value: Any, path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """The flag without a value that stands for a key's value: of those that set the same thing, the one that fits.
+    """Return the flag without a value, of those with the same destination, that sets it to a key's value.
 
     Raises:
-        ConfigError: None does.
+        ConfigError: No flag does.
     """
     choices = {one.const: _option(one) for one in parser._actions if one.dest == action.dest}
     if isinstance(action.const, bool):

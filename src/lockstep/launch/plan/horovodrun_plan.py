@@ -1,11 +1,11 @@
-"""What `horovodrun`'s flags mean: the job, its workers' variables and output, and what has no effect.
+"""Translate `horovodrun`'s flags into a job plan, the workers' variables and output, and warnings.
 
-Pure, but for files it is told to read. An elastic job on this machine alone keeps the processes of its survivors
-(`lockstep.launch.controller.local_elastic`); over several hosts all workers are started anew
+The only side effect is reading files that flags name. An elastic job on this machine keeps the processes of survivors
+(`lockstep.launch.controller.local_elastic`); one on several hosts restarts all workers
 (`lockstep.launch.controller.restarts`).
 
-Flags and variables as Horovod 0.28 names them. A flag is looked up by its long name with underscores; None or a missing
-name means that it was not given.
+The names of flags and variables are those of Horovod 0.28. A flag's key is its long name with underscores; a value of
+None, or a missing key, means that it was not given.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lockstep.launch.plan.options import LaunchOptions, on_hosts, plan_from
 from lockstep.launch.plan.restart_options import RestartOptions
 from lockstep.world.start_limit import start_limit
 
-RESTARTS = 100  # without --reset-limit: a script that fails whenever it is started must come to an end
-ELASTIC_SECONDS = 600.0  # to wait for enough slots
-WORKERS = 1000  # without --max-np, where a script may name any number of hosts
+RESTARTS = 100  # without --reset-limit, so that a job whose script always fails ends
+ELASTIC_SECONDS = 600.0  # the default time to wait for enough slots
+WORKERS = 1000  # without --max-np, for a script that may print any number of hosts
 
 VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "start_timeout": ("HOROVOD_START_TIMEOUT", str),
@@ -88,7 +88,7 @@ NO_EFFECT = {
     "log_without_timestamp": "the engine's messages have no timestamps",
     "thread_affinity": "the engine's thread is not pinned; `taskset` or `numactl` pins workers",
 }
-ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that was lost is used again once it is reachable"}
+ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that failed is reused as soon as it is reachable"}
 ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 REFUSED = {
     "mpi": f"{_MPI}. Leave --mpi out, or start the workers with `mpirun -np N python script.py`, which is supported",
@@ -101,10 +101,10 @@ class ElasticPlan(ElasticRules):
     """An elastic job on this machine.
 
     Args:
-        job: The command and the variables of every worker.
-        slots: Those of fixed hosts; 0 where a script says.
-        discovery_script: Says the hosts and slots of the moment; "" where they are fixed.
-        slots_per_host: For a script's hosts without a number.
+        job: The workers' command and variables.
+        slots: The slots of fixed hosts; 0 with a discovery script.
+        discovery_script: Prints the current hosts and slots; "" if they are fixed.
+        slots_per_host: Slots of the script's hosts without a number.
     """
 
     job: JobPlan
@@ -115,14 +115,14 @@ class ElasticPlan(ElasticRules):
 
 @dataclass(frozen=True)
 class HostsPlan:
-    """An elastic job over several hosts: all its workers are started anew on the hosts that are there.
+    """An elastic job over several hosts, whose workers are all restarted on the available hosts.
 
     Args:
-        job: The first start.
-        where: The hosts, and how they are reached.
-        restarts: How often the workers are started, and how many of them.
-        variables: Those of the flags, for every worker of any start.
-        slots_per_host: For a script's hosts without a number.
+        job: The plan of the first start.
+        where: The hosts, and how to reach them.
+        restarts: The limits for restarts and for the number of workers.
+        variables: The variables that the flags set, for all workers of each start.
+        slots_per_host: Slots of the script's hosts without a number.
     """
 
     job: JobPlan
@@ -134,7 +134,7 @@ class HostsPlan:
 
 @dataclass(frozen=True)
 class HorovodPlan:
-    """All that `horovodrun` does: start `job`, show its output by `output`, after saying `warnings`."""
+    """What `horovodrun` executes: print `warnings`, then start `job` and show its output as in `output`."""
 
     job: JobPlan | ElasticPlan | HostsPlan
     output: OutputPlan
@@ -149,16 +149,16 @@ def plan_horovod(
     names: Collection[str],
     discovered: Sequence[Host] = (),
 ) -> HorovodPlan:
-    """Plan the job that the flags ask for.
+    """Plan the job that the flags describe.
 
     Args:
-        cores: Usable cores, shared out among the workers.
-        environment: The launcher's own.
-        names: What this machine is called.
-        discovered: The hosts that the discovery script names first, where there is one.
+        cores: Usable cores, to be divided among the workers.
+        environment: The launcher's environment.
+        names: The names of this machine.
+        discovered: The first hosts of the discovery script, if there is one.
 
     Raises:
-        ConfigError: A flag is wrong, missing, or asks for what Lockstep does not do.
+        ConfigError: A flag is invalid or missing, or Lockstep does not support it.
     """
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
     if reason := REFUSED.get(given.get("controller", "")):
@@ -192,12 +192,12 @@ def plan_horovod(
 
 
 def flag(name: str) -> str:
-    """How a flag is written on the command line."""
+    """Return a flag as it is written on the command line."""
     return {"num_proc": "-np"}.get(name, f"--{name.replace('_', '-')}")
 
 
 def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
-    """The hosts by -H or --hostfile; none without either."""
+    """Return the hosts of -H or --hostfile; empty without either."""
     sources = [name for name in ("hosts", "hostfile", "host_discovery_script") if name in given]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(flag, sources))} both name the hosts; leave one out")
@@ -209,13 +209,13 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
 
 
 def _where(given: Mapping[str, Any]) -> LaunchOptions:
-    """Where the workers run, and how they are started there."""
-    words = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
-    words += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
+    """Return the launch options: where the workers run, and how they are started there."""
+    ssh = [f"-p {given['ssh_port']}"] if "ssh_port" in given else []
+    ssh += [f"-i {shlex.quote(given['ssh_identity_file'])}"] if "ssh_identity_file" in given else []
     return LaunchOptions(
         hosts=given.get("hosts"),
         hostfile=Path(given["hostfile"]) if "hostfile" in given else None,
-        ssh_option=" ".join(words),
+        ssh_option=" ".join(ssh),
         interface=",".join(given.get("network_interfaces", ())),
         start_timeout=given.get("start_timeout"),
     )
@@ -229,14 +229,14 @@ def _plan(
     environment: Mapping[str, str],
     here: frozenset[str],
 ) -> JobPlan:
-    """A job of so many workers; on other hosts they are started by SSH."""
+    """Plan a job of `workers` workers, which SSH starts on other hosts."""
     if workers is None:
         raise ConfigError("missing -np, the number of workers; for example -np 2")
     return plan_from(where, workers, command, environment, cores, lambda: 0, here)
 
 
 def _most_workers(given: Mapping[str, Any], slots: int | None) -> int:
-    """The most workers that an elastic job is known to have; the cores are shared out among so many."""
+    """Return the known maximum number of workers of an elastic job, among which the cores are divided."""
     limits = (given.get("max_np"), slots, given.get("num_proc"), given.get("min_np"))
     return next((limit for limit in limits if limit is not None), 1)
 
@@ -266,7 +266,7 @@ def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environm
 
 
 def _first_workers(given: Mapping[str, Any], hosts: Sequence[Host]) -> int:
-    """How many workers a job over several hosts begins with: one a slot, as Horovod's."""
+    """Return the initial number of workers of a job over several hosts: one per slot, as in Horovod."""
     _, initial, maximum = _bounds(given)
     slots = slots_of(hosts)
     _check_slots(slots, initial)
@@ -295,7 +295,7 @@ def _on_several(
 
 
 def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
-    """The fewest workers of an elastic job, those it needs to begin with, and the most."""
+    """Return an elastic job's minimum, initial and maximum numbers of workers."""
     minimum = given.get("min_np", given.get("num_proc"))
     if minimum is None:
         raise ConfigError("missing --min-np, the fewest workers of an elastic job; for example --min-np 1")
@@ -311,15 +311,15 @@ def _check_slots(slots: int, initial: int) -> None:
 
 
 def _timeout(given: Mapping[str, Any], environment: Mapping[str, str]) -> float:
-    """How long a job waits for enough slots, in seconds."""
+    """Return how long a job waits for enough slots, in seconds."""
     return given.get("elastic_timeout") or _seconds("HOROVOD_ELASTIC_TIMEOUT", environment) or ELASTIC_SECONDS
 
 
 def _seconds(variable: str, environment: Mapping[str, str]) -> float | None:
-    """The time that a variable gives; None where it is not set.
+    """Return the number of seconds in a variable; None if it is not set.
 
     Raises:
-        ConfigError: It is no number.
+        ConfigError: It is not a number.
     """
     text = environment.get(variable, "")
     try:
@@ -329,7 +329,7 @@ def _seconds(variable: str, environment: Mapping[str, str]) -> float | None:
 
 
 def _variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
-    """The workers' variables. Python's output is not held back, so that a line is shown when it is printed."""
+    """Return the workers' variables. Python's output is unbuffered, so that a line is shown when it is printed."""
     variables = {
         variable: text(flags[name]) for name, (variable, text) in VARIABLES.items() if flags.get(name) is not None
     }

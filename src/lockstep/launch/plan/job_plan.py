@@ -18,12 +18,12 @@ HANG_SECONDS = 300.0  # without progress; long evaluations and checkpoints show 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Variables that Horovod scripts may read, the same for all workers of a job.
 HOROVOD_VARIABLES = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-PLACE = (
+RANK_INFO = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "LOCKSTEP_SNAPSHOTS"),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
-# By which manually started nodes identify each other, if it is set; for other jobs the launcher chooses a secret.
+# If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
 SECRET = "LOCKSTEP_JOB_SECRET"
 # Variables that describe a host or a session there, and would be wrong on another host.
 OF_THE_HOST = (
@@ -237,13 +237,13 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
     """Return the part of the launcher's environment that its workers inherit.
 
-    Exported shell functions and OLDPWD concern only the launching shell, and SECRET only the launcher. PLACE describes
-    the launcher if it is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because other hosts
+    Exported shell functions and OLDPWD concern only the launching shell, and SECRET only the launcher. RANK_INFO is the
+    launcher's, if that is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because other hosts
     have other devices, is inherited on this host, for which the user has set it.
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.
     """
-    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, *PLACE, *(OF_THE_HOST if elsewhere else ())}
+    dropped = {"OLDPWD", "HOROVOD_ELASTIC", SECRET, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
     prefixes = ("BASH_FUNC_", *(OF_THE_SESSION if elsewhere else ()))
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}

@@ -1,4 +1,4 @@
-"""What a user says of where a job runs, and the plan that follows from it. Pure, but for files it is told to read."""
+"""Launch options and the job plan derived from them. The only side effect is reading files that options name."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SYSTEMS: dict[str, Kind] = {
     "Cobalt": "mpi",
     "Grid Engine": "ssh",
 }
-MANUAL_SECONDS = 600.0  # in which people start the other nodes
+MANUAL_SECONDS = 600.0  # for users to start the other nodes
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Where a job runs, and how it is started there."""
+    """Where a job runs, and how its workers are started there."""
 
     hosts: Annotated[str | None, arg(aliases=["-H"], metavar="HOST:SLOTS,...")] = None
     """Hosts and their numbers of workers, in rank order."""
@@ -80,12 +80,12 @@ class LaunchOptions:
 
     @property
     def is_manual(self) -> bool:
-        """Whether each node is started by itself."""
+        """Whether the user starts the job on each node."""
         return self.nodes is not None or self.dist_url is not None
 
     @property
     def names_hosts(self) -> bool:
-        """Whether the job is said to be elsewhere than in one process here."""
+        """Whether any option determines the hosts."""
         named = self.hosts is not None or self.hostfile is not None
         return named or self.is_manual or self.launcher != "auto"
 
@@ -99,18 +99,18 @@ def plan_from(
     gpus: Callable[[], int],
     here: frozenset[str],
 ) -> JobPlan:
-    """The plan that the options ask for.
+    """Return the plan that the options describe.
 
     Args:
-        workers: How many in all, or for each node where the nodes are started by hand; None: as many as there are
-            slots; auto: the same, with a slot a GPU.
-        environment: The launcher's own.
+        workers: The total number of workers, or that of this node if nodes are started manually. None or "auto": one
+            per slot of the hosts or the allocation, or one per GPU of this machine.
+        environment: The launcher's environment.
         cores: Usable cores of this machine.
-        gpus: Counts the GPUs of this machine.
+        gpus: Count the GPUs of this machine.
         here: The names of this machine.
 
     Raises:
-        ConfigError: Options contradict each other, or what they name cannot be read.
+        ConfigError: Options contradict each other, or a file that they name cannot be read.
     """
     manual = _manual(options)
     _check(options, manual)
@@ -123,12 +123,12 @@ def plan_from(
         hosts = _hosts(options, workers, allocation, gpus)
         transport = _transport(options, hosts, allocation, here)
     plan = plan_job(command, hosts, transport, cores, environment, here)
-    patience = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
+    default_limit = start_limit(environment) or (MANUAL_SECONDS if manual else HOST_SECONDS)
     plan = replace(
         plan,
         bind=options.bind,
         interfaces=tuple(name for name in options.interface.split(",") if name),
-        start_timeout=options.start_timeout or patience,
+        start_timeout=options.start_timeout or default_limit,
         stop_timeout=options.stop_timeout,
         hang_timeout=HANG_SECONDS if options.hang_timeout is None else options.hang_timeout,
         ends_hangs=bool(options.hang_timeout),
@@ -148,7 +148,7 @@ def plan_from(
 def offered_hosts(
     options: LaunchOptions, environment: Mapping[str, str], gpus: Callable[[], int], plan: JobPlan
 ) -> Sequence[Host]:
-    """All hosts that the options name or the allocation has, with all their slots: more than a plan may have taken."""
+    """Return all hosts of the options or the allocation, with all their slots, of which the plan may use only some."""
     named = options.hosts or options.hostfile or not plan.is_local
     hosts = _hosts(options, None, _allocation(options, environment, gpus), gpus) if named else ()
     taken = [Host(node.host, node.workers) for node in plan.nodes]
@@ -156,14 +156,14 @@ def offered_hosts(
 
 
 def on_hosts(options: LaunchOptions, hosts: Sequence[Host]) -> LaunchOptions:
-    """The same options for those hosts."""
+    """Return the options with other hosts."""
     names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]
     named = ",".join(f"{name}:{host.slots}" for name, host in zip(names, hosts, strict=True))
     return replace(options, hosts=named, hostfile=None)
 
 
 def _manual(options: LaunchOptions) -> ManualNode | None:
-    """Where this node stands among nodes that are started one by one."""
+    """Return this node's number and the first node's address, if nodes are started manually."""
     if options.dist_url is not None:
         url = urlsplit(options.dist_url)
         try:
@@ -179,12 +179,12 @@ def _manual(options: LaunchOptions) -> ManualNode | None:
             raise ConfigError("--dist-url needs --world-size (the number of nodes) and --rank (this node's, from 0)")
         return _checked(ManualNode(node, nodes, url.hostname, port), "--rank", "--world-size")
     if options.world_size is not None or options.rank is not None:
-        raise ConfigError("--world-size and --rank go with --dist-url tcp://HOST:PORT")
+        raise ConfigError("--world-size and --rank need --dist-url tcp://HOST:PORT")
     if options.nodes is None:
         alone = ("node_rank", "master_addr", "master_port")
         given = [name for name in alone if getattr(options, name) is not None]
         if given:
-            raise ConfigError(f"--{given[0].replace('_', '-')} goes with --nodes N --node-rank K --master-addr HOST")
+            raise ConfigError(f"--{given[0].replace('_', '-')} needs --nodes N --node-rank K --master-addr HOST")
         return None
     if options.node_rank is None or options.master_addr is None:
         raise ConfigError("--nodes needs --node-rank K (this node's number, from 0) and --master-addr HOST (the first)")
@@ -223,7 +223,7 @@ def _hosts(
     allocation: Allocation | None,
     gpus: Callable[[], int],
 ) -> Sequence[Host]:
-    """The hosts in the order of ranks, with as many slots as workers."""
+    """Return the hosts in the order of ranks, with one slot per worker."""
     if options.hosts is not None:
         hosts: Sequence[Host] = parse_hosts(options.hosts)
     elif options.hostfile is not None:
@@ -236,7 +236,7 @@ def _hosts(
 
 
 def _spread(hosts: Sequence[Host], workers: int | Literal["auto"] | None) -> Sequence[Host]:
-    """An allocation's hosts; -np beyond its slots is shared out evenly, as they say little of how many fit."""
+    """Return an allocation's hosts; more workers than slots are divided evenly, because slots are not a hard limit."""
     if not isinstance(workers, int) or workers <= sum(host.slots for host in hosts):
         return hosts
     each, more = divmod(workers, len(hosts))

@@ -1,4 +1,4 @@
-"""What a user says of a job's restarts, and of how many workers it may have."""
+"""Options for a job's restarts and its number of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError, require
 
 @dataclass(frozen=True)
 class RestartOptions:
-    """What becomes of the job when a worker or a host is lost, or hosts come and go."""
+    """How the job continues when a worker or a host fails, or the hosts change."""
 
     max_restarts: Annotated[int, arg(metavar="N")] = 0
     """Restarts after failures, from the newest checkpoint."""
@@ -41,10 +41,10 @@ class RestartOptions:
         return bool(self.max_restarts or self.min_np or self.max_np or self.host_discovery_script)
 
     def check(self, workers: int) -> None:
-        """Refuse a first number of workers that the flags do not allow.
+        """Check the initial number of workers.
 
         Raises:
-            ConfigError: It is below the least or above the greatest.
+            ConfigError: It is below --min-np or above --max-np.
         """
         if self.min_np and workers < self.min_np:
             raise ConfigError(f"the job starts with {workers} workers, fewer than --min-np {self.min_np}")

@@ -99,11 +99,11 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
         match await _receive(connection):
             case Refused(why):
                 raise MeetingError(printable(why))
-            case Answer(said, challenge):
+            case Answer(answered, challenge):
                 challenges = ours + (_challenge(challenge) if secret else b"")
             case _:
                 raise StrangerError
-        if not _equal(said, _proof(secret, 0, newcomer.node, challenges)):
+        if not _equal(answered, _proof(secret, 0, newcomer.node, challenges)):
             await _refuse(connection, "wrong secret")
             address, port, *_ = connection.getpeername()
             where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -135,8 +135,8 @@ def _proof(secret: str, sender: int, receiver: int, challenges: bytes) -> str:
     return proof(secret, f"node {sender} to node {receiver}", challenges).hex() if secret else ""
 
 
-def _equal(said: str, expected: str) -> bool:
-    return hmac.compare_digest(said.encode(errors="replace"), expected.encode())
+def _equal(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode(errors="replace"), expected.encode())
 
 
 async def _refuse(connection: socket.socket, why: str) -> None:

@@ -15,7 +15,7 @@ from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
 PROTOCOL = 6  # the version of these messages
-NOBODY_SPOKE = 79  # exit code of a node process that received no message
+NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 22  # a chunk of output has 64 KiB, which JSON can expand by six times
 
 
@@ -84,7 +84,7 @@ class NodeJob(Message):
 
 @dataclass(frozen=True)
 class Reach(Message):
-    """Try to reach the first host's `doors`: its listening addresses with their ports."""
+    """Try to reach the first host's `listeners`: its listening addresses with their ports."""
 
     listeners: dict[str, int]
 
@@ -155,7 +155,12 @@ class Trouble(Message):
 
 @dataclass(frozen=True)
 class Here(Message):
-    """This host is ready. `doors`: its listening addresses, if it is the first of several. `cores`: for its workers."""
+    """This host is ready.
+
+    Args:
+        listeners: Its listening addresses with their ports, if it is the first of several hosts.
+        cores: Its usable cores.
+    """
 
     versions: dict[str, str]
     listeners: dict[str, int] = field(default_factory=dict)

@@ -41,10 +41,11 @@ class Listeners:
 
     @property
     def open(self) -> dict[str, int]:
-        """Each address and its port."""
+        """The listening addresses and their ports."""
         return {address: each.getsockname()[1] for address, each in self._sockets.items()}
 
     async def answer(self) -> None:
+        """Start to answer challenges on all addresses."""
         for each in self._sockets.values():
             self._servers.append(await asyncio.start_server(self._answer, sock=each.dup()))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.controller.elastic_driver import Driver, HostSlot, JobFailedError, SlotWorker, places, ranked
+from lockstep.launch.controller.elastic_driver import Driver, HostSlot, JobFailedError, SlotWorker, rank_info, ranked
 from lockstep.launch.plan.elastic_rules import ElasticRules
 from lockstep.launch.plan.hosts import Host
 from lockstep.world.elastic_rendezvous import CHANGES, answer_key, ask_key, worker_name
@@ -40,7 +40,7 @@ def test_ranks_go_host_by_host_from_that_of_the_first_survivor() -> None:
 
 
 def test_a_local_rank_is_the_slot_so_that_a_survivor_keeps_its_gpu() -> None:
-    rows = [list(place.values()) for place in places([HostSlot("b", 1), HostSlot("b", 3), HostSlot("a", 0)])]
+    rows = [list(info.values()) for info in rank_info([HostSlot("b", 1), HostSlot("b", 3), HostSlot("a", 0)])]
     assert rows == [[0, 3, 1, 2, 0, 2], [1, 3, 3, 2, 0, 2], [2, 3, 0, 1, 1, 2]]
 
 

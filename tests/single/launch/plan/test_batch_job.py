@@ -52,8 +52,8 @@ def test_the_warning_comes_before_the_end_of_a_short_job() -> None:
         ({"queue": "-q"}, "--queue .*: must be one word"),
         ({"nodes": 2, "workers": 3}, "-np 3 cannot be divided equally among 2 nodes"),
         ({"nodes": 2, "workers": 8, "workers_per_node": 8}, "-np 8 on 2 nodes contradicts --workers-per-node 8"),
-        ({"gpus_per_node": 4, "workers_per_node": 2}, "2 workers and 4 GPUs a node"),
-        ({"gpus_per_node": 1, "workers": 2}, "2 workers and 1 GPUs? a node"),
+        ({"gpus_per_node": 4, "workers_per_node": 2}, "2 workers and 4 GPUs per node"),
+        ({"gpus_per_node": 1, "workers": 2}, "2 workers and 1 GPUs? per node"),
     ],
 )
 def test_wrong_flags_are_named(flags: dict[str, Any], message: str) -> None:

@@ -76,11 +76,11 @@ def test_nodes_started_by_hand() -> None:
         (LaunchOptions(nodes=2, node_rank=2, master_addr="a"), None, "--node-rank 2: must be from 0 to 1"),
         (LaunchOptions(nodes=2, node_rank=0, master_addr="a", master_port=70000), None, "70000: invalid port"),
         (LaunchOptions(nodes=2, node_rank=0, master_addr="a", hosts="a:1"), None, "cannot be combined with -H"),
-        (LaunchOptions(master_addr="a"), None, "--master-addr goes with --nodes"),
+        (LaunchOptions(master_addr="a"), None, "--master-addr needs --nodes"),
         (LaunchOptions(dist_url="a:1"), None, "is not of the form tcp://HOST:PORT"),
         (LaunchOptions(dist_url="tcp://a:1"), None, "--dist-url needs --world-size"),
         (LaunchOptions(dist_url="tcp://a:1", world_size=2, rank=0, nodes=2), None, "cannot be combined with --nodes"),
-        (LaunchOptions(rank=0), None, "--world-size and --rank go with --dist-url"),
+        (LaunchOptions(rank=0), None, "--world-size and --rank need --dist-url"),
     ],
 )
 def test_contradictions_are_named(options: LaunchOptions, workers: int | None, message: str) -> None:

@@ -6,15 +6,15 @@
 #BSUB -R "span[ptile=2]"
 #BSUB -W 0:04
 #BSUB -o lockstep-%J.out
-# 1 minute before the time limit this script gets SIGUSR1.
+# Send SIGUSR1 to this script 1 minute before the time limit.
 #BSUB -wa USR1 -wt 1
-# After the exit code 75, or the loss of a node, the job is queued again under its own number.
+# Requeue the job with the same job ID after exit code 75 or a node failure.
 #BSUB -Q "75"
 #BSUB -r
 
-# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate
+# Add commands here that make `lockstep` available, such as: source venv/bin/activate
 
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+# Forward signals to the launcher, which stops all workers after the same step, with a checkpoint.
 launcher=
 signals=
 forward() {
@@ -24,15 +24,15 @@ forward() {
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 
-# Started again, the command must itself go on from its newest checkpoint.
+# If the job is restarted, the command must itself resume from its newest checkpoint.
 lockstep run -- \
     python 'my script.py' --name 'it'"'"'s' &
 launcher=$!
-for signal in $signals; do  # those that arrived before the launcher's pid was known
+for signal in $signals; do  # signals that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
+# `wait` returns when the launcher exits, but also when a signal arrives; wait again then.
 while
     before=$signals
     wait "$launcher"
@@ -40,7 +40,7 @@ while
     [ "$signals" != "$before" ]
 do :; done
 
-# 75: stopped after a checkpoint; LSF queues the job again. After SIGTERM (`bkill`) it shall not.
+# 75: stopped after a checkpoint; LSF requeues the job, but must not after SIGTERM (`bkill`).
 if [ "$code" -eq 75 ] && [[ $signals == *TERM* ]]; then
     code=143
 fi

@@ -10,16 +10,16 @@
 #BSUB -gpu "num=4"
 #BSUB -W 36:00
 #BSUB -o cifar-%J.out
-# 2 minutes before the time limit this script gets SIGUSR1.
+# Send SIGUSR1 to this script 2 minutes before the time limit.
 #BSUB -wa USR1 -wt 2
-# After the exit code 75, or the loss of a node, the job is queued again under its own number.
+# Requeue the job with the same job ID after exit code 75 or a node failure.
 #BSUB -Q "75"
 #BSUB -r
 
 module load cuda
 source venv/bin/activate
 
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+# Forward signals to the launcher, which stops all workers after the same step, with a checkpoint.
 launcher=
 signals=
 forward() {
@@ -29,15 +29,15 @@ forward() {
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 
-# --run-dir and --resume auto were added: started again, this run goes on, and no other.
+# --run-dir and --resume auto were added: a restarted job resumes this run, and no other.
 lockstep run -- \
     lockstep train cifar10 -a resnet18 --run-dir "runs/cifar-$LSB_JOBID" --resume auto &
 launcher=$!
-for signal in $signals; do  # those that arrived before the launcher's pid was known
+for signal in $signals; do  # signals that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
+# `wait` returns when the launcher exits, but also when a signal arrives; wait again then.
 while
     before=$signals
     wait "$launcher"
@@ -45,7 +45,7 @@ while
     [ "$signals" != "$before" ]
 do :; done
 
-# 75: stopped after a checkpoint; LSF queues the job again. After SIGTERM (`bkill`) it shall not.
+# 75: stopped after a checkpoint; LSF requeues the job, but must not after SIGTERM (`bkill`).
 if [ "$code" -eq 75 ] && [[ $signals == *TERM* ]]; then
     code=143
 fi

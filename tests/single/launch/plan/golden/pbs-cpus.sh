@@ -6,15 +6,15 @@
 #PBS -l place=scatter
 #PBS -l walltime=00:04:00
 #PBS -j oe
-# PBS may start the job again, such as after the loss of a node.
+# Let PBS restart the job, for example after a node failure.
 #PBS -r y
 
-# PBS starts jobs in the home folder.
+# PBS starts jobs in the home directory.
 cd "$PBS_O_WORKDIR" || exit 1
 
-# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate
+# Add commands here that make `lockstep` available, such as: source venv/bin/activate
 
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+# Forward signals to the launcher, which stops all workers after the same step, with a checkpoint.
 launcher=
 signals=
 forward() {
@@ -24,16 +24,16 @@ forward() {
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 
-# PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 60 seconds before.
-# Started again, the command must itself go on from its newest checkpoint.
+# PBS sends no signal at the time limit; `timeout` sends SIGUSR1 60 seconds earlier.
+# If the job is restarted, the command must itself resume from its newest checkpoint.
 timeout --foreground --preserve-status --signal=USR1 180 lockstep run -- \
     python 'my script.py' --name 'it'"'"'s' &
 launcher=$!
-for signal in $signals; do  # those that arrived before the launcher's pid was known
+for signal in $signals; do  # signals that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
+# `wait` returns when the launcher exits, but also when a signal arrives; wait again then.
 while
     before=$signals
     wait "$launcher"
@@ -41,5 +41,5 @@ while
     [ "$signals" != "$before" ]
 do :; done
 
-# 75: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file again.
+# 75: stopped after a checkpoint. A PBS job cannot requeue itself: submit this file again.
 exit "$code"

@@ -8,16 +8,16 @@
 #PBS -l place=scatter
 #PBS -l walltime=36:00:00
 #PBS -j oe
-# PBS may start the job again, such as after the loss of a node.
+# Let PBS restart the job, for example after a node failure.
 #PBS -r y
 
-# PBS starts jobs in the home folder.
+# PBS starts jobs in the home directory.
 cd "$PBS_O_WORKDIR" || exit 1
 
 module load cuda
 source venv/bin/activate
 
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+# Forward signals to the launcher, which stops all workers after the same step, with a checkpoint.
 launcher=
 signals=
 forward() {
@@ -27,16 +27,16 @@ forward() {
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 
-# PBS gives no signal ahead of the time limit: `timeout` sends SIGUSR1 120 seconds before.
-# --run-dir and --resume auto were added: started again, this run goes on, and no other.
+# PBS sends no signal at the time limit; `timeout` sends SIGUSR1 120 seconds earlier.
+# --run-dir and --resume auto were added: a restarted job resumes this run, and no other.
 timeout --foreground --preserve-status --signal=USR1 129480 lockstep run -- \
     lockstep train cifar10 -a resnet18 --run-dir "runs/cifar" --resume auto &
 launcher=$!
-for signal in $signals; do  # those that arrived before the launcher's pid was known
+for signal in $signals; do  # signals that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
+# `wait` returns when the launcher exits, but also when a signal arrives; wait again then.
 while
     before=$signals
     wait "$launcher"
@@ -44,5 +44,5 @@ while
     [ "$signals" != "$before" ]
 do :; done
 
-# 75: stopped after a checkpoint. A PBS job cannot queue itself again: submit this file again.
+# 75: stopped after a checkpoint. A PBS job cannot requeue itself: submit this file again.
 exit "$code"

@@ -7,16 +7,15 @@
 #SBATCH --cpus-per-task=4
 #SBATCH --time=00:04:00
 #SBATCH --output=%x-%j.out
-# A job that is preempted, or that asks for it below, is queued again under its own number,
-# and goes on writing to the same file.
+# Requeue the job after preemption, or on request below, with the same job ID, and append to its output.
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# 60 seconds before the time limit this script gets SIGUSR1.
+# Send SIGUSR1 to this script 60 seconds before the time limit.
 #SBATCH --signal=B:USR1@60
 
-# What makes `lockstep` known here comes in this place, such as: source venv/bin/activate
+# Add commands here that make `lockstep` available, such as: source venv/bin/activate
 
-# Signals go on to the launcher, which stops all workers after the same step, with a checkpoint.
+# Forward signals to the launcher, which stops all workers after the same step, with a checkpoint.
 launcher=
 signals=
 forward() {
@@ -26,15 +25,15 @@ forward() {
 trap 'forward USR1' USR1
 trap 'forward TERM' TERM
 
-# Started again, the command must itself go on from its newest checkpoint.
+# If the job is restarted, the command must itself resume from its newest checkpoint.
 lockstep run -- \
     python 'my script.py' --name 'it'"'"'s' &
 launcher=$!
-for signal in $signals; do  # those that arrived before the launcher's pid was known
+for signal in $signals; do  # signals that arrived before the launcher's pid was known
     kill -s "$signal" "$launcher"
 done
 
-# `wait` returns when the launcher exits, and also when a signal arrives: then wait again.
+# `wait` returns when the launcher exits, but also when a signal arrives; wait again then.
 while
     before=$signals
     wait "$launcher"
@@ -42,8 +41,7 @@ while
     [ "$signals" != "$before" ]
 do :; done
 
-# 75: stopped after a checkpoint. The job is queued again unless it was cancelled,
-# in which case it does not count as running any more.
+# 75: stopped after a checkpoint. Requeue the job unless it was cancelled and is no longer RUNNING.
 if [ "$code" -eq 75 ]; then
     state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID")
     [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"
