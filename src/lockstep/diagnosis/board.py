@@ -40,7 +40,7 @@ NO_STEP = -1
 
 
 @dataclass(frozen=True)
-class Progress:
+class BoardContent:
     """What a board shows.
 
     Args:
@@ -136,7 +136,7 @@ class BoardReader:
         if version != VERSION:
             raise ValueError(f"{path} is not a board of this version")
 
-    def read(self) -> Progress:
+    def read(self) -> BoardContent:
         """Return what the board shows now."""
         count, changed_ns, step, phase = REPORT.unpack_from(self._memory, AT_REPORT)
         (flags,) = FLAGS.unpack_from(self._memory, AT_FLAGS)
@@ -144,7 +144,7 @@ class BoardReader:
         (answer,) = ANSWER.unpack_from(self._memory, AT_ANSWER)
         age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
         name = PHASES[phase] if phase < len(PHASES) else "running"
-        return Progress(
+        return BoardContent(
             *(self.pid, self.rank, self.thread, count, age_s, step, name, flags, enqueued, completed, answer)
         )
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lockstep.diagnosis.board import HVD, TRAINER
-from lockstep.diagnosis.flight_recorder import Collective
+from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.inspection import STOPPED_STATES, Frame, WorkerState
 
 MOST_STACKS = 3
@@ -121,7 +121,7 @@ def _wait(state: WorkerState) -> Wait | None:
     return None
 
 
-def _wait_of(collective: Collective) -> Wait:
+def _wait_of(collective: RecordedCollective) -> Wait:
     shapes = f" of {collective.shapes}" if collective.shapes else ""
     group = f" in group {collective.group}" if collective.group != "0" else ""
     text = f"{collective.name} #{collective.number}{shapes}{group}"

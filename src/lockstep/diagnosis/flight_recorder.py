@@ -17,7 +17,7 @@ MOST_ENTRIES = 3  # of each group; the oldest that is not finished is the one th
 
 
 @dataclass(frozen=True)
-class Collective:
+class RecordedCollective:
     """A collective of one process group.
 
     Args:
@@ -44,10 +44,10 @@ def counts() -> tuple[int, int] | None:
     return _sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")
 
 
-def latest() -> list[Collective]:
+def latest() -> list[RecordedCollective]:
     """Return the last finished and the unfinished collectives of each group."""
     found = _dump(with_entries=True) or {}
-    by_group: dict[str, list[Collective]] = {}
+    by_group: dict[str, list[RecordedCollective]] = {}
     for entry in found.get("entries", []):
         if entry.get("is_p2p"):
             continue
@@ -55,11 +55,11 @@ def latest() -> list[Collective]:
         state = entry.get("state") == "completed" or bool(entry.get("retired"))
         name = str(entry.get("profiling_name", "")).rpartition(":")[2]
         number = int(entry.get("collective_seq_id", 0))
-        by_group.setdefault(group, []).append(Collective(group, number, name, _shapes(entry), state))
+        by_group.setdefault(group, []).append(RecordedCollective(group, number, name, _shapes(entry), state))
     return [each for entries in by_group.values() for each in _of_interest(entries)]
 
 
-def _of_interest(entries: list[Collective]) -> list[Collective]:
+def _of_interest(entries: list[RecordedCollective]) -> list[RecordedCollective]:
     entries = sorted(entries, key=lambda entry: entry.number)
     finished = [entry for entry in entries if entry.is_finished]
     waiting = [entry for entry in entries if not entry.is_finished]

@@ -14,7 +14,7 @@ from typing import Any
 
 import lockstep
 from lockstep.diagnosis.board import BoardReader
-from lockstep.diagnosis.flight_recorder import Collective
+from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.proc import facts
 from lockstep.diagnosis.publisher import ANSWER, STACK_SIGNAL, STACKS
 from lockstep.files.untrusted import parse_json
@@ -67,7 +67,7 @@ class WorkerState:
     has_answered: bool = True
     stack: tuple[Frame, ...] = ()
     operations: tuple[str, ...] = ()
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[RecordedCollective, ...] = ()
 
 
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
@@ -97,7 +97,7 @@ def inspect_worker(board: BoardReader) -> WorkerState:
         has_answered=has_answered,
         stack=stack,
         operations=tuple(map(str, answer.get("operations", []))),
-        collectives=tuple(Collective(**each) for each in answer.get("collectives", [])),
+        collectives=tuple(RecordedCollective(**each) for each in answer.get("collectives", [])),
     )
 
 

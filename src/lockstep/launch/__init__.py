@@ -1,7 +1,6 @@
 """The launcher: start a job's workers on one or more hosts, and end them.
 
-`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `worker_exit` determines their exit
-codes.
+`command_workers` starts workers for Lockstep's commands, `notebook` for functions; `worker_exit` sets exit codes.
 
 | package | purpose |
 |---|---|

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.diagnosis.board import BoardReader, Progress, boards_in
+from lockstep.diagnosis.board import BoardContent, BoardReader, boards_in
 from lockstep.diagnosis.inspection import Frame, WorkerState, inspect_worker, without_board
 from lockstep.diagnosis.proc import Activity, activity
 from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
@@ -94,7 +94,7 @@ class ProgressWatch:
         alive = [self._is_alive(board, board.read()) for board in boards if not _is_waiting(board.read())]
         return any(alive)
 
-    def _is_alive(self, board: BoardReader, progress: Progress) -> bool:
+    def _is_alive(self, board: BoardReader, progress: BoardContent) -> bool:
         now, before = time.monotonic(), self._lives.get(board.pid)
         own, tree = activity(board.pid, descendants=False), activity(board.pid)
         seconds = now - before.time if before else 0.0
@@ -135,5 +135,5 @@ class ProgressWatch:
         return Inspected(tuple(states[rank] for rank in sorted(states)))
 
 
-def _is_waiting(progress: Progress) -> bool:
+def _is_waiting(progress: BoardContent) -> bool:
     return progress.enqueued > progress.completed

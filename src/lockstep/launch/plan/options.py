@@ -69,7 +69,7 @@ class LaunchOptions:
     rank: Annotated[int | None, arg(metavar="K")] = None
     """With --dist-url: the number of this node, from 0."""
     preload: bool = True
-    """Import torch in each worker instead of once per host before forking."""
+    """Import torch in each worker, not once per host."""
     dry_run: bool = False
     """Print the commands and variables for each host and exit."""
 

@@ -39,6 +39,7 @@ JOB = NodeJob(
     restart=0,
     max_restarts=0,
     elastic=False,
+    hang_timeout=300.0,
     timings=Timings(close=0.1),
 )
 

@@ -34,6 +34,7 @@ JOB = messages.NodeJob(
     restart=1,
     max_restarts=2,
     elastic=False,
+    hang_timeout=300.0,
     timings=Timings(silence=8.0),
 )
 EACH: list[Message] = [
