@@ -196,5 +196,5 @@ def _verdict(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> l
     fits = f"the largest batch per worker that fits is {largest:,} ({min(misfits):,} does not)" if misfits else ""
     return [
         fits or f"the largest batch per worker that was tried, {largest:,}, fits",
-        f"a batch of {enough:,} reaches {100 * ENOUGH:.0f} % of the best throughput, {show_number(best)} images/s",
+        f"a batch of {enough:,} reaches {100 * ENOUGH:.0f} % of the best throughput ({show_number(best)} images/s)",
     ]

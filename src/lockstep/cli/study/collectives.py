@@ -148,7 +148,7 @@ def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -
         flush=True,
     )
     if skipped:
-        print(f"already in {out}: {', '.join(skipped)}; to measure them again, add --again", flush=True)
+        print(f"already in {out}: {', '.join(skipped)}; add --again to repeat them", flush=True)
 
 
 def _show(name: str, points: Sequence[SizePoint]) -> None:
