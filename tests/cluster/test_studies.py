@@ -42,5 +42,5 @@ def test_a_scaling_study_in_an_allocation_of_slurm(slurm: Slurm, tmp_path: Path)
     printed = slurm.sbatch(
         f"#!/bin/bash\ncd {tmp_path}\n{' '.join([*STUDY, *JOB])}\n", "--nodes=2", "--ntasks-per-node=1", "--time=10"
     )
-    assert "2 measurements, 0 of them recorded already" in printed
+    assert "2 measurements, 0 of them already recorded" in printed
     assert _nodes(tmp_path) == {1: (1, 16), 2: (2, 32)}

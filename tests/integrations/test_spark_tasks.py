@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lockstep.integrations.spark import task
+from lockstep.integrations.spark.messages import StartWorker, TaskHello, TaskOver
 from lockstep.integrations.spark.run import _Show
 from lockstep.integrations.spark.task_server import TaskServer
-from lockstep.integrations.spark.wire import StartWorker, TaskHello, TaskOver
 from lockstep.world.store import LOOPBACK
 
 KEY = b"key"

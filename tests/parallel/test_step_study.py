@@ -89,7 +89,7 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     assert 1 <= len(begun) < 3
     done = _study(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"3 measurements, {len(begun)} of them recorded already" in done.stdout
+    assert f"3 measurements, {len(begun)} of them already recorded" in done.stdout
     records = list(read_records(file))
     assert records[: len(begun)] == begun
     assert sorted((record["workers"], record["global_batch"]) for record in records) == [(1, 16), (2, 16), (2, 32)]
@@ -100,7 +100,7 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     each = {record["environment"]["threads_per_worker"] for record in records}
     assert each == {max(1, usable_cores() // 2)}
     again = _study(*words, cwd=tmp_path)
-    assert "3 measurements, 3 of them recorded already" in again.stdout
+    assert "3 measurements, 3 of them already recorded" in again.stdout
     assert list(read_records(file)) == records
 
 
@@ -130,7 +130,7 @@ def test_a_job_that_fails_is_recorded_with_its_reason_and_measured_anew(tmp_path
     assert done.returncode == 1
     assert "no such net" in done.stdout
     assert "no such net" in next(read_records(tmp_path / "study" / "scaling.jsonl"))["failed"]
-    assert "1 measurements, 0 of them recorded already" in _study(*words, cwd=tmp_path).stdout
+    assert "1 measurements, 0 of them already recorded" in _study(*words, cwd=tmp_path).stdout
 
 
 def test_the_largest_batch_that_fits_is_found_and_not_looked_for_again(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_the_largest_batch_that_fits_is_found_and_not_looked_for_again(tmp_path:
     words = ["batch", "--first", "16", "--steps", "2", "--", "digits", "--model", "net:build", "--device", "cpu"]
     done = _study(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "the largest batch of a worker that fits is 40 (42 does not)" in done.stdout
+    assert "the largest batch per worker that fits is 40 (42 does not)" in done.stdout
     records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
     assert {size for size, record in records.items() if record["fits"]} == {16, 32, 40}
     assert "allocate memory" in records[64]["why"]
     again = _study(*words, cwd=tmp_path)
     assert again.returncode == 0
-    assert "recorded already: 16, 32, 40, 42, 44, 48, 64" in again.stdout
+    assert "already recorded: 16, 32, 40, 42, 44, 48, 64" in again.stdout
     assert len(list(read_records(tmp_path / "study" / "batch.jsonl"))) == len(records)

@@ -110,7 +110,7 @@ def test_the_command_records_each_operation_once_and_goes_on_where_it_was_ended(
         file.write("\n")
     second = _run(tmp_path, *WORDS, "-np", "2", "--operations", "all_reduce", "reduce", "barrier")
     assert second.returncode == 0, second.stderr
-    assert "already in study/collectives.jsonl: all_reduce, barrier; --again measures them again" in second.stdout
+    assert "already in study/collectives.jsonl: all_reduce, barrier; add --again to repeat them" in second.stdout
     assert [record["operation"] for record in read_records(out)] == ["all_reduce", "barrier", "reduce"]
     third = _run(tmp_path, *WORDS, "-np", "2", "--operations", "barrier", "--again")
     assert third.returncode == 0, third.stderr

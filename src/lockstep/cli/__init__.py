@@ -1,6 +1,6 @@
-"""The command line: one file a subcommand, imported when it is called.
+"""The command line, with one module per subcommand, imported when it is called.
 
-`lockstep --help` imports nothing else, so that it answers at once on a login node.
+`lockstep --help` imports none of them, so it is fast on a login node.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ COMMANDS = {
 }
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
-NEEDED = ("torch", "torchvision")  # by what measures or trains; the rest also works where they are not
-# What `python -m torch.distributed.launch -m lockstep ...` puts before our words; LOCAL_RANK says the same.
+NEEDED = ("torch", "torchvision")  # only for training and measuring; the other commands work without them
+# Inserted before the arguments by `python -m torch.distributed.launch -m lockstep ...`; LOCAL_RANK has the same value.
 INJECTED = ("--local-rank=", "--local_rank=")
 
 
@@ -64,29 +64,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = import_module(f"lockstep.cli.{arguments[0]}").main(arguments[1:])
     except LockstepError as error:
-        print(
-            printable(f"lockstep {arguments[0]}: error: {error}"), file=sys.stderr
-        )  # which may quote a file of others
+        text = printable(f"lockstep {arguments[0]}: error: {error}")  # it may quote an untrusted file
+        print(text, file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        print(f"lockstep {arguments[0]}: error: this needs {error.name}, which is not installed here", file=sys.stderr)
+        print(f"lockstep {arguments[0]}: error: {error.name} is not installed", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before a job has its own handlers, or in a command without any
+    except KeyboardInterrupt:  # in a command without signal handlers, or before a job sets them
         print("\nlockstep: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as head, exited
         sys.stderr.close()
         return 0
     return code
 
 
 def prepare_streams() -> None:
-    """Replace closed streams (`>&-`) by /dev/null, and let no character fail on a terminal that lacks it."""
+    """Replace closed streams (`>&-`) by /dev/null, and characters that the terminal's encoding lacks by "?"."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the stream's own number, which no other file may take then
+            # This gets the number of the closed stream, so that no other file does.
+            descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, descriptor <= 2)
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):

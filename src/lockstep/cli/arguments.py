@@ -1,4 +1,4 @@
-"""Read a command's arguments into its dataclass; what is wrong with one is said in one line."""
+"""Parse a command's arguments into its dataclass; errors are one line each."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from lockstep.errors import ConfigError
 T = TypeVar("T")
 FLAG = re.compile(r"-[^\d.\s-]\S*|--[^\s-]\S*")  # not -1, "-" or text with spaces
 WANTED = {int: "a whole number", float: "a number", bool: "True or False"}
-FieldPath = tuple[str, ...]  # the fields that lead to a value
+FieldPath = tuple[str, ...]  # names of nested fields, from the command to a value
 
 
 def read(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:
-    """Read arguments; of a flag that is given twice, the last value counts.
+    """Parse arguments into a dataclass; if a flag is repeated, its last value counts.
 
     Args:
-        default: What flags that are not given have; None: their fields' defaults.
+        default: The values of omitted arguments; by default, those of the fields.
 
     Raises:
-        ConfigError: An argument is unknown, missing or wrong, or the dataclass refuses its values.
+        ConfigError: An argument is unknown, missing or invalid, or the dataclass rejects its values.
     """
     flags = flags_of(typing.cast(type, kind))
     values, typed, plain = _flag_values(flags, command, arguments)
@@ -44,7 +44,7 @@ def read(kind: type[T], command: str, arguments: Sequence[str], default: T | Non
 def _flag_values(
     flags: Sequence[Flag], command: str, arguments: Sequence[str]
 ) -> tuple[dict[FieldPath, Any], dict[str, str], list[str]]:
-    """The flags' values by their paths, how the user has written them by their long names, and the other arguments."""
+    """Return the flags' values by path, the flags as typed by long name, and the other arguments."""
     known = {name: (flag, True) for flag in flags for name in flag.names}
     known |= {flag.opposite: (flag, False) for flag in flags if flag.is_switch}
     rest, plain = deque(arguments), list[str]()
@@ -83,7 +83,7 @@ def _flag_values(
 def _positional_values(
     flags: Sequence[Flag], command: str, plain: Sequence[str], is_required: bool
 ) -> dict[FieldPath, Any]:
-    """The values of the positional arguments, in their order; the last may take several."""
+    """Return the values of the positional arguments by path; only the last argument may have several values."""
     rest, missing = deque(plain), list[str]()
     values: dict[FieldPath, Any] = {}
     for flag in (flag for flag in flags if flag.is_positional):
@@ -107,7 +107,7 @@ def _is_flag(argument: str) -> bool:
 
 
 def _following(rest: deque[str]) -> list[str]:
-    """Take the values of a flag that has several: all arguments up to the next flag."""
+    """Remove and return the arguments up to the next flag."""
     taken = []
     while rest and not _is_flag(rest[0]):
         taken.append(rest.popleft())
@@ -115,7 +115,7 @@ def _following(rest: deque[str]) -> list[str]:
 
 
 def _convert(flag: Flag, name: str, text: str) -> Any:
-    """A value as the first of the flag's types that takes it."""
+    """Convert a value to the first of the flag's types that accepts it."""
     for kind in flag.kinds:
         if kind in (int, float, str, Path):
             with suppress(ValueError):
@@ -136,7 +136,7 @@ def _convert(flag: Flag, name: str, text: str) -> Any:
 
 
 def _build(kind: type, values: Mapping[FieldPath, Any], default: Any, path: FieldPath) -> Any:
-    """The dataclass with the values, and the default's where there is none."""
+    """Build the dataclass from the values, completed by those of `default`."""
     hints = typing.get_type_hints(kind)
     arguments = {}
     for item in dataclasses.fields(kind):
@@ -161,7 +161,7 @@ def _see_help(command: str) -> str:
 
 
 def _as_typed(message: str, typed: Mapping[str, str]) -> str:
-    """A message on a flag, with the flag as the user has written it: "-b 0: batch size must be ..."."""
+    """Replace the flag at the start of a message by the flag as typed: "-b 0: batch size must be ..."."""
     for name, written in typed.items():
         if name != written and message.startswith((f"{name} ", f"{name}:")):
             is_same = name.lstrip("-") == written.lstrip("-")

@@ -1,4 +1,4 @@
-"""What workers of Lockstep's own commands need, imported and done once in the process that they are forked from."""
+"""Modules for the workers of Lockstep's own commands, imported once in the process that the workers are forked from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.cli.parse import TrainCommand, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.errors import LockstepError
 
-# Their own command line, which `parse_train` remembers. If it is wrong, the workers say so.
+# `parse_train` caches the result for the workers. If the arguments are invalid, the workers report that.
 if sys.argv[1:2] == ["train"]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, LockstepError):
         parse_train(translate(sys.argv[2:], TrainCommand).arguments)

@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     console.print(f"Samples are training + validation. `lockstep data get` fetches {fetched}.", highlight=False)
     console.print("Your copy of imagenet is expected in DATA_DIR/imagenet.", highlight=False)
     console.print(
-        "Any folder with train/CLASS/... and val/CLASS/... (or test) is a data set too: lockstep train FOLDER. "
-        "Your own: --data MODULE:FUNCTION.",
+        "Any folder with train/CLASS/... and val/CLASS/... (or test) is a data set, too: lockstep train FOLDER. "
+        "Custom data: --data MODULE:FUNCTION.",
         highlight=False,
     )
     return 0

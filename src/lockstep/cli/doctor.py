@@ -1,4 +1,4 @@
-"""`lockstep doctor`: what this machine, or each host of a job, offers, what is wrong, and how to mend it."""
+"""`lockstep doctor`: check this machine or a job's hosts, and print how to fix problems."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _examine_this_machine() -> int:
 
     from lockstep.doctor.machine import examine
 
-    table = Table("what", "here", "", show_edge=False)
+    table = Table("check", "found", "", show_edge=False)
     findings = examine()
     for finding in findings:
         table.add_row(finding.subject, finding.found, "[red]fix[/]" if finding.fix else "ok")

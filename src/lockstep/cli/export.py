@@ -1,4 +1,4 @@
-"""`lockstep export`: write a trained model for other programs."""
+"""`lockstep export`: export a trained model for other programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if command.output is not None and not command.format:
         by_suffix = {suffix: kind for kind, suffix in SUFFIXES.items()}
         if command.output.suffix not in by_suffix:
-            raise ConfigError(f"--output {command.output} ends in none of {', '.join(by_suffix)}; add --format")
+            raise ConfigError(f"--output {command.output}: must end in one of {', '.join(by_suffix)}; or add --format")
         kinds = (by_suffix[command.output.suffix],)
     for kind in kinds:
         output = command.output or default_output(command.checkpoint, kind)

@@ -1,4 +1,4 @@
-"""What --help prints: usage, flags in groups and examples, laid out for the terminal's width."""
+"""Help pages: usage, flags in groups and examples, wrapped to the terminal's width."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ TITLES: dict[type, str] = {
     LaunchOptions: "Hosts",
     RestartOptions: "Restarts",
 }
-# Switches of these make sense both ways, as a recipe may set them.
+# A recipe may turn these switches on or off, so their help shows both forms: --[no-]NAME.
 SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig, NumericsConfig)
-# What follows the flags.
+# The end of the usage line, after the flags.
 TAILS = {
     "run": "-- COMMAND ...",
     "script": "-- COMMAND ...",
@@ -53,16 +53,16 @@ WIDEST = 120  # columns; longer lines are hard to read
 NARROWEST = 40
 WIDEST_TERM = 26
 EXAMPLES = "Examples:\n"
-Rows = Mapping[str, str]  # from terms, such as "-b, --batch-size INT", to what they mean
+Rows = Mapping[str, str]  # from a term, such as "-b, --batch-size INT", to its description
 
 
 def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
-    """The help of a command.
+    """Return the help page of a command.
 
     Args:
-        kind: Its dataclass. Where that has a `common`, from titles to names of flags, these are shown.
-        values: An instance whose values are the defaults to show; None: the fields' own.
-        shows_all: Show all flags in any case.
+        kind: The command's dataclass. If it has `common` (a mapping from titles to flags), only those flags are shown.
+        values: An instance with the defaults to show; by default, those of the fields.
+        shows_all: Show all flags, even if there are common ones.
     """
     flags = flags_of(kind)
     common: Mapping[str, str] | None = None if shows_all else getattr(kind, "common", None)
@@ -83,7 +83,7 @@ def explain(kind: type, command: str, values: Any, shows_all: bool) -> str:
 
 
 def page(usage_line: str, about: str, sections: Mapping[str, Rows], more: str = "") -> str:
-    """Lay out a help page: paragraphs and examples of `about` around the sections that are not empty."""
+    """Return a help page: the text of `about`, the non-empty sections, the examples of `about`, then `more`."""
     width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST)) - 1
     paragraphs = inspect.cleandoc(about).split("\n\n")
     prose = [" ".join(part.split()) for part in paragraphs if not part.startswith(EXAMPLES)]
@@ -99,7 +99,7 @@ def page(usage_line: str, about: str, sections: Mapping[str, Rows], more: str = 
 
 
 def usage(kind: type, command: str) -> str:
-    """A command's synopsis, such as "lockstep eval CHECKPOINT [flags]"."""
+    """Return a command's synopsis, such as "lockstep eval CHECKPOINT [flags]"."""
     flags = flags_of(kind)
     arguments = ["lockstep", command]
     for flag in flags:
@@ -111,23 +111,23 @@ def usage(kind: type, command: str) -> str:
 
 
 def is_two_way(flag: Flag) -> bool:
-    """Whether a switch makes sense both ways; the others are shown as what changes their default."""
+    """Return whether to show both forms of a switch; otherwise only the one that changes its default is shown."""
     return flag.is_switch and flag.group in SETTINGS
 
 
 def names_of(flag: Flag) -> list[str]:
-    """A flag's names as they are shown, short ones first."""
+    """Return a flag's names as shown, short ones first."""
     if is_two_way(flag):
         return [f"--[no-]{flag.names[0].removeprefix('--')}"]
     if flag.is_switch and flag.default:
         return [flag.opposite]
-    same = [f"-{name}" for name in flag.names if not name.startswith("--")]  # --np adds nothing to -np
+    same = [f"-{name}" for name in flag.names if not name.startswith("--")]  # omits --np, because -np is shown
     names = [name for name in flag.names if name not in same]
     return sorted(names, key=lambda name: name.startswith("--"))
 
 
 def term(flag: Flag, all_names: bool) -> str:
-    """A flag with its value, such as "-b, --batch-size INT"; its aliases, if not all, are left out."""
+    """Return a flag with its metavar, such as "-b, --batch-size INT", without aliases unless `all_names`."""
     names = names_of(flag)
     if not all_names:
         names = [name for name in names if name == flag.names[0] or not name.startswith("--")][:2] or names
@@ -135,7 +135,7 @@ def term(flag: Flag, all_names: bool) -> str:
 
 
 def text_of(flag: Flag, values: Any) -> str:
-    """A flag's help with its default, as the values have it, or else as the help says after "Default:"."""
+    """Return a flag's help with its default: that of `values`, or else the help text after "Default:"."""
     about, _, usual = flag.help.partition(" Default: ")
     value = flag.default if values is None else reduce(getattr, flag.path, values)
     default = show_value(flag, value) or usual.rstrip(".")
@@ -143,7 +143,7 @@ def text_of(flag: Flag, values: Any) -> str:
 
 
 def show_value(flag: Flag, value: Any) -> str:
-    """A default as the user would write it; empty where there is none to name."""
+    """Return a default as typed on the command line; "" if there is none to show."""
     if flag.is_switch:
         return ("off", "on")[bool(value)] if is_two_way(flag) else ""
     if value in (None, "", ()) or value is MISSING:
@@ -157,7 +157,7 @@ def sentence_case(text: str) -> str:
 
 
 def _row(name: str, text: str, column: int, width: int) -> str:
-    """A term, and what it means beside it, or below a long one."""
+    """Return a term with its description next to it, or below it if the term is long."""
     shown = f"  {name}"
     glued = text.replace("(default: ", "(default:\N{NO-BREAK SPACE}")
     lines = textwrap.wrap(glued, max(20, width - column), break_on_hyphens=False) or [""]

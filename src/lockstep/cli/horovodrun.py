@@ -1,6 +1,6 @@
-"""`horovodrun`: Horovod's command line for Lockstep's launcher. The script of the `lockstep-horovod` distribution.
+"""`horovodrun`: Horovod's command line for Lockstep's launcher, a script of the `lockstep-horovod` distribution.
 
-Its exit code is 0, 1 when a worker failed (Horovod's rule), 2 for a wrong flag, or 128 + N when signal N stopped it.
+The exit code is 0, 1 if a worker failed (as in Horovod), 2 for an invalid flag, or 128 + N if signal N stopped the job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SELDOM = ("Tuning", "Timeline, stalls and log")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job as the flags say, and return its exit code."""
+    """Run the job that the arguments describe, and return its exit code."""
     prepare_streams()
     try:
         flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LockstepError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:  # before the job has its own handlers
+    except KeyboardInterrupt:  # before the job sets its signal handlers
         print("\nhorovodrun: interrupted", file=sys.stderr)
         return INTERRUPTED
 
@@ -88,7 +88,7 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
 
 
 def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
-    """An elastic job over several hosts. Its workers regroup at a commit, where hosts come back or are added."""
+    """Run an elastic job on several hosts. Its workers restart at a commit when hosts return or are added."""
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
     plain = elastic_job(job.job, job.where, job.restarts, lambda: 0, can_resize=True)
@@ -102,10 +102,12 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
 
 
 def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Host]:
-    """The hosts that the discovery script names first; over several hosts, when it names as many as the job needs.
+    """Return the hosts that the discovery script prints; empty without a script.
+
+    If they are not only this machine, wait up to the elastic timeout until they have enough slots for the job.
 
     Raises:
-        ConfigError: It fails.
+        ConfigError: The script failed.
     """
     script = flags.get("host_discovery_script")
     if not script:
@@ -123,7 +125,7 @@ def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Hos
 
 
 def _help(shows_all: bool) -> str:
-    """The flags in their groups; unless all are wanted, without those that have no effect or that few need."""
+    """Return the help page; without `shows_all`, flags that have no effect or are seldom used are omitted."""
     from lockstep.cli.help import page, sentence_case
 
     parser = build_parser()
@@ -149,12 +151,12 @@ def _term(action: argparse.Action, all_names: bool) -> str:
 
 
 def _build() -> str:
-    """What this installation offers, in Horovod's order."""
+    """Return the features of this installation, in Horovod's format."""
     import torch.distributed as dist
 
     parts = {
         "Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
-        "Controllers": {"MPI (but workers that mpirun starts are understood)": False, "Gloo": True},
+        "Controllers": {"MPI (but mpirun can start workers)": False, "Gloo": True},
         "Tensor Operations": {
             "NCCL": dist.is_nccl_available(),
             "DDL": False,

@@ -1,4 +1,4 @@
-"""`lockstep models`: list the networks."""
+"""`lockstep models`: list the models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ModelsCommand:
 
 
 def _torchvision_names() -> list[str]:
-    """The names under which torchvision's source registers classifiers; importing them all would take 4 s."""
+    """Return torchvision's classifiers, found by parsing its source, since importing them takes 4 s."""
     found = find_spec("torchvision")
     folder = Path(found.origin).parent / "models" if found and found.origin else Path()
     registered = re.compile(r"^@register_model\(\)(?:\n@.*)*\ndef (\w+)", re.MULTILINE)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from lockstep.models import registry
 
-    table = Table(title="Networks of Lockstep (10 classes)", title_justify="left")
+    table = Table(title="Lockstep's models (10 classes)", title_justify="left")
     for heading in ("name", "parameters", "mult-adds", "quoted"):
         table.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
     table.add_column("about")
@@ -46,16 +46,16 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     console.print(table)
     console.print(
-        "Mult-adds: millions of multiplications with addition for one image, in convolutions and linear layers. "
+        "Mult-adds: millions of multiply-adds per image, in convolutions and linear layers. "
         "Quoted: CIFAR-10 top-1 as published for 200 epochs (docs/reference/models.md), not measured here.",
         highlight=False,
     )
-    console.print("\nNetworks of torchvision, for color images of any size that their layers accept:", highlight=False)
+    console.print("\ntorchvision's models, for color images of any size that their layers accept:", highlight=False)
     console.print(", ".join(_torchvision_names()), highlight=False)
     console.print(
-        f"\nA name in both lists means the first for images of up to {registry.SMALL_SIDE} pixels a side; "
-        f"torchvision/NAME always means torchvision's. timm/NAME is timm's (pip install 'lockstep-torch\\[timm]'). "
-        f"Your own: --model MODULE:FUNCTION.",
+        f"\nA name in both lists means Lockstep's model for images of up to {registry.SMALL_SIDE} pixels a side, and "
+        f"torchvision's for larger ones; torchvision/NAME always means torchvision's. timm/NAME is timm's model "
+        f"(pip install 'lockstep-torch\\[timm]'). Custom models: --model MODULE:FUNCTION.",
         highlight=False,
     )
     return 0

@@ -1,4 +1,4 @@
-"""Read a command's arguments into its dataclass; those of `train` over the values of a recipe."""
+"""Parse a command's arguments into its dataclass; for `train`, a recipe provides the defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.restart_options import RestartOptions
 
 T = TypeVar("T")
-# Of commands that use a checkpoint; training has a default.
+# For commands that read a checkpoint; `train` has a default model.
 Arch = Annotated[str | None, arg(aliases=["-a", "--model"], metavar="MODEL")]
 Workers = Annotated[int | Literal["auto"] | None, arg(name="np", aliases=["-np"], metavar="N|auto")]
 
@@ -54,10 +54,10 @@ class TrainCommand:
 
 
 def parse(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:
-    """Read arguments into a dataclass; --help and --help-all print the help and end the process.
+    """Parse arguments into a dataclass; --help and --help-all print the help and exit.
 
     Raises:
-        ConfigError: An argument is unknown, missing or wrong; the message says what was meant.
+        ConfigError: An argument is unknown, missing or invalid.
     """
     if asked := [argument for argument in arguments if argument in HELP]:
         from lockstep.cli.help import explain
@@ -68,42 +68,42 @@ def parse(kind: type[T], command: str, arguments: Sequence[str], default: T | No
 
 
 def parse_train(arguments: Sequence[str]) -> TrainCommand:
-    """Read `lockstep train`'s arguments: the flags over the recipe that the data set or --config names.
+    """Parse `lockstep train`'s arguments; they override the recipe of the data set or of --config.
 
-    The last ones are remembered, so that a worker need not read again what the process has that it was forked from.
-    --help shows the values that the other arguments and their recipe lead to as the defaults.
+    The result for the latest arguments is cached, so that a forked worker does not parse them again. The defaults that
+    --help shows are the values that result from the other arguments.
 
     Raises:
-        ConfigError: An argument is wrong, or the recipe cannot be read or is wrong.
+        ConfigError: An argument or the recipe is invalid, or the recipe cannot be read.
     """
     others = tuple(argument for argument in arguments if argument not in HELP)
     if len(others) == len(arguments):
         return _parse_train(others)
     try:
         defaults = _parse_train(others)
-    except LockstepError:  # help is what was asked for
+    except LockstepError:  # show the help in spite of it
         defaults = _parse_train(())
     return parse(TrainCommand, "train", arguments, defaults)
 
 
 @lru_cache(1)
 def _parse_train(arguments: tuple[str, ...]) -> TrainCommand:
-    from lockstep import recipes  # with YAML, which no other command needs
+    from lockstep import recipes  # imports YAML, which other commands do not need
 
-    # Some flags need others, which the recipe may set; so the flags are first read over a recipe, too.
+    # Some flags need others that a recipe may set, so the first pass uses a recipe, too.
     first = recipes.load(_config_named_in(arguments) or recipes.for_source(""))
     flags = read(TrainCommand, "train", arguments, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
     recipe = recipes.load(name)
-    command = read(TrainCommand, "train", arguments, TrainCommand(job=_give_way(recipe, flags.job)))
-    for_arch = recipes.load(name, _whole_name(command.job))
+    command = read(TrainCommand, "train", arguments, TrainCommand(job=_without_conflicts(recipe, flags.job)))
+    for_arch = recipes.load(name, _qualified_arch(command.job))
     if for_arch == recipe:
         return command
-    return read(TrainCommand, "train", arguments, TrainCommand(job=_give_way(for_arch, flags.job)))
+    return read(TrainCommand, "train", arguments, TrainCommand(job=_without_conflicts(for_arch, flags.job)))
 
 
-def _whole_name(job: TrainConfig) -> str:
-    """The network's name, with `torchvision/` where it means torchvision's form for images of this size."""
+def _qualified_arch(job: TrainConfig) -> str:
+    """Return the model's name, prefixed with `torchvision/` if it means torchvision's model at this image size."""
     from lockstep.data.catalog import NAMED
     from lockstep.models.registry import SMALL_SIDE, ZOO
 
@@ -114,14 +114,14 @@ def _whole_name(job: TrainConfig) -> str:
 
 
 def named_arch(command: TrainCommand, arguments: Sequence[str]) -> str | None:
-    """The network that the user has named, by a flag or as MODULE:FUNCTION in a recipe; None: a recipe's choice."""
+    """Return the model given by a flag, or as MODULE:FUNCTION in a recipe; None if the recipe chose another one."""
     nameless = replace(command.job, model=replace(command.job.model, arch=""))
     arch = read(TrainCommand, "train", arguments, TrainCommand(job=nameless)).job.model.arch
     return arch or (command.job.model.arch if ":" in command.job.model.arch else None)
 
 
 def _config_named_in(arguments: Sequence[str]) -> str | None:
-    """The value of --config, before the words are parsed."""
+    """Return the value of --config, before the arguments are parsed."""
     for argument, following in zip_longest(arguments, arguments[1:]):
         if argument == "--config" or argument.startswith("--config="):
             return following if argument == "--config" else argument.partition("=")[2]
@@ -129,17 +129,17 @@ def _config_named_in(arguments: Sequence[str]) -> str | None:
 
 
 def _without_choices(recipe: TrainConfig) -> TrainConfig:
-    """The recipe without what flags choose between, so that it shows which of these were given."""
+    """Remove the data set and the batch size from a recipe, so that the result shows whether flags set them."""
     data = replace(recipe.data, dataset="", data=None)
     return replace(recipe, data=data, batch_size=None, global_batch_size=None)
 
 
-def _give_way(recipe: TrainConfig, flags: TrainConfig) -> TrainConfig:
-    """The recipe without what contradicts the flags that were given."""
+def _without_conflicts(recipe: TrainConfig, flags: TrainConfig) -> TrainConfig:
+    """Remove from a recipe what conflicts with the given flags."""
     if flags.batch_size is not None:
         recipe = replace(recipe, global_batch_size=None)
     if flags.global_batch_size is not None:
         recipe = replace(recipe, batch_size=None)
-    if flags.data.dataset or flags.data.data or flags.run.evaluate:  # -e: the checkpoint's own set
+    if flags.data.dataset or flags.data.data or flags.run.evaluate:  # -e uses the checkpoint's data set
         recipe = replace(recipe, data=replace(recipe.data, dataset="", data=None))
     return recipe

@@ -1,4 +1,4 @@
-"""`lockstep predict`: name what is on images."""
+"""`lockstep predict`: classify images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep report`: figures, tables and a page of runs and studies."""
+"""`lockstep report`: write figures, tables and a page on runs and studies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReportCommand:
 def main(arguments: Sequence[str]) -> int:
     command = parse(ReportCommand, "report", arguments)
     if not command.sources:
-        raise ConfigError("missing the folders to report on, for example `lockstep report runs study -o report`")
+        raise ConfigError("missing the folders to report on; for example: lockstep report runs study -o report")
     from lockstep.report.build import build
     from lockstep.report.draw.files import PAGE, write
     from lockstep.report.read.sources import gather

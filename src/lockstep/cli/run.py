@@ -1,4 +1,4 @@
-"""`lockstep run`: start any program as the workers of a job."""
+"""`lockstep run`: run any command as the workers of a job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _run(plan: JobPlan, options: RunCommand) -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags, and the command: what follows "--", or the first word that is neither a flag nor a flag's value."""
+    """Split arguments into the flags, with their values, and the command; "--" may separate them."""
     plain = {f"--{no}{name}" for name in ("prefix", "dry-run", "preload") for no in ("", "no-")} | set(HELP)
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):

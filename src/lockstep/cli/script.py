@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         with wanted.output.open("w" if wanted.force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"--output {wanted.output} is there already; choose another, or add --force") from None
+        raise ConfigError(f"--output {wanted.output} already exists; choose another, or add --force") from None
     except OSError as error:
         raise ConfigError(f"--output {wanted.output} cannot be written: {error.strerror}") from None
     print(f"submit it with: {SUBMIT[wanted.system].replace('FILE', str(wanted.output))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`lockstep train`: train a network on a data set or a folder of images."""
+"""`lockstep train`: train a model on a data set or a folder of images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
-FATAL_SIGNAL = 128  # plus its number: the exit code if a signal ended the job or a worker
+FATAL_SIGNAL = 128  # plus the signal's number: the exit code if a signal killed the job or a worker
 RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # other errors name their own fix
 
 
@@ -80,12 +80,12 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
     left = [found for each in runs if (found := newest(each / "checkpoints"))]
     return "; or, if that run is another job's, ".join(
         f"the newest checkpoint is of step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"
-        for path in sorted(left, key=lambda path: path.parents[1].name, reverse=True)  # by no clock
+        for path in sorted(left, key=lambda path: path.parents[1].name, reverse=True)  # not by modification time
     )
 
 
 def _time_left(time_limit: str | None, since: float) -> list[str]:
-    """What is left of --time-limit for workers that are started later."""
+    """Return --time-limit with the time that is left, for workers that are restarted; empty without a limit."""
     limit = parse_time_limit(time_limit) if time_limit else None
     if limit is None:
         return []
@@ -94,7 +94,7 @@ def _time_left(time_limit: str | None, since: float) -> list[str]:
 
 
 def _print_notes(notes: Sequence[str], manual: bool) -> None:
-    """Print what older scripts' words mean here, once: not in the workers that this command starts itself."""
+    """Print notes on older scripts' flags once: in this command, or in rank 0 if another launcher started it."""
     rank_info = RankInfo.from_environment()
     if rank_info.launcher == "none" or (rank_info.rank == 0 and not manual):
         for note in notes:
@@ -102,23 +102,23 @@ def _print_notes(notes: Sequence[str], manual: bool) -> None:
 
 
 def _elastic(command: TrainCommand, describe_resume: Callable[[], str]) -> Elastic | None:
-    """How the workers are started more than once, if they are.
+    """Return how to restart the workers; None without restarts.
 
     Raises:
-        ConfigError: There is nothing to go on with.
+        ConfigError: The command only evaluates, so there is nothing to resume.
     """
     run = command.job.run
     if not command.restarts.is_elastic:
         return None
     if run.evaluate:
-        raise ConfigError("--max-restarts and related flags are for training, but --evaluate is given; leave one out")
+        raise ConfigError("--max-restarts and related flags cannot be combined with --evaluate; remove one of them")
     extra_arguments = partial(_time_left, run.time_limit, time.monotonic())
     arguments = partial(_restart_arguments, command.job, is_dry=command.where.dry_run)
     return Elastic(command.restarts, arguments, extra_arguments, can_resize=True, describe_resume=describe_resume)
 
 
 def _restart_arguments(config: TrainConfig, workers: int, is_dry: bool) -> list[str]:
-    """What workers must be told that are started more than once: always the same run folder and global batch."""
+    """Return the arguments that keep the run folder and the global batch the same in every restart."""
     arguments = [] if config.run.run_dir else ["--run-dir", str(_run_path(config, is_dry))]
     if config.global_batch_size is None and config.batch_workers is None:
         arguments += ["--batch-workers", str(workers)]
@@ -126,7 +126,7 @@ def _restart_arguments(config: TrainConfig, workers: int, is_dry: bool) -> list[
 
 
 def _run_path(config: TrainConfig, is_dry: bool) -> Path:
-    """The run folder that the first workers would choose."""
+    """Return the run folder that the first workers would choose; unless `is_dry`, create a new one."""
     found = None
     if config.run.resume is not None:
         from lockstep.train.checkpoints.run_lock import resumed_run_path
@@ -136,7 +136,7 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
         found = new_run_path(config)
         try:
             if not is_dry:
-                found.mkdir(parents=True)  # so that no other job takes the name
+                found.mkdir(parents=True)  # reserves the name
         except OSError as error:
             raise ConfigError(
                 f"run folder {found} cannot be written: {error.strerror}; choose another with --run-dir"
@@ -146,14 +146,14 @@ def _run_path(config: TrainConfig, is_dry: bool) -> Path:
 
 def _train(config: TrainConfig, world: World) -> None:
     with collector_paused():
-        import_module("torch._dynamo")  # as any optimizer would, at the collector's usual pace
+        import_module("torch._dynamo")  # imported by any optimizer; faster with the collector paused
         from lockstep.train import run
 
     run(config, world)
 
 
 def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[str]:
-    """Check what --dry-run can check of the workers' start; `named` as for `_evaluate`."""
+    """Check for --dry-run whether the workers can start; see `_evaluate` for `named`."""
     from lockstep.train.guards.start_check import alone, check_checkpoint, check_start
 
     if not config.run.evaluate:
@@ -162,7 +162,7 @@ def _check_start(config: TrainConfig, named: str | None, workers: int) -> list[s
 
 
 def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:
-    """Evaluate what --resume or --pretrained names; `named` is the network, if the user has named it."""
+    """Evaluate the weights of --resume or --pretrained; `named` is the model if the user named one, else None."""
     from lockstep.train.checkpoints.legacy_format import is_old
     from lockstep.train.inference import evaluate_checkpoint, evaluate_pretrained, summarize
 
@@ -170,14 +170,14 @@ def _evaluate(config: TrainConfig, named: str | None, world: World) -> None:
         figures = evaluate_pretrained(config, world)
     else:
         path = _find_checkpoint(config, world)
-        # An older script's file need not say its network; a recipe's choice does then.
+        # An older script's file may not name its model; the recipe's is used then.
         figures = evaluate_checkpoint(config, world, path, config.model.arch if is_old(path) else named)
     if world.is_main:
         print(summarize(figures, world))
 
 
 def _find_checkpoint(config: TrainConfig, world: World) -> Path:
-    """What --resume names, the same on every worker."""
+    """Return the path that --resume refers to, the same on every worker."""
     from lockstep.train.run_folder import newest_run_path
 
     path: Path | str | None = config.run.resume

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lockstep.watch.run import RunView, RunWatch
 
-GLANCE_SECONDS = 0.1  # how soon a key and a new size of the window are seen
+POLL_SECONDS = 0.1  # for keys and changes of the window's size
 WITHOUT_TERMINAL = 30  # lines
 
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     watch = RunWatch(find_run(command.run))
     console = Console(highlight=False)
     if command.once or not console.is_terminal:
-        _print(console, _look_at_all(watch))
+        _print(console, _read_all(watch))
         return 0
     try:
         with _terminated():
@@ -64,14 +64,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _look_at_all(watch: RunWatch) -> RunView:
+def _read_all(watch: RunWatch) -> RunView:
     while not (snapshot := watch.look(time.time())).is_read:
         pass
     return snapshot
 
 
 def _print(console: Console, snapshot: RunView) -> None:
-    """Leave a frame on the screen, below which the shell goes on."""
+    """Print one frame, which stays above the shell's next prompt."""
     height = console.height - 2 if console.is_terminal else WITHOUT_TERMINAL
     console.print(_draw(snapshot, console.width, height), soft_wrap=True)
 
@@ -85,7 +85,7 @@ def _draw(snapshot: RunView, width: int, height: int) -> Group:
 
 
 def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
-    """Redraw until the run is over or q is pressed; returns the last look."""
+    """Redraw until the run finishes or q is pressed; return the last snapshot."""
     from rich.live import Live
 
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -102,12 +102,12 @@ def _follow(console: Console, watch: RunWatch, interval: float) -> RunView:
                     return snapshot
             if over:
                 return snapshot
-            over = snapshot.is_read and snapshot.state.is_over  # once more: its last checkpoint comes after that
+            over = snapshot.is_read and snapshot.state.is_over  # read again: the last checkpoint is written later
 
 
 @contextmanager
 def _keys() -> Iterator[_Pressed]:
-    """Keys without Enter and without an echo, where the input is a terminal; as it was, afterwards."""
+    """Read single keys without echo if the input is a terminal; restore its settings at the end."""
     import termios
     import tty
 
@@ -124,7 +124,7 @@ def _keys() -> Iterator[_Pressed]:
 
 
 class _Pressed:
-    """Waits a moment for a key; returns it in lower case, or nothing."""
+    """Waits up to POLL_SECONDS for a key; returns it in lower case, or "" for none."""
 
     def __init__(self, descriptor: int | None):
         self._descriptor = descriptor
@@ -133,18 +133,18 @@ class _Pressed:
         import os
 
         if self._descriptor is None:
-            time.sleep(GLANCE_SECONDS)
+            time.sleep(POLL_SECONDS)
             return ""
-        ready, _, _ = select.select([self._descriptor], [], [], GLANCE_SECONDS)
+        ready, _, _ = select.select([self._descriptor], [], [], POLL_SECONDS)
         key = os.read(self._descriptor, 1) if ready else b""
-        if ready and not key:  # the terminal is gone
+        if ready and not key:  # the terminal was closed
             return "q"
         return key.decode(errors="replace").lower()
 
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM ends the view as Ctrl-C does, so that the terminal is left as it was."""
+    """Handle SIGTERM like Ctrl-C, so that the terminal is restored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,7 +1,13 @@
 """The typed description of a training job.
 
-Start with `schema`, its fields and what they mean; `mapping` takes it to and from YAML and JSON, `references` finds
-what `module:function` names, `time_limit` reads times as batch systems write them, `device_choice` has the choices of
-a device, `sizes` reads amounts of bytes, `flags` reads a command's flags from its dataclass, `legacy_flags` translates
-those of older scripts, and `run_names` names a run after what is special about it. Imports errors; nothing of torch.
+- `schema`: the configuration, one field per flag. Start here.
+- `mapping`: converts configurations to and from YAML and JSON.
+- `flags`: derives a command's flags from its dataclass.
+- `legacy_flags`: translates the flags of older scripts.
+- `references`: imports the function that MODULE:FUNCTION names.
+- `device_choice`, `sizes`, `time_limit`: values of single flags.
+- `run_names`: names of run folders.
+- `resume_command`: the command that resumes a run.
+
+Imports only `lockstep.errors`, and no torch.
 """

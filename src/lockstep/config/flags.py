@@ -1,6 +1,6 @@
-"""The flags of a command, read from its dataclass: a field is a flag, and the string below it its help text.
+"""Derive a command's flags from its dataclass: each field is a flag, and the string below it is its help text.
 
-`Annotated[int, arg(aliases=["-b"])]` gives a flag more names or a metavar; `Positional[str]` has no name.
+`Annotated[int, arg(aliases=["-b"])]` adds names or a metavar to a flag; `Positional[str]` is a positional argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,Fal
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a flag is written, where its field does not say it."""
+    """The names and metavar of a flag, if they differ from what its field implies."""
 
     name: str
     aliases: tuple[str, ...]
@@ -32,7 +32,7 @@ class Spelling:
 
 
 def arg(name: str = "", aliases: Sequence[str] = (), metavar: str = "") -> Spelling:
-    """Annotate a field with its flag's name, further names or placeholder of its value."""
+    """Annotate a field with the name, aliases or metavar of its flag."""
     return Spelling(name, tuple(aliases), metavar)
 
 
@@ -41,17 +41,17 @@ class Flag:
     """One flag or positional argument of a command."""
 
     group: type
-    """The dataclass that has the field."""
+    """The dataclass that contains the field."""
     path: tuple[str, ...]
-    """The fields that lead from the command to it."""
+    """The names of the fields from the command to this one."""
     names: tuple[str, ...]
-    """The long name, then the others; none for a positional argument."""
+    """The long name, then the others; empty for a positional argument."""
     metavar: str
     kinds: tuple[Any, ...]
     """The types of one value: int, float, str, Path, bool, NoneType or a Literal."""
     is_many: bool
     default: Any
-    """The field's; MISSING: the argument is required."""
+    """The field's default; MISSING if the argument is required."""
 
     @property
     def is_positional(self) -> bool:
@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value and has an opposite, --no-NAME."""
+        """Whether the flag takes no value and has an opposite, --no-NAME."""
         return self.kinds == (bool,)
 
     @property
@@ -79,13 +79,13 @@ class Flag:
 
 @cache
 def flags_of(command: type) -> tuple[Flag, ...]:
-    """All flags of a command, also those of the dataclasses in it, in the order of the fields."""
+    """Return all flags of a command, including those of nested dataclasses, in the order of the fields."""
     return tuple(_flags(command, ()))
 
 
 @cache
 def groups_of(command: type) -> tuple[type, ...]:
-    """The dataclass and those in it, each once, in the order of the fields."""
+    """Return the dataclass and the dataclasses nested in it, in the order of the fields."""
     hints = (hint for hint, _ in _fields(command).values())
     inner = (group for hint in hints if dataclasses.is_dataclass(hint) for group in groups_of(typing.cast(type, hint)))
     return (command, *inner)
@@ -109,7 +109,7 @@ def _flags(group: type, path: tuple[str, ...]) -> Iterator[Flag]:
 
 @cache
 def _fields(group: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type and the annotations of each field."""
+    """Return the type and the annotations of each field, by name."""
     hints = typing.get_type_hints(group, include_extras=True)
     return {item.name: _unwrap(hints[item.name]) for item in dataclasses.fields(group)}
 
@@ -126,7 +126,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _metavar(kinds: tuple[Any, ...]) -> str:
-    """The placeholder of a value: its type, or its choices in braces."""
+    """Return the placeholder of a value: its type, or its choices in braces."""
     plain = [PLAIN[kind] for kind in kinds if kind in PLAIN]
     choices = [
         str(choice) for kind in kinds if kind not in PLAIN and kind is not NoneType for choice in typing.get_args(kind)
@@ -136,7 +136,7 @@ def _metavar(kinds: tuple[Any, ...]) -> str:
 
 @cache
 def help_texts(group: type) -> dict[str, str]:
-    """The string below each field of a dataclass."""
+    """Return the string below each field of a dataclass, on one line, by name; "" for fields without one."""
     tree = ast.parse(inspect.getsource(sys.modules[group.__module__]))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == group.__name__]
     texts = {}

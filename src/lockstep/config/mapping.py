@@ -1,4 +1,4 @@
-"""Dataclasses to and from plain mappings, as YAML and JSON hold them; what is read is checked against the types.
+"""Convert dataclasses to and from plain mappings, for YAML and JSON, checking values against the fields' types.
 
 Nothing here imports torch.
 """
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The configuration as plain nested dictionaries, lists and scalars, ready for YAML or JSON."""
+    """Convert a dataclass to nested dictionaries, lists and scalars, for YAML or JSON."""
     result: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -40,13 +40,13 @@ def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = ""
 
     Args:
         cls: The dataclass.
-        values: Nested as `to_mapping` gives it; what is absent keeps its default.
-        origin: Where they come from, such as a file, for messages.
-        path: Where `values` are within that, with a point at the end.
+        values: A nested mapping as returned by `to_mapping`; missing fields keep their defaults.
+        origin: The source of the values, such as a file name, for messages.
+        path: The position of `values` within the source, such as "data.", for messages.
 
     Raises:
-        ConfigError: An unknown key (the message names the nearest one) or a value of the wrong type.
-        TypeError: One that has no default is absent.
+        ConfigError: A key is unknown (the message names the closest field), or a value has the wrong type.
+        TypeError: A field without a default is missing.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{origin}: {path.rstrip('.') or 'the file'} must be a mapping, not {values!r}")
@@ -55,7 +55,7 @@ def from_mapping(cls: Callable[..., T], values: Any, origin: str, path: str = ""
     for key, value in values.items():
         if key not in hints:
             near = get_close_matches(str(key), hints, n=1)
-            hint = f"did you mean {path}{near[0]}?" if near else f"known are: {', '.join(hints)}"
+            hint = f"did you mean {path}{near[0]}?" if near else f"must be one of {', '.join(hints)}"
             raise ConfigError(f"{origin}: unknown field {path}{key}; {hint}")
         if dataclasses.is_dataclass(hints[key]):
             arguments[key] = from_mapping(hints[key], value, origin, f"{path}{key}.")
@@ -76,7 +76,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _convert(value: Any, hint: Any) -> Iterator[Any]:
-    """Yield `value` as the type `hint` wants it; nothing where it does not fit."""
+    """Yield `value` converted to each alternative of the type `hint` that it matches."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for option in options:
@@ -100,7 +100,7 @@ def _convert(value: Any, hint: Any) -> Iterator[Any]:
     elif hint is float:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):
-                yield float(value)  # YAML 1.1 reads 1e-4, without a point, as a string
+                yield float(value)  # YAML 1.1 reads 1e-4, which has no decimal point, as a string
     elif hint is Path:
         if isinstance(value, str):
             yield Path(value)

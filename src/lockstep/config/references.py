@@ -1,4 +1,4 @@
-"""`MODULE:FUNCTION`: how a flag names the user's own code."""
+"""Import the user-defined functions that flags name as MODULE:FUNCTION."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lockstep.errors import ConfigError
 
 
 def resolve(flag: str, reference: str) -> Callable[..., Any]:
-    """Import the function that `reference` names; modules are looked for in the current folder too.
+    """Import the function that `reference` names; the current folder is searched for modules, too.
 
     Raises:
-        ConfigError: The module or the function is not there; the message names `flag`.
+        ConfigError: The module or the function does not exist; the message names `flag`.
     """
     module_name, _, name = reference.partition(":")
     if not (module_name and name):

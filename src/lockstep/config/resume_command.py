@@ -1,4 +1,4 @@
-"""The command that continues a run, as its user would type it."""
+"""The command line that resumes a run, for messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-COMMAND = "LOCKSTEP_COMMAND"  # from our own launcher: what was typed there
+COMMAND = "LOCKSTEP_COMMAND"  # set by Lockstep's launcher: its own command line
 BEGINNING = ("--resume", "-r", "--run-dir", "--log-dir", "--start-epoch")
 
 
 def typed_command(arguments: Sequence[str] | None = None) -> str:
-    """This process's command line, such as "lockstep train digits -np 2"."""
+    """Return this process's command line, such as "lockstep train digits -np 2"."""
     program, *rest = sys.argv if arguments is None else arguments
     name = Path(program).name
     return shlex.join([*(["python", "-m", "lockstep"] if name == "__main__.py" else [name]), *rest])
 
 
 def is_training(command: Sequence[str]) -> bool:
-    """Whether a command is `lockstep train`, started in whatever way."""
+    """Return whether a command runs `lockstep train`, directly or with `python -m`."""
     return ("lockstep", "train") in pairwise(_module(argument) for argument in command)
 
 
@@ -31,11 +31,11 @@ def how_to_resume(
     arguments: Sequence[str] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> str:
-    """What to do to go on with a run, as completely as it is known in this process.
+    """Return how to resume a run, with the full command line if this process knows it.
 
     Args:
-        is_launched: A launcher has started this process; what was typed is known if that was ours.
-        arguments: This process's; None: `sys.argv`.
+        is_launched: Whether a launcher started this process. Only Lockstep's launcher passes on its command line.
+        arguments: This process's command line; default `sys.argv`.
     """
     arguments = sys.argv if arguments is None else arguments
     if not is_training(arguments):
@@ -46,7 +46,7 @@ def how_to_resume(
 
 
 def _without_beginning(typed: str) -> str:
-    """A command without what says where its run begins."""
+    """Return a command line without the flags that set the start of its run."""
     kept, drops_value = list[str](), False
     for argument in shlex.split(typed):
         is_value = drops_value and not argument.startswith("-")

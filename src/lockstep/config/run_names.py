@@ -12,7 +12,7 @@ RUNS = Path("runs")
 
 
 def new_run_path(config: TrainConfig) -> Path:
-    """A name for a new run: runs/DATASET-ARCH-TIME, not yet taken."""
+    """Return an unused path for a new run: runs/DATASET-ARCH-TIME."""
     stem = RUNS / f"{slug(config)}{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = stem, 1
     while path.exists():
@@ -22,13 +22,12 @@ def new_run_path(config: TrainConfig) -> Path:
 
 
 def runs_of(config: TrainConfig) -> list[Path]:
-    """The run folders in runs/ with names of this data set and architecture."""
+    """Return the run folders in runs/ that are named after this data set and architecture."""
     name = re.compile(re.escape(slug(config)) + r"\d{8}-\d{6}(-\d+)?")
     return [path for path in RUNS.glob("*") if name.fullmatch(path.name)]
 
 
 def slug(config: TrainConfig) -> str:
-    """DATASET-ARCH- in letters that any file system takes; of a path or a MODULE:NAME, the last part."""
-    words = (config.data.source, config.model.arch)
-    names = (re.split(r"[:/]", word.rstrip("/"))[-1] for word in words)
+    """Return DATASET-ARCH- in letters, digits, "_", "." and "-", with the last part of a path or MODULE:NAME."""
+    names = (re.split(r"[:/]", name.rstrip("/"))[-1] for name in (config.data.source, config.model.arch))
     return "".join(re.sub(r"[^\w.-]", "_", name) + "-" for name in names)

@@ -1,7 +1,7 @@
-"""The complete description of a training job, as frozen dataclasses.
+"""The configuration of a training job, as frozen dataclasses.
 
-One field is one flag of `lockstep train` and one line of a recipe; its help text stands beside it. Values are checked
-where they are built, and the error names the flag and the fix. Nothing here imports torch.
+Each field is a flag of `lockstep train` and a key of a recipe; the string below it is its help text. Values are checked
+on construction, and the error names the flag and the fix. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.errors import ConfigError, require
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and how they reach the worker."""
+    """The data set, and how it is loaded."""
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET|FOLDER")] = ""
     """Data set (see `lockstep datasets`) or image folder. Default: digits."""
@@ -58,10 +58,10 @@ class DataConfig:
 
     @property
     def sizes_by_epoch(self) -> dict[int, int]:
-        """The side of training images, in pixels, from each named epoch on.
+        """The side of training images in pixels, by the epoch from which it applies.
 
         Raises:
-            ConfigError: A pair is malformed, or the epochs do not start at 0 and rise.
+            ConfigError: A pair is malformed, or the epochs do not start at 0 and increase.
         """
         try:
             pairs = [(int(epoch), int(side)) for epoch, side in (pair.split(":") for pair in self.progressive_sizes)]
@@ -75,13 +75,13 @@ class DataConfig:
 
     @property
     def source(self) -> str:
-        """What to train on, in one word: a name, a folder, or MODULE:FUNCTION."""
+        """The data set as a name, a folder, or MODULE:FUNCTION."""
         return self.data or self.dataset or "digits"
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Random changes to each training image, drawn from (seed, epoch, sample)."""
+    """Random transforms of training images, determined by (seed, epoch, sample)."""
 
     shift: int = 0
     """Shift in-memory images by up to this many pixels in each direction."""
@@ -140,7 +140,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network."""
+    """The model."""
 
     arch: Annotated[str, arg(aliases=["-a", "--model"], metavar="MODEL")] = "digits-net"
     """Model (see `lockstep models`) or MODULE:FUNCTION."""
@@ -161,7 +161,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How a step changes the weights."""
+    """The optimizer and the learning rate schedule."""
 
     optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
     """Optimizer; lars and lamb are for large batches."""
@@ -214,7 +214,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How replicas are kept equal."""
+    """The parallel strategy and its communication."""
 
     strategy: Literal["auto", "single", "dp", "ddp", "horovod"] = "auto"
     """Parallel strategy; auto: ddp for several workers, else single."""
@@ -259,7 +259,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class NumericsConfig:
-    """In which number formats a step computes."""
+    """The number formats of a step."""
 
     precision: Annotated[Literal["fp32", "bf16", "fp64", "O0", "O1", "O2", "O3"], arg(aliases=["--opt-level"])] = "fp32"
     """bf16, O1: autocast. O2: fp16, fp32 weights. O3: fp16."""
@@ -281,7 +281,7 @@ class NumericsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is kept of the run, and when."""
+    """The run folder: what is written to it, and when."""
 
     run_dir: Path | None = None
     """Run folder. Default: runs/DATASET-ARCH-TIME."""
@@ -338,7 +338,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training job: everything that decides its result."""
+    """A training job: everything that determines its result."""
 
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -365,12 +365,12 @@ class TrainConfig:
     """Device; auto: the GPU if there is one."""
 
     def _check_weights(self) -> None:
-        """Refuse two sources of weights, and an evaluation of none."""
+        """Reject two sources of initial weights, and an evaluation without weights."""
         resume, pretrained = self.run.resume, self.model.pretrained
         if pretrained and resume not in (None, "auto"):
             raise ConfigError(
                 f"--pretrained {pretrained} and --resume {resume} both specify the initial weights; use one of them "
-                f"(--resume auto can be combined with --pretrained, which then is for the first start)"
+                f"(--resume auto can be combined with --pretrained, which then applies if there is no run to resume)"
             )
         if self.run.evaluate and not (resume or pretrained):
             raise ConfigError(
@@ -401,14 +401,14 @@ class TrainConfig:
         self._check_formats()
 
     def _check_formats(self) -> None:
-        """Refuse what does not go with the number formats."""
+        """Reject options that the number formats do not support."""
         precision, keeps_norms = self.numerics.precision, self.numerics.keep_batchnorm_fp32
         half_norms = (precision == "O3" and not keeps_norms) or (precision == "O2" and keeps_norms is False)
         if self.parallel.sync_bn and half_norms:
-            raise ConfigError("--sync-bn forms sums that fp16 cannot hold: add --keep-batchnorm-fp32 True")
+            raise ConfigError("--sync-bn computes sums that fp16 cannot hold; add --keep-batchnorm-fp32 True")
         if self.parallel.compress == "powersgd" and precision in ("O2", "O3"):
             raise ConfigError(
-                f"--compress powersgd needs gradients in fp32; --precision is {precision}, use O1 or bf16"
+                f"--compress powersgd needs gradients in fp32, but --precision is {precision}; use O1 or bf16"
             )
         if precision == "O3":
             adaptive = self.optim.optimizer in ("adam", "adamw", "lamb")
@@ -416,15 +416,16 @@ class TrainConfig:
                 flag = f"--optimizer {self.optim.optimizer}" if adaptive else "--ema-decay"
                 sgd = " or --optimizer sgd" if adaptive else ""
                 raise ConfigError(
-                    f"{flag} keeps sums that fp16 cannot hold, as --precision O3 would have it; use O2{sgd}"
+                    f"{flag} keeps sums that fp16 cannot hold, but --precision is O3, which uses only fp16; use O2{sgd}"
                 )
 
 
 def check_workers(config: TrainConfig, workers: int) -> None:
-    """Refuse a configuration that contradicts the number of workers.
+    """Reject a configuration that does not support the number of workers.
 
     Raises:
-        ConfigError: The strategy is for one worker, or the global batch has no sample for some forward pass.
+        ConfigError: The strategy is for one worker, or the global batch is too small for each forward pass to have a
+            sample (a pair with mixup or cutmix).
     """
     strategy = config.parallel.strategy
     if strategy in ("single", "dp") and workers > 1:

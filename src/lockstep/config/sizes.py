@@ -1,4 +1,4 @@
-"""Sizes in words: 4096, 64KiB, 1.5GB."""
+"""Parse sizes such as 4096, 64KiB or 1.5GB."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ UNITS |= {f"{unit}ib": size for unit, size in BINARY.items()}
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes: K, M, G and T, also with iB, are powers of 1,024; KB, MB, GB and TB of 1,000; in either case.
+    """Parse a size in bytes. K or KiB is 1,024 bytes, and KB 1,000; likewise M, G and T. Case is ignored.
 
     Raises:
-        ConfigError: It is no such size, or below one byte.
+        ConfigError: The text is not a size, or the size is below one byte.
     """
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = matched and UNITS.get(matched[2].lower())

@@ -1,4 +1,4 @@
-"""A time limit as Slurm writes it, and how much of one is left."""
+"""Time limits in Slurm's format, and the time left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOURS = re.compile(r"(?:([0-9]+):)?([0-9]+):([0-5]?[0-9])")
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """The seconds that are left now, and who says so."""
+    """The seconds left, and the source of the limit, such as a flag or a batch system."""
 
     seconds: float
     source: str
@@ -24,10 +24,10 @@ class TimeLeft:
 
 
 def parse_time_limit(text: str) -> int | None:
-    """The seconds that a text in one of Slurm's forms (`FORMS`) means; None for no limit.
+    """Parse a time limit in one of Slurm's formats (`FORMS`) into seconds; None for no limit.
 
     Raises:
-        ValueError: It has another form.
+        ValueError: The text has another format.
     """
     if text in NONE:
         return None

@@ -80,8 +80,8 @@ class Owner:
         return self.machine == _machine() and (self.uid == os.getuid() or _started(self.pid) is not None)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it is known to hold the folder no longer."""
+    def is_stale(self) -> bool:
+        """Whether this owner is known to no longer hold the folder."""
         return self.released or (self.is_here and _started(self.pid) != self.started)
 
     def encode(self) -> bytes:
@@ -189,11 +189,11 @@ def print_note(line: str) -> None:
     print(f"lockstep: {line}", file=sys.stderr, flush=True)
 
 
-def hold_folder(folder: Path, owner: Owner, way_out: str, report: Callable[[str], None] = print_note) -> FolderLock:
+def hold_folder(folder: Path, owner: Owner, fix: str, report: Callable[[str], None] = print_note) -> FolderLock:
     """Lock an existing folder against all other writers; wait while the last holder may still be running.
 
     Args:
-        way_out: The fix that the error names if the folder is in use.
+        fix: The fix that the error names if the folder is in use.
         report: Called with a message when a lock of another machine is taken over or waited for.
 
     Raises:
@@ -210,20 +210,20 @@ def hold_folder(folder: Path, owner: Owner, way_out: str, report: Callable[[str]
                 raise ConfigError(f"{path} is a dangling symbolic link; remove it") from None
             continue
         holder = _owner(held)
-        heir = replace(owner, succeeds=holder.succeeds or not holder.is_here)
-        if owner.follows(holder) or holder.has_ended:
-            if _take_over(path, held, heir):
-                return FolderLock(folder, heir)
+        successor = replace(owner, succeeds=holder.succeeds or not holder.is_here)
+        if owner.follows(holder) or holder.is_stale:
+            if _take_over(path, held, successor):
+                return FolderLock(folder, successor)
             continue
         if holder.is_here or (watched or seen) != seen:
-            raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+            raise ConfigError(f"{folder} is in use by {holder}; {fix}")
         if watched is None:
             watched, since = seen, time.monotonic()
         silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
         if silent_seconds > SILENT_SECONDS:
-            if _take_over(path, held, heir):
+            if _take_over(path, held, successor):
                 report(f"took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
-                return FolderLock(folder, heir)
+                return FolderLock(folder, successor)
         elif not reported and held:  # an empty lock is still being written
             report(f"{folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s to see if it is still running")
             reported = True
@@ -236,20 +236,20 @@ def is_held(folder: Path) -> bool:
     return _holder_here(folder) is not None
 
 
-def check_free(folder: Path, way_out: str) -> None:
+def check_free(folder: Path, fix: str) -> None:
     """Check, without locking, that no process of this machine holds the folder.
 
     Raises:
         ConfigError: A process holds it.
     """
     if holder := _holder_here(folder):
-        raise ConfigError(f"{folder} is in use by {holder}; {way_out}")
+        raise ConfigError(f"{folder} is in use by {holder}; {fix}")
 
 
 def _holder_here(folder: Path) -> Owner | None:
     with suppress(OSError):
         holder = _owner(_read(folder / LOCK_FILE)[0])
-        if holder.is_here and not holder.has_ended:
+        if holder.is_here and not holder.is_stale:
             return holder
     return None
 
@@ -330,13 +330,13 @@ def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> 
     return max(watched_seconds, (now - touched) / 1e9)
 
 
-def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
-    """Replace the lock whose content was `held` by the heir's; return False if it has changed.
+def _take_over(path: Path, held: bytes, successor: Owner) -> bool:
+    """Replace the lock whose content was `held` by the successor's; return False if it has changed.
 
     A second lock file serializes this, so that no process replaces a lock that another has just written.
     """
-    turn, own = (partial_of(path.with_name(f"{LOCK_FILE}-{name}")) for name in ("turn", heir.token))
-    if not _create(turn, heir.encode()):
+    turn, own = (partial_of(path.with_name(f"{LOCK_FILE}-{name}")) for name in ("turn", successor.token))
+    if not _create(turn, successor.encode()):
         with suppress(FileNotFoundError):
             if abs(time.time() - turn.stat().st_mtime) > SILENT_SECONDS:  # its process was killed at this point
                 turn.unlink()
@@ -345,9 +345,9 @@ def _take_over(path: Path, held: bytes, heir: Owner) -> bool:
     try:
         if _read(path)[0] != held:
             return False
-        own.write_bytes(heir.encode())
+        own.write_bytes(successor.encode())
         os.replace(own, path)
-        return _read(path)[0] == heir.encode()
+        return _read(path)[0] == successor.encode()
     except FileNotFoundError:
         return False
     finally:

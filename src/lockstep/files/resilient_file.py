@@ -49,7 +49,7 @@ class PatientFile:
                 self._dropped += 1
             problem = self.flush()
             if problem and not reported:
-                self._report(f"{problem}; new lines are kept in memory until it can be, and training continues")
+                self._report(f"{problem}; new lines are kept in memory, and training continues")
             elif reported and not problem:
                 lost = (
                     f"; {self._dropped:,} lines did not fit in memory and are lost"

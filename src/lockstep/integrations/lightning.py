@@ -30,7 +30,7 @@ class LockstepEnvironment(ClusterEnvironment):
     """Rank info from the launcher's environment variables."""
 
     def __init__(self) -> None:
-        self._place = RankInfo.from_environment()
+        self._rank_info = RankInfo.from_environment()
 
     @staticmethod
     def detect() -> bool:
@@ -50,16 +50,16 @@ class LockstepEnvironment(ClusterEnvironment):
         raise NotImplementedError("main_port is not used: lockstep.world connects the workers")
 
     def world_size(self) -> int:
-        return self._place.size
+        return self._rank_info.size
 
     def global_rank(self) -> int:
-        return self._place.rank
+        return self._rank_info.rank
 
     def local_rank(self) -> int:
-        return self._place.local_rank
+        return self._rank_info.local_rank
 
     def node_rank(self) -> int:
-        return self._place.node
+        return self._rank_info.node
 
     def set_world_size(self, size: int) -> None:
         """Do nothing: the launcher sets the size."""

@@ -29,8 +29,8 @@ def worker_variables(
     for rank, host in enumerate(hosts):
         node = names.index(host)
         first = sum(slots[:node])
-        place = torchrun_variables(node, rank - first, slots, address, port)
-        variables = {**place, **horovod_variables(place, slots), "HOROVOD_HOSTNAME": host}
+        ranks = torchrun_variables(node, rank - first, slots, address, port)
+        variables = {**ranks, **horovod_variables(ranks, slots), "HOROVOD_HOSTNAME": host}
         variables |= interface_variables(interfaces)
         if here := [device for own in devices[first : first + slots[node]] for device in own]:
             variables[VISIBLE] = ",".join(here)

@@ -1,8 +1,8 @@
-"""Recipes: complete, typed configurations by name, as YAML files beside this one.
+"""Recipes: complete configurations by name, as YAML files in this folder.
 
-A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it. Beside the
-fields of a configuration it may have `for_arch`: the fields that differ for some networks, by their names. There NAME
-covers `torchvision/NAME` too, and `torchvision/NAME` the bare name where it means torchvision's network.
+A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it. In addition
+to the fields of a configuration, it may have `for_arch`: fields that differ for some models, by model name. There, NAME
+also applies to `torchvision/NAME`, and `torchvision/NAME` also to the bare name if that means torchvision's model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent
-# Data sets that have no recipe of their own name.
+# The recipes of data sets that share one.
 FOR_DATASET = {
     "fashion-mnist": "mnist",
     "cifar100": "cifar10",
@@ -27,12 +27,12 @@ FOR_DATASET = {
 
 
 def names() -> list[str]:
-    """The recipes that come with Lockstep."""
+    """Return the names of the recipes that come with Lockstep."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def for_source(source: str) -> str:
-    """The recipe for a data set's name, or for a folder or function of the user's own."""
+    """Return the recipe for a data set: a name, a folder or MODULE:FUNCTION."""
     name = FOR_DATASET.get(source, source)
     return name if name in names() else "imagefolder"
 
@@ -42,11 +42,11 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
 
     Args:
         name: A recipe's name, or the path of a YAML file.
-        arch: The network that it is to train, whose values in `for_arch` come first; None: the recipe's own. Where a
-            name means torchvision's network it begins with `torchvision/`.
+        arch: The model whose values in `for_arch` take precedence; default the recipe's own. A name that means
+            torchvision's model must start with `torchvision/`.
 
     Raises:
-        ConfigError: No such recipe or file, no YAML, or a field that `TrainConfig` does not know.
+        ConfigError: The recipe or file does not exist, is not YAML, or has a field that `TrainConfig` does not have.
     """
     values, origin = _read(name)
     if not isinstance(values, Mapping) or "for_arch" not in values:
@@ -54,7 +54,7 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
     common = {key: value for key, value in values.items() if key != "for_arch"}
     recipe = from_mapping(TrainConfig, common, origin)
     if not isinstance(values["for_arch"], Mapping):
-        raise ConfigError(f"{origin}: for_arch must be a mapping of networks' names to fields")
+        raise ConfigError(f"{origin}: for_arch must be a mapping from model names to fields")
     special = {
         str(each): from_mapping(TrainConfig, _merge(common, fields), f"{origin}: for_arch.{each}")
         for each, fields in values["for_arch"].items()
@@ -64,17 +64,17 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
 
 
 def _merge(values: Any, fields: Any) -> Any:
-    """Nested mappings with `fields` over `values`."""
+    """Return nested mappings `values`, overridden by `fields`."""
     if not (isinstance(values, Mapping) and isinstance(fields, Mapping)):
         return fields
     return {**values, **{key: _merge(values.get(key), field) for key, field in fields.items()}}
 
 
 def _read(name: str) -> tuple[Any, str]:
-    """What a recipe's YAML holds, and its path for messages."""
+    """Return the parsed YAML of a recipe, and its path for messages."""
     path = FOLDER / f"{name}.yaml" if name in names() else Path(name)
     try:
-        with path.open("rb") as file:  # a pipe as well, which the user has named
+        with path.open("rb") as file:  # a pipe is allowed, because the user named it
             text = file.read(MOST_YAML_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         near = get_close_matches(name, names(), n=1)

@@ -75,7 +75,7 @@ def test_a_folder_is_packed_described_verified_and_trained(
     assert main(["data", "info", "images"]) == 0
     assert "images: a folder of images, 2 classes: blue, red" in capsys.readouterr().out
     assert main(["data", "verify", "packed", "-j", "1"]) == 0
-    assert "packed: all 50 images are whole" in capsys.readouterr().out
+    assert "packed: none of 50 images is damaged" in capsys.readouterr().out
     for source in ("images", "packed"):
         words = [source, "-a", "cifar-small", "-b", "10", "--epochs", "1", "--lr", "0.01", "--run-dir", f"run-{source}"]
         assert main(["train", *words]) == 0

@@ -31,7 +31,7 @@ def test_a_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr() == ("", f"submit it with: bsub < {file}\n")
     first = file.read_text()
     assert main([*words, "--", "false"]) == 2
-    assert "is there already; choose another, or add --force" in capsys.readouterr().err
+    assert "already exists; choose another, or add --force" in capsys.readouterr().err
     assert file.read_text() == first
     assert main([*words, "--force", "--", "false"]) == 0
     assert "    false &\n" in file.read_text()

@@ -40,7 +40,7 @@ def test_help_lists_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
         (["scaling", "--np", "0,1", "--", "digits"], "-np 0,1: must be numbers of workers"),
         (["scaling", "--np", "1,2"], "missing the job to measure"),
         (["scaling", "--np", "1,2", "--", "digits", "-np", "2"], "put -np, -H and other launch flags before the --"),
-        (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "leave --resume and --evaluate out"),
+        (["scaling", "--np", "1,2", "--", "digits", "--resume", "auto"], "remove --resume and --evaluate"),
         (["batch", "--memory-limit", "much", "--", "digits"], "--memory-limit much: must be a size such as"),
         (["loading", "mnits"], "did you mean mnist?"),
         (["loading", "digits", "--data", "a:b"], "contradict"),
@@ -110,4 +110,4 @@ def test_a_machine_without_torch_is_told_so_in_one_line(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "lockstep study: error: this needs torch, which is not installed here\n"
+    assert done.stderr == "lockstep study: error: torch is not installed\n"

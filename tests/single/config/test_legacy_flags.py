@@ -69,9 +69,9 @@ def test_flags_without_an_equal_are_refused_by_name(flag: str) -> None:
 
 
 def test_wrong_values_of_booleans_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--sync-bn is yes or no.* got 'maybe'"):
+    with pytest.raises(ConfigError, match="--sync-bn maybe: must be yes or no"):
         translate(["--sync-bn=maybe"], TrainCommand)
-    with pytest.raises(ConfigError, match="--keep-batchnorm-fp32 is True, False or None"):
+    with pytest.raises(ConfigError, match="--keep-batchnorm-fp32 maybe: must be True, False or None"):
         translate(["--keep-batchnorm-fp32=maybe"], TrainCommand)
     with pytest.raises(ConfigError, match="--no-cuda takes no value"):
         translate(["--no-cuda=1"], TrainCommand)
@@ -99,7 +99,7 @@ def test_batches_of_a_node_are_pointed_out() -> None:
     by_url = ["--dist-url", "tcp://a:1234", "--world-size", "1", "--rank", "0"]
     assert not translate(by_url, TrainCommand).notes
     for word in ("-b", "--b", "-j", "--batch_size"):
-        assert "-b and -j are each worker's" in translate([*by_url, word, "8"], TrainCommand).notes[0]
+        assert "-b and -j are per worker" in translate([*by_url, word, "8"], TrainCommand).notes[0]
         assert not translate([word, "8"], TrainCommand).notes
 
 

@@ -29,7 +29,7 @@ def test_a_whole_number_is_a_number_too() -> None:
     [
         ({"epoch": 3}, "unknown field epoch; did you mean epochs?"),
         ({"optim": {"weight-decay": 0.1}}, "unknown field optim.weight-decay; did you mean optim.weight_decay?"),
-        ({"optim": {"xyz": 1}}, "unknown field optim.xyz; known are: optimizer, lr"),
+        ({"optim": {"xyz": 1}}, "unknown field optim.xyz; must be one of optimizer, lr"),
         ({"lr": 0.1, "optim": {}}, "unknown field lr"),
         ({3: 4}, "unknown field 3"),
     ],

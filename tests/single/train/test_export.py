@@ -149,7 +149,7 @@ def test_a_model_that_cannot_be_captured_is_said_so(source: Path, monkeypatch: p
     [
         (["net.safetensors", "-o", "net.safetensors"], "is CHECKPOINT itself"),
         (["net.safetensors", "-o", "missing/net.pt2"], "missing/net.pt2: cannot be written: No such file"),
-        (["net.safetensors", "-o", "."], "ends in none of .safetensors, .pt2, .onnx"),
+        (["net.safetensors", "-o", "."], "must end in one of .safetensors, .pt2, .onnx"),
         (["net.safetensors", "-o", ".", "--format", "torch"], "is a folder"),
         (["net.safetensors", "-o", "net.pth"], "add --format"),
         (["net.safetensors", "--format", "torch", "onnx", "-o", "net.pt2"], "names one file"),

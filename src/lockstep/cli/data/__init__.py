@@ -1,4 +1,4 @@
-"""`lockstep data`: one file an action, imported when it is called."""
+"""`lockstep data`, with one module per action, imported when it is called."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def main(arguments: Sequence[str]) -> int:
     try:
         code: int = import_module(f"lockstep.cli.data.{arguments[0]}").main(arguments[1:])
     except KeyboardInterrupt:
-        print(f"lockstep data {arguments[0]}: stopped; what is done is kept where it can be", file=sys.stderr)
+        print(f"lockstep data {arguments[0]}: interrupted; completed work is kept where possible", file=sys.stderr)
         return INTERRUPTED
     return code

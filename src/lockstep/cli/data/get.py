@@ -1,4 +1,4 @@
-"""`lockstep data get`: fetch a data set ahead of a job, such as on a login node."""
+"""`lockstep data get`: download a data set before a job, for example on a login node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     fetched = [name for name, entry in catalog.NAMED.items() if entry.fetched]
     if command.name not in fetched:
         near = get_close_matches(command.name, fetched, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"these can be: {', '.join(fetched)}"
+        hint = f"did you mean {near[0]}?" if near else f"must be one of {', '.join(fetched)}"
         raise DataError(f"{command.name!r} cannot be downloaded; {hint}")
     data = catalog.load(DataConfig(dataset=command.name, data_dir=command.data_dir), download=True)
     print(f"{command.name} is in {command.data_dir}: {len(data.train):,} + {len(data.val):,} images")

@@ -1,4 +1,4 @@
-"""`lockstep data info`: say what a folder or a pack holds."""
+"""`lockstep data info`: describe a folder of images or a pack."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _kind(facts: SetFacts) -> str:
 def _rows(split: SplitFacts) -> dict[str, str]:
     rows = {
         "images": f"{split.samples:,}",
-        "images a class": " to ".join(f"{count:,}" for count in dict.fromkeys(split.class_sizes)),
+        "images per class": " to ".join(f"{count:,}" for count in dict.fromkeys(split.class_sizes)),
         "MB": f"{split.size_bytes / 1e6:,.1f}",
-        "KB an image": f"{split.size_bytes / split.samples / 1e3:,.1f}",
+        "KB per image": f"{split.size_bytes / split.samples / 1e3:,.1f}",
         "tar files": f"{split.shards:,}",
-        "looked at": f"{split.looked_at:,}" + f", {split.unreadable:,} unreadable" * (split.unreadable > 0),
-        "forms": ", ".join(f"{form} {count:,}" for form, count in split.forms.most_common()),
+        "inspected": f"{split.looked_at:,}" + f", {split.unreadable:,} unreadable" * (split.unreadable > 0),
+        "formats": ", ".join(f"{form} {count:,}" for form, count in split.forms.most_common()),
         "short side": _spread(split.short_sides),
         "long side": _spread(split.long_sides),
     }

@@ -1,4 +1,4 @@
-"""`lockstep data prepare imagenet`: ImageNet's folders from its official archives."""
+"""`lockstep data prepare imagenet`: extract ImageNet's official archives."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             digest, official = prepare_imagenet.md5(path, kind)
             print(f"{path}: MD5 {digest}, {'the' if official else 'not the'} official {kind} archive", flush=True)
             if not official:
-                raise DataError(f"{path} is not the official {kind} archive; fetch it again, or leave out --md5")
+                raise DataError(f"{path} is not the official {kind} archive; download it again, or remove --md5")
     with progress("preparing", command.train.stat().st_size + command.val.stat().st_size, "bytes") as advance:
         train, val = prepare_imagenet.prepare(archives, command.dest, advance)
     print(

@@ -1,4 +1,4 @@
-"""`-j`: how many processes a command uses."""
+"""`-j`: the number of processes of a command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Jobs = Annotated[int | Literal["auto"], arg(aliases=["-j"], metavar="N|auto")]
 
 
 def check_jobs(jobs: int | Literal["auto"]) -> None:
-    """Refuse a number of processes below 1."""
+    """Raise ConfigError for a number of processes below 1."""
     require(jobs == "auto" or jobs >= 1, "--jobs", jobs, "at least 1, or auto")
 
 
 def cores(jobs: int | Literal["auto"]) -> int:
-    """The number of processes; auto: one for each core that this process may use."""
+    """Return the number of processes; auto: one per core that this process may use."""
     return usable_cores() if jobs == "auto" else jobs

@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Progress of a long command: a bar on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE_SECONDS = 10
 
 @contextmanager
 def progress(doing: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of things that were done; `unit` "bytes" is shown as MB or GB."""
+    """Yield a function to call with the number of items completed; the unit "bytes" is shown as MB or GB."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -42,12 +42,12 @@ def _bar(console: Console, doing: str, total: int, unit: str) -> Iterator[Callab
 class _Lines:
     def __init__(self, doing: str, total: int, unit: str):
         self._doing, self._total, self._unit = doing, total, unit
-        self._done, self._said = 0, time.monotonic()
+        self._done, self._printed_at = 0, time.monotonic()
 
     def advance(self, count: int) -> None:
         self._done += count
-        if time.monotonic() - self._said >= LINE_SECONDS:
-            self._said = time.monotonic()
+        if time.monotonic() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = time.monotonic()
             share = 100 * self._done / max(1, self._total)
             line = f"{self._doing}: {self._done:,} of {self._total:,} {self._unit} ({share:.0f} %)"
             print(line, file=sys.stderr, flush=True)

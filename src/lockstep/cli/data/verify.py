@@ -1,4 +1,4 @@
-"""`lockstep data verify`: look for damaged images."""
+"""`lockstep data verify`: find damaged images."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def main(arguments: Sequence[str]) -> int:
         print(printable_name(line))
     if bad:
         raise DataError(f"{command.path}: {len(bad):,} damaged, listed above; copy or pack them again, or remove them")
-    print(f"{command.path}: all {plan.samples:,} images are whole")
+    print(f"{command.path}: none of {plan.samples:,} images is damaged")
     return 0

@@ -1,4 +1,4 @@
-"""`lockstep study STUDY`: measure where a job's time goes; one file a study."""
+"""`lockstep study`: measure where a job's time goes, with one module per study."""
 
 from __future__ import annotations
 

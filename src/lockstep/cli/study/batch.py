@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from lockstep.launch.controller.job import JobSeries
     from lockstep.launch.plan.job_plan import JobPlan
 
-KILLED = 128 + signal.SIGKILL  # what Linux does to a process where memory ends
-ENOUGH = 0.95  # a share of the best throughput
+KILLED = 128 + signal.SIGKILL  # exit code after Linux killed a worker because memory ran out
+ENOUGH = 0.95  # fraction of the best throughput
 MEMORY = {"device": "of the GPU's memory", "resident": "resident"}
 
 
@@ -69,11 +69,11 @@ class Search:
     jobs: JobSeries
 
     def finds(self, record: Mapping[str, Any]) -> bool:
-        """Whether an earlier record is of this search."""
+        """Return whether an earlier record belongs to this search."""
         return record.get("kind") == "batch" and all(record.get(name) == self.about[name] for name in self.about)
 
     def plan(self, size: int) -> JobPlan:
-        """The job that measures a batch size."""
+        """Return the job plan for measuring a batch size per worker."""
         from lockstep.study.points import StepLength, keeping_nothing
         from lockstep.study.step_jobs import plan_steps
 
@@ -85,10 +85,10 @@ class Search:
         return plan_steps(command.where, command.workers, command.workers, config, length, limit or "free")
 
     def measure(self, size: int) -> dict[str, Any] | int:
-        """Measure a size and append its record; the exit code where somebody has ended the job.
+        """Measure a batch size, and append and return its record; if the job was interrupted, return its exit code.
 
         Raises:
-            ConfigError: The job failed for another reason than memory.
+            ConfigError: The job failed, but not from running out of memory.
         """
         from lockstep.study.step_jobs import append_record, measure_in_job
 
@@ -97,7 +97,7 @@ class Search:
             return outcome.code
         lacks_memory = outcome.out_of_memory or outcome.code == KILLED
         if not outcome.figures and not lacks_memory:
-            raise ConfigError(f"a batch of {size} failed, but not from running out of memory: {outcome.reason}")
+            raise ConfigError(f"batch size {size} failed, but not from running out of memory: {outcome.reason}")
         record = {**self.about, "batch": size, "fits": bool(outcome.figures), **outcome.figures}
         if lacks_memory:
             record["why"] = outcome.reason
@@ -126,7 +126,7 @@ def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     from lockstep.study.step_jobs import about_plan
 
     search = Search(command, config, {"job": job_digest(config), "flags": list(job), "workers": command.workers}, jobs)
-    plan = search.plan(command.first)  # so that what contradicts itself is said at once
+    plan = search.plan(command.first)  # reports invalid arguments before the first measurement
     if command.where.dry_run:
         print(f"batches of {command.first}, {2 * command.first}, ... on {command.workers} workers")
         return 0
@@ -136,7 +136,7 @@ def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries) -> int:
     earlier = read_records(command.out) if command.out.exists() else ()
     found = {record["batch"]: record for record in earlier if search.finds(record)}
     if found:
-        print(f"recorded already: {', '.join(f'{size:,}' for size in sorted(found))}")
+        print(f"already recorded: {', '.join(f'{size:,}' for size in sorted(found))}")
     while (size := next_size(_fits(found), command.first, _most(found, command))) is not None:
         print(f"batch {size:,}: ", end="", flush=True)
         record = search.measure(size)
@@ -157,7 +157,7 @@ def _fits(found: Mapping[int, Mapping[str, Any]]) -> dict[int, bool]:
 
 
 def _most(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> int | None:
-    """The largest size to try: a step cannot have more images than there are."""
+    """Return the largest size to try, since a step cannot have more images than the training set; None if unknown."""
     if command.last is not None:
         return command.last
     samples = next((record["samples"] for record in found.values() if record["fits"]), None)
@@ -174,7 +174,7 @@ def _describe(record: Mapping[str, Any]) -> str:
 def _show(records: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
 
-    table = empty_table("", ("batch of a worker", "images/s", "ms a step", "peak memory (GB)"))
+    table = empty_table("", ("batch per worker", "images/s", "ms per step", "peak memory (GB)"))
     for record in records:
         if record["fits"]:
             rate, milliseconds = record["images_per_second"], 1000 * record["step_seconds"]["median"]
@@ -186,15 +186,15 @@ def _show(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _verdict(found: Mapping[int, Mapping[str, Any]], command: BatchCommand) -> list[str]:
-    """What it comes to, in lines for people."""
+    """Return the conclusions, as lines to print."""
     rates = {size: record["images_per_second"] for size, record in sorted(found.items()) if record["fits"]}
     if not rates:
-        return [f"not even a batch of {min(found)} fits; try a smaller --first"]
+        return [f"batch size {min(found)} does not fit; try a smaller --first"]
     largest, best = max(rates), max(rates.values())
     enough = next(size for size, rate in rates.items() if rate >= ENOUGH * best)
     misfits = [size for size, record in found.items() if not record["fits"]]
-    fits = f"the largest batch of a worker that fits is {largest:,} ({min(misfits):,} does not)" if misfits else ""
+    fits = f"the largest batch per worker that fits is {largest:,} ({min(misfits):,} does not)" if misfits else ""
     return [
-        fits or f"the largest batch that was tried, {largest:,} a worker, fits",
-        f"a batch of {enough:,} has {100 * ENOUGH:.0f} % of the best throughput, {show_number(best)} images/s, or more",
+        fits or f"the largest batch per worker that was tried, {largest:,}, fits",
+        f"a batch of {enough:,} reaches {100 * ENOUGH:.0f} % of the best throughput ({show_number(best)} images/s)",
     ]

@@ -1,4 +1,4 @@
-"""`lockstep study collectives`: how long collectives take between the workers of a job, by size of message."""
+"""`lockstep study collectives`: latency and bandwidth of collectives between workers, by message size."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def _measure(command: CollectivesCommand, world: World) -> None:
 
 
 def _known(out: Path, settings: dict[str, object], world: World) -> set[str]:
-    """The operations that need not be measured, as rank 0 finds them.
+    """Return the operations that rank 0 finds already recorded with these settings, on every worker.
 
     Raises:
-        ConfigError: There rank 0 cannot write; raised on all workers.
+        ConfigError: Rank 0 cannot write the file; raised on all workers.
     """
     from lockstep.files.jsonl import read_records
     from lockstep.study.collectives import recorded
@@ -148,7 +148,7 @@ def _introduce(settings: dict[str, object], skipped: Sequence[str], out: Path) -
         flush=True,
     )
     if skipped:
-        print(f"already in {out}: {', '.join(skipped)}; --again measures them again", flush=True)
+        print(f"already in {out}: {', '.join(skipped)}; add --again to repeat them", flush=True)
 
 
 def _show(name: str, points: Sequence[SizePoint]) -> None:

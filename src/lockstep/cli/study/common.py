@@ -1,4 +1,4 @@
-"""What the studies of a job's steps have in common on the command line."""
+"""Shared code of the studies' command lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ TO_GO_ON = "to measure the rest, run the same command again"
 
 
 def until_interrupted(study: Callable[[], int]) -> int:
-    """Do a study; its exit code. Ctrl-C between two jobs, whose launcher would have taken it, ends it with a hint."""
+    """Run a study and return its exit code; on Ctrl-C between two jobs, print how to continue.
+
+    During a job, its launcher handles Ctrl-C.
+    """
     try:
         return study()
     except KeyboardInterrupt:
@@ -26,18 +29,18 @@ def until_interrupted(study: Callable[[], int]) -> int:
 
 
 def read_job(arguments: Sequence[str]) -> TrainConfig:
-    """The training job that the words after `--` describe.
+    """Parse the training job in the arguments after `--`.
 
     Raises:
-        ConfigError: They say where the job runs, which is the study's to decide, or are wrong.
+        ConfigError: An argument is invalid, or is a launch flag, which must come before `--`.
     """
     if not arguments:
-        raise ConfigError("missing the job to measure; add its arguments of `lockstep train` last: -- digits")
+        raise ConfigError("missing the job to measure; add its `lockstep train` arguments at the end: -- digits")
     train = parse_train(arguments)
     if train.workers is not None or train.where != LaunchOptions():
         raise ConfigError("put -np, -H and other launch flags before the --")
     if train.job.run.resume or train.job.run.evaluate:
-        raise ConfigError("a study measures steps and keeps no weights: leave --resume and --evaluate out")
+        raise ConfigError("a study only measures steps and saves no weights; remove --resume and --evaluate")
     from lockstep.data import catalog
 
     catalog.check(train.job.data)
@@ -45,7 +48,7 @@ def read_job(arguments: Sequence[str]) -> TrainConfig:
 
 
 def empty_table(title: str, headings: Iterable[str]) -> Table:
-    """A table of right-aligned columns."""
+    """Return a table with right-aligned columns."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
@@ -55,5 +58,5 @@ def empty_table(title: str, headings: Iterable[str]) -> Table:
 
 
 def show_number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Format a number with three significant digits, or without decimals from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

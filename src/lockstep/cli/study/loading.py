@@ -1,4 +1,4 @@
-"""`lockstep study loading`: how fast training images can be loaded, by stage and by loader processes."""
+"""`lockstep study loading`: the rate of data loading, by stage and by number of loader processes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LoadingCommand:
 
     @property
     def data_config(self) -> DataConfig:
-        """The data set as `lockstep train` would be told of it."""
+        """The data configuration that `lockstep train` would have."""
         return DataConfig(
             dataset=self.dataset,
             data=self.data,
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> LoadingCommand:
-    """The flags over the augmentation that the data set's recipe has."""
+    """Parse the arguments; they override the augmentation of the data set's recipe."""
     first = parse(LoadingCommand, "study loading", arguments)
     from lockstep import recipes
 

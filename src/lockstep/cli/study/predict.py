@@ -1,4 +1,4 @@
-"""`lockstep study predict`: fit the model of scaling to recorded points, and predict larger numbers of workers."""
+"""`lockstep study predict`: fit the scaling model to recorded points, and predict larger numbers of workers."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class StudyPredictCommand:
 
 
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """Numbers of workers with commas between them, in order and each once.
+    """Parse comma-separated numbers of workers; return them sorted, without duplicates.
 
     Raises:
-        ConfigError: One is not a whole number of 1 or more.
+        ConfigError: A number is not an integer from 1 to MOST_WORKERS.
     """
-    arguments = [word.strip() for word in text.split(",")] if text else []
-    is_valid = all(word.isdecimal() and len(word) <= 8 and 1 <= int(word) <= MOST_WORKERS for word in arguments)
+    numbers = [each.strip() for each in text.split(",")] if text else []
+    is_valid = all(each.isdecimal() and len(each) <= 8 and 1 <= int(each) <= MOST_WORKERS for each in numbers)
     require(is_valid, flag, text, "numbers of workers, such as 16,64,256")
-    return tuple(sorted({int(word) for word in arguments}))
+    return tuple(sorted({int(each) for each in numbers}))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,11 +81,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The scaling records of a file.
+    """Return the scaling records of a file.
 
     Raises:
-        ConfigError: It cannot be read.
-        DataError: It has none.
+        ConfigError: The file cannot be read.
+        DataError: The file has no scaling records.
     """
     from lockstep.files.jsonl import read_records
 
@@ -96,14 +96,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
             f"{path} does not exist; create it with `lockstep study scaling`, or choose another FILE"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a file of scaling records") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; choose another FILE") from None
     if not records:
         raise DataError(f"{path} has no scaling records; create them with `lockstep study scaling`")
     return records
 
 
 def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
-    """The models of the series that can be fitted; says why of the others."""
+    """Yield the models of the series that can be fitted; for the others, print why not."""
     import sys
 
     from lockstep.scaling_model import fit
@@ -168,7 +168,7 @@ def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> 
 
 
 def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
-    """One row a number of workers, measured or predicted."""
+    """Return a table with one row per number of workers, measured or predicted."""
     from rich.table import Table
 
     from lockstep.scaling_model import LEVEL
@@ -209,19 +209,19 @@ def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
 
 
 def _amount(rate: float, series: Series) -> str:
-    """A rate; where nothing but training times are known, such a time."""
+    """Format a rate; if only training times are known, the time of a training."""
     value = 1 / rate if series.rate_unit == "trainings/s" else rate
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _measured(point: MeasuredPoint, series: Series) -> str:
-    """The median, with the quartiles where there are repeats."""
+    """Format the median of a measured point, with the quartiles if it was repeated."""
     middle = _amount(point.images_per_second, series)
     return middle if len(point.rates) < 2 else f"{middle} ({_range(point.low, point.high, series)})"
 
 
 def _share(error: LeftOutPoint | None, series: Series) -> str:
-    """An error in percent of what is shown: of a time where times are."""
+    """Format an error in percent of the value that `_amount` shows (a rate or a time)."""
     if error is None:
         return ""
     of_time = series.rate_unit == "trainings/s"
@@ -249,7 +249,7 @@ def _parameters_table(parameters: Sequence[Parameter]) -> Table:
     from rich.table import Table
 
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("term", "value", "how it came about"):
+    for heading in ("term", "value", "source"):
         table.add_column(heading, justify="right" if heading == "value" else "left", overflow="fold")
     for parameter in parameters:
         table.add_row(parameter.name, _value(parameter), parameter.status)
@@ -257,7 +257,7 @@ def _parameters_table(parameters: Sequence[Parameter]) -> Table:
 
 
 def _value(parameter: Parameter) -> str:
-    """With the unit, whose seconds become ms or µs where they are few."""
+    """Format a term's value with its unit; short times in ms or µs."""
     value, unit = parameter.value, parameter.unit
     if value is None:
         return "-"
@@ -271,18 +271,18 @@ def _summary(model: Model, predictions: Sequence[Prediction]) -> list[str]:
     lines = []
     if any(prediction.low is not None for prediction in predictions):
         degrees = model.degrees_of_freedom
-        lines.append(f"intervals rest on {degrees} degree{'s' if degrees > 1 else ''} of freedom")
+        lines.append(f"intervals have {degrees} degree{'s' if degrees > 1 else ''} of freedom")
     errors = [abs(error.relative_error) for error in model.leave_one_out]
     if errors:
         lines.append(
-            f"leave-one-out: each point predicted from the others is off by {100 * sum(errors) / len(errors):.1f} % of "
-            f"throughput in the mean and {100 * max(errors):.1f} % at most"
+            f"leave-one-out error (each point predicted from the others): {100 * sum(errors) / len(errors):.1f} % of "
+            f"throughput on average, {100 * max(errors):.1f} % at most"
         )
     return lines
 
 
 def _notes(predictions: Sequence[Prediction]) -> list[str]:
-    """Why predictions have no interval, each reason once."""
+    """Return the reasons for predictions without an interval, each with its numbers of workers."""
     reasons = dict.fromkeys(prediction.note for prediction in predictions if prediction.note)
     named = {note: [str(p.workers) for p in predictions if p.note == note] for note in reasons}
     return [f"prediction for {', '.join(counts)} workers: {note}" for note, counts in named.items()]

@@ -1,4 +1,4 @@
-"""`lockstep study scaling`: what more workers bring to a training job, and where the time of its steps goes."""
+"""`lockstep study scaling`: throughput and time per step of a training job, by number of workers."""
 
 from __future__ import annotations
 
@@ -126,23 +126,23 @@ def _study(command: ScalingCommand, job: Sequence[str]) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    arguments = text.replace(",", " ").split()
-    is_valid = bool(arguments) and all(word.isdecimal() and int(word) > 0 for word in arguments)
+    numbers = text.replace(",", " ").split()
+    is_valid = bool(numbers) and all(each.isdecimal() and int(each) > 0 for each in numbers)
     require(is_valid, "-np", text or "''", "numbers of workers, such as 1,2,4")
-    return [int(word) for word in arguments]
+    return [int(each) for each in numbers]
 
 
 def _introduce(
     points: Sequence[StepPoint], missing: Sequence[StepPoint], plans: Mapping[StepPoint, JobPlan]
 ) -> list[str]:
-    """What is to be measured, and with what."""
-    lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them recorded already"]
+    """Return a description of the measurements and their workers, as lines to print."""
+    lines = [f"{len(points)} measurements, {len(points) - len(missing)} of them already recorded"]
     for point in sorted(points, key=lambda point: (point.workers, point.global_batch)):
         if point.repeat == 0:
             plan = plans[point]
             hosts = "" if plan.is_local else f" ({', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)})"
             lines.append(f"  {_name(point)}{hosts}: {' and '.join(point.modes)}")
-    lines.append(f"threads of each worker: {plans[points[0]].environment['OMP_NUM_THREADS']}")
+    lines.append(f"threads per worker: {plans[points[0]].environment['OMP_NUM_THREADS']}")
     return [*lines, *dict.fromkeys(note for plan in plans.values() for note in plan.notes if "warning" in note)]
 
 
@@ -165,12 +165,12 @@ def _measure(plan: JobPlan, jobs: JobSeries, about: Mapping[str, Any], out: Path
         print(f"failed: {outcome.reason}")
     else:
         step = outcome.figures["step_seconds"]["median"]
-        print(f"{show_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms a step")
+        print(f"{show_number(outcome.figures['images_per_second'])} images/s, {1000 * step:.3g} ms per step")
     return outcome
 
 
 def _show(records: Iterable[Mapping[str, Any]]) -> None:
-    """Medians over the repeats, by series and number of workers."""
+    """Print the medians over the repeats, by series and number of workers."""
     from rich.console import Console
 
     console = Console()
@@ -200,7 +200,7 @@ def _throughput(mode: str, series: Mapping[int, Sequence[Mapping[str, Any]]]) ->
 
 
 def _split(series: Mapping[int, Sequence[Mapping[str, Any]]]) -> Table:
-    table = empty_table("milliseconds of a step", ("workers", *PARTS.values()))
+    table = empty_table("milliseconds per step", ("workers", *PARTS.values()))
     for workers, repeats in series.items():
         parts = [median(1000 * record["split_seconds"][part] for record in repeats) for part in PARTS]
         table.add_row(str(workers), *(f"{part:.3g}" for part in parts))

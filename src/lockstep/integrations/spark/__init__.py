@@ -3,5 +3,5 @@
 run          horovod.spark's functions, the public API
 task_server  the driver's side: the connected tasks and their workers
 task         the task's side
-wire         the messages between driver and tasks
+messages     the messages between driver and tasks
 """

@@ -23,8 +23,8 @@ import pyspark
 
 from lockstep.integrations.seats import gpu_variables, interface_variables, worker_variables
 from lockstep.integrations.spark import task
+from lockstep.integrations.spark.messages import StartWorker
 from lockstep.integrations.spark.task_server import TaskServer, TaskWorker
-from lockstep.integrations.spark.wire import StartWorker
 from lockstep.integrations.timeout import Timeout
 from lockstep.launch.controller.elastic_driver import Driver, HostSlot, JobFailedError
 from lockstep.launch.controller.run_function import WORKER_FAILED, pack_call, results
@@ -154,9 +154,9 @@ def run_elastic(
         raise ValueError(
             f"min_num_proc={least}, num_proc={initial}, max_num_proc={most}: must be at least 1 and in ascending order"
         )
-    patience = _seconds("HOROVOD_ELASTIC_TIMEOUT", elastic_timeout)
+    elastic_seconds = _seconds("HOROVOD_ELASTIC_TIMEOUT", elastic_timeout)
     rules = ElasticRules(
-        initial=initial, minimum=least, maximum=most, timeout_seconds=patience, reset_limit=reset_limit
+        initial=initial, minimum=least, maximum=most, timeout_seconds=elastic_seconds, reset_limit=reset_limit
     )
     call = pack_call(fn, args, kwargs)
     show = _Show(most, prefix_output_with_timestamp, stdout, stderr)
@@ -172,7 +172,7 @@ def run_elastic(
             if free is None:
                 return None
             extra = {**interface_variables(nics or ()), **gpu_variables(free.gpus, slot.number, len(here))}
-            extra["HOROVOD_ELASTIC_TIMEOUT"] = str(patience)
+            extra["HOROVOD_ELASTIC_TIMEOUT"] = str(elastic_seconds)
             return free.start(slot.number, StartWorker({**variables, **extra, **(env or {})}, call, None))
 
         driver = Driver(rules, hosts, start, _address(context))

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from lockstep.integrations.seats import own_gpu_variables
-from lockstep.integrations.spark.wire import (
+from lockstep.integrations.spark.messages import (
     SignalWorker,
     StartWorker,
     TaskAlive,
@@ -59,7 +59,7 @@ def serve(index: int, address: tuple[str, int], key: bytes) -> None:
                         worker.signal(signal.Signals(number))
                     case TaskOver():
                         return
-                if worker and worker.has_ended():
+                if worker and worker.has_exited():
                     worker = None
         except (EOFError, OSError):  # the driver disconnected; Spark handles that
             return
@@ -138,7 +138,7 @@ class _Worker:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def has_ended(self) -> bool:
+    def has_exited(self) -> bool:
         """Return whether the worker has exited; if so, send its remaining output and its result (call only once)."""
         code = self._process.poll()
         if code is None:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from lockstep.integrations.spark.wire import (
+from lockstep.integrations.spark.messages import (
     SignalWorker,
     StartWorker,
     TaskAlive,
@@ -38,7 +38,7 @@ class TaskWorker:
 
     def poll(self) -> str | None:
         if self.ended is None:
-            return "failed because its Spark task disconnected" if self._task.lost else None
+            return "failed because its Spark task disconnected" if self._task.disconnected else None
         code = self.ended.code
         return "" if not code else f"was killed by {_name(-code)}" if code < 0 else f"failed with exit code {code}"
 
@@ -65,14 +65,14 @@ class SparkTask:
         self.host = hello.host
         self.gpus = hello.gpus
         self.worker: TaskWorker | None = None
-        self.lost = False
+        self.disconnected = False
         self._connection = connection
         self._lock = threading.Lock()
 
     @property
     def is_idle(self) -> bool:
         """Whether a worker can be started in the task."""
-        return not self.lost and (self.worker is None or self.worker.ended is not None)
+        return not self.disconnected and (self.worker is None or self.worker.ended is not None)
 
     def start(self, rank: int, order: StartWorker) -> TaskWorker:
         """Start a worker. Do not call its `end` before this returns."""
@@ -112,7 +112,7 @@ class TaskServer:
     @property
     def tasks(self) -> list[SparkTask]:
         """The connected tasks, by partition."""
-        return sorted((task for task in self._connected if not task.lost), key=lambda task: task.index)
+        return sorted((task for task in self._connected if not task.disconnected), key=lambda task: task.index)
 
     def __enter__(self) -> TaskServer:
         threading.Thread(target=self._listen, name="lockstep-spark", daemon=True).start()
@@ -149,7 +149,7 @@ class TaskServer:
                     self._take(task, connection.recv())
             finally:
                 if task:
-                    task.lost = True
+                    task.disconnected = True
 
     def _take(self, task: SparkTask, message: Any) -> None:
         worker = task.worker
