@@ -29,7 +29,7 @@ Name = Literal["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 class CollectivesCommand:
     """Measure latency and bandwidth of collectives between workers, by message size.
 
-    Sizes and bandwidths are defined as in nccl-tests. Operations recorded with the same settings are not repeated.
+    Sizes and bandwidths are as in nccl-tests. Operations recorded with the same settings are skipped.
     """
 
     operations: Annotated[tuple[Name, ...], arg(metavar="NAME")] = ()

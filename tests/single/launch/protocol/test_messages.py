@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.diagnosis.flight_recorder import RecordedCollective
+from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.messages import KINDS, PROTOCOL, FailedElsewhere, Message, MessageError, pack, unpack
@@ -37,12 +39,19 @@ JOB = messages.NodeJob(
     hang_timeout=300.0,
     timings=Timings(silence=8.0),
 )
+STATE = WorkerState(
+    *(0, 123, None, "S", False, 7, "forward", 4, 1.5, True),
+    stack=(Frame("/x.py", 3, "load", True),),
+    operations=("allreduce.loss",),
+    collectives=(RecordedCollective("0", 9, "all_reduce", "float[3]", False),),
+)
 EACH: list[Message] = [
     messages.Alive(),
     JOB,
     messages.Reach({"10.0.0.1": 4}),
     messages.Start("10.0.0.1", 4, "10.0.0.2"),
     messages.Signal(15),
+    messages.Inspect(),
     messages.End(5.0),
     messages.Trouble("has no folder /x"),
     messages.Here({"torch": "2"}, {"10.0.0.1": 4}),
@@ -51,6 +60,9 @@ EACH: list[Message] = [
     messages.Started(2, 4, "why"),
     messages.Output(1, "stdout", text_of(b"\xff\xe2\n")),
     messages.Failing(),
+    messages.Standstill(300.5),
+    messages.Moving(),
+    messages.Inspected((STATE, WorkerState(1, exit_code=0))),
     ELSEWHERE,
     messages.Ended((FAILURE,), (7,), "the store", ELSEWHERE),
     messages.StartSlotWorker(3, {"HOROVOD_RANK": "0"}),
