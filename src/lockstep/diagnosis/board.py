@@ -35,7 +35,7 @@ AT_COLLECTIVES = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_COLLECTIVES + COLLECTIVES.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 SIZE_BYTES = 128
-TRAINER, HVD, TORCH_GROUP = 1, 2, 4  # flags: who reports
+TRAINER, HVD, TORCH_GROUP, ANSWERS = 1, 2, 4, 8  # flags: who reports; a thread answers questions
 NO_STEP = -1
 
 
@@ -48,7 +48,7 @@ class BoardContent:
         count: Number of reports so far.
         age_s: Seconds since the last report.
         step: The training step, or `NO_STEP`.
-        flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. Without any, the worker is not judged.
+        flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
         answer: Number of the last question that the worker answered.
@@ -65,6 +65,11 @@ class BoardContent:
     enqueued: int
     completed: int
     answer: int
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether this worker is part of a distributed job, so that a lack of progress means something."""
+        return bool(self.flags & (TRAINER | HVD | TORCH_GROUP))
 
 
 class Board:

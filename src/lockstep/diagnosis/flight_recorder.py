@@ -1,6 +1,6 @@
 """The collectives of this process, from the records that torch keeps of them (its flight recorder).
 
-torch 2.15 records Gloo's and NCCL's; older versions record NCCL's only, if TORCH_FR_BUFFER_SIZE is set. The
+torch records Gloo's and NCCL's, some versions only if TORCH_FR_BUFFER_SIZE is set, as the launcher sets it. The
 functions are private, so each call allows for their absence. Gloo's entries stay "scheduled": only `retired` and the
 group's last completed number show that one has finished.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.diagnosis.board import BoardReader
+from lockstep.diagnosis.board import ANSWERS, BoardReader
 from lockstep.diagnosis.flight_recorder import RecordedCollective
 from lockstep.diagnosis.proc import facts
 from lockstep.diagnosis.publisher import ANSWER, STACK_SIGNAL, STACKS
@@ -79,7 +79,8 @@ def inspect_worker(board: BoardReader) -> WorkerState:
     found = facts(board.pid, STACK_SIGNAL)
     can_answer = found.state not in (*STOPPED_STATES, "Z", "")
     question = board.ask()
-    has_answered = can_answer and _until(lambda: board.read().answer >= question)
+    answers = bool(board.read().flags & ANSWERS)
+    has_answered = can_answer and answers and _until(lambda: board.read().answer >= question)
     answer = _answer(board) if has_answered else {}
     stack = tuple(_frame(*each) for each in answer.get("stack", []))
     if can_answer and not has_answered and found.caught:
@@ -94,7 +95,7 @@ def inspect_worker(board: BoardReader) -> WorkerState:
         phase=progress.phase,
         flags=progress.flags,
         age_s=progress.age_s,
-        has_answered=has_answered,
+        has_answered=has_answered or not answers,
         stack=stack,
         operations=tuple(map(str, answer.get("operations", []))),
         collectives=tuple(RecordedCollective(**each) for each in answer.get("collectives", [])),

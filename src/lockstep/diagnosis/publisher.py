@@ -3,14 +3,16 @@
 A thread answers. If it cannot, because native code holds the GIL, faulthandler writes the stacks on a signal. That is
 the exception: a signal interrupts system calls of libraries that may not be prepared for it.
 
-Started by `lockstep.world.connect`, by `hvd.init()` and, for any other program, by `import torch` (the entry point
-`torch.backends` of this package), if the variable LOCKSTEP_PROGRESS names the folder of its node process. Without
-that, every function here does nothing.
+`lockstep.world.connect` and `hvd.init()` start this. In any other program `import torch` does (the entry point
+`torch.backends` of this package), and the thread starts with the first process group. Without the variable
+LOCKSTEP_PROGRESS, which names the folder of a node process, every function here does nothing.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -21,37 +23,82 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from lockstep.diagnosis import flight_recorder
-from lockstep.diagnosis.board import TORCH_GROUP, Board, Phase
+from lockstep.diagnosis.board import ANSWERS, TORCH_GROUP, Board, Phase
 
 FOLDER = "LOCKSTEP_PROGRESS"
 STACKS, ANSWER = ".stacks", ".answer"  # suffixes of files beside the board
 MOST_FRAMES = 100
+CREATE_GROUP = "_new_process_group_helper"  # which every function that makes a group calls
 INTERVAL_SECONDS = 0.5  # in which a question is answered, unless the GIL is held
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
 
 _board: Board | None = None
-_owner = 0  # the process that started: a forked child is not this worker
+_owner = 0  # the process that started this: a forked child is not this worker
+_serving: threading.Event | None = None  # set to end the thread
 _source: Callable[[], list[str]] = list
 
 
-def start() -> None:
-    """Publish this worker's progress from now on, if its launcher wants it; call it as often as you like."""
-    global _board, _owner, _source
+def start(answers: bool = True) -> None:
+    """Publish this worker's progress from now on, if its launcher wants it. Further calls change nothing.
+
+    Args:
+        answers: Start the thread, too.
+    """
+    if STACK_SIGNAL is None:
+        return
+    if _owner != os.getpid():
+        _start(STACK_SIGNAL)
+    if answers and _board and not _serving:
+        _serve_in_thread(_board)
+
+
+def attach_to_torch() -> None:
+    """Publish the progress of a program that uses torch, and start the thread with its first process group."""
+    start(answers=False)
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    create = getattr(c10d, CREATE_GROUP, None)
+    if not _board or create is None or _owner != os.getpid():
+        return
+
+    @functools.wraps(create)
+    def create_and_start(*arguments: Any, **named: Any) -> Any:
+        start()
+        return create(*arguments, **named)
+
+    setattr(c10d, CREATE_GROUP, create_and_start)
+
+
+def _start(stack_signal: int) -> None:
+    global _board, _owner, _serving, _source
     folder, rank = os.environ.get(FOLDER, ""), os.environ.get("RANK", "")
-    if not folder or not rank.isdecimal() or STACK_SIGNAL is None or _owner == os.getpid():
+    if not folder or not rank.isdecimal():
         return
-    _owner = os.getpid()
-    _source = list
+    _board, _owner, _serving, _source = None, os.getpid(), None, list
     try:
-        _board = Board(Path(folder), int(rank), threading.main_thread().ident or 0)
-        stacks = _board.path.with_suffix(STACKS).open("ab", buffering=0)
+        board = Board(Path(folder), int(rank), threading.main_thread().ident or 0)
+        stacks = board.path.with_suffix(STACKS).open("ab", buffering=0)
     except OSError:  # the launcher has exited, or this worker is on another host
-        _board = None
         return
-    faulthandler.register(STACK_SIGNAL, stacks, all_threads=True)
-    threading.Thread(target=_serve, args=(_board,), name="lockstep-diagnosis", daemon=True).start()
+    faulthandler.register(stack_signal, stacks, all_threads=True)
+    _board = board
+
+
+def _serve_in_thread(board: Board) -> None:
+    global _serving
+    _serving = ended = threading.Event()
+    thread = threading.Thread(target=_serve, args=(board, ended), name="lockstep-diagnosis", daemon=True)
+    thread.start()
+    board.add_flag(ANSWERS)
+
+    def end() -> None:  # torch's records must not be read while the interpreter shuts down
+        ended.set()
+        if os.getpid() == _owner:
+            thread.join(1.0)
+
+    atexit.register(end)
 
 
 def own_board() -> Board | None:
@@ -79,21 +126,16 @@ def set_source(pending: Callable[[], list[str]], flag: int) -> None:
         board.add_flag(flag)
 
 
-def _serve(board: Board) -> None:
+def _serve(board: Board, ended: threading.Event) -> None:
     """Publish the numbers of torch's collectives twice a second, and answer questions."""
-    answered, has_group = 0, False
-    ended = threading.Event()
+    answered = 0
     while not ended.wait(INTERVAL_SECONDS):
-        if os.getpid() != _owner:
-            return
         if numbers := flight_recorder.counts():
             board.set_collectives(*numbers)
-            if not has_group:
-                has_group = True
-                board.add_flag(TORCH_GROUP)
+            board.add_flag(TORCH_GROUP)
         if board.question != answered:
             answered = board.question
-            with suppress(OSError):  # the folder was removed: the job is ending
+            with suppress(OSError, RuntimeError):  # the job is ending
                 _answer(board)
             board.answered(answered)
 

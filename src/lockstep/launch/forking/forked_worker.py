@@ -368,7 +368,7 @@ def _after_import(loaded: Loaded, start: Mapping[str, str], packages: Collection
     if "torch" in packages:
         import torch
 
-        publisher.start()
+        publisher.attach_to_torch()
         if torch.default_generator.initial_seed() != CONSTANT_SEED:
             torch.default_generator.seed()
         apply_to_torch(start, os.environ)

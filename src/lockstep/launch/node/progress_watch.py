@@ -63,7 +63,7 @@ class ProgressWatch:
             now = time.monotonic()
             self._idle += min(now - before, 2 * tick)  # this process may have been suspended
             before = now
-            boards = [board for board in boards_in(self._folder) if board.read().flags]
+            boards = [board for board in boards_in(self._folder) if board.read().is_judged]
             if not boards or self._has_moved(boards):
                 await self._progressed()
                 continue
@@ -117,9 +117,9 @@ class ProgressWatch:
             ranks: By rank, the worker's process, and its exit code if it has exited.
         """
         boards: dict[int, BoardReader] = {}
-        for board in sorted(boards_in(self._folder), key=lambda board: bool(board.read().flags)):
+        for board in sorted(boards_in(self._folder), key=lambda board: board.read().is_judged):
             # A worker may be a shell script, whose child has the process group; loader processes have none.
-            if board.read().flags or board.pid == ranks.get(board.rank, (0, None))[0]:
+            if board.read().is_judged or board.pid == ranks.get(board.rank, (0, None))[0]:
                 boards[board.rank] = board
         running = [board for rank, board in boards.items() if rank in ranks and ranks[rank][1] is None]
         with ThreadPoolExecutor(max(1, len(running))) as pool:
