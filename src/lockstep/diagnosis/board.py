@@ -103,9 +103,9 @@ class Board:
         self._count += 1
         REPORT.pack_into(self._memory, AT_REPORT, self._count, time.monotonic_ns(), self._step, self._phase)
 
-    def add_flag(self, flag: int) -> None:
-        """Publish what reports here."""
-        self._flags |= flag
+    def set_flag(self, flag: int, is_set: bool = True) -> None:
+        """Publish what reports here, or no longer does."""
+        self._flags = self._flags | flag if is_set else self._flags & ~flag
         FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
 
     def set_collectives(self, enqueued: int, completed: int) -> None:

@@ -75,10 +75,10 @@ def explain(
 def ranks_text(ranks: Iterable[int]) -> str:
     """Return ranks in words: "rank 3", "ranks 0-2 and 4"."""
     ordered = sorted(ranks)
-    parts = []
+    parts: list[str] = []
     for _, group in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
         run = [rank for _, rank in group]
-        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
     listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
     return f"rank{'s' if len(ordered) > 1 else ''} {listed}"
 
@@ -110,7 +110,7 @@ def _wait(state: WorkerState) -> Wait | None:
     if not _may_wait(state):
         return None
     unfinished = [each for each in state.collectives if not each.is_finished]
-    if unfinished and not state.flags & HVD:
+    if unfinished:
         return _wait_of(unfinished[0])
     inner = [frame for frame in state.stack if frame.file.endswith(C10D)]
     name = next((frame.function for frame in inner if _is_collective(frame.function)), "")
@@ -200,7 +200,7 @@ def _doing(state: WorkerState) -> str:
         return f"is waiting for data{at}"
     if state.stack and state.stack[0].file.endswith("threading.py") and state.stack[0].function in LOCKING:
         return f"is waiting for a lock{at}"
-    phase = f"in {state.phase}" if state.flags & TRAINER and state.phase != "running" else "in its own code"
+    phase = f"in {state.phase}" if state.flags & TRAINER and state.phase != "running" else "in user code"
     return f"is {phase}{at}"
 
 

@@ -26,7 +26,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lockstep.diagnosis import flight_recorder
-from lockstep.diagnosis.board import ANSWERS, TORCH_GROUP, Board, Phase
+from lockstep.diagnosis.board import ANSWERS, TORCH_GROUP, TRAINER, Board, Phase
 
 FOLDER = "LOCKSTEP_PROGRESS"
 STACKS, ANSWER = ".stacks", ".answer"  # suffixes of files beside the board
@@ -91,7 +91,7 @@ def _serve_in_thread(board: Board) -> None:
     _serving = ended = threading.Event()
     thread = threading.Thread(target=_serve, args=(board, ended), name="lockstep-diagnosis", daemon=True)
     thread.start()
-    board.add_flag(ANSWERS)
+    board.set_flag(ANSWERS)
 
     def end() -> None:  # torch's records must not be read while the interpreter shuts down
         ended.set()
@@ -118,21 +118,28 @@ def touch() -> None:
         board.touch()
 
 
+def finish() -> None:
+    """Publish that training is over: what follows, such as an upload, may take any time."""
+    if board := own_board():
+        board.set_flag(TRAINER, False)
+        board.report("running")
+
+
 def set_source(pending: Callable[[], list[str]], flag: int) -> None:
     """Publish operations besides torch's: `pending`, called in another thread, names those that are not finished."""
     global _source
     if board := own_board():
         _source = pending
-        board.add_flag(flag)
+        board.set_flag(flag)
 
 
 def _serve(board: Board, ended: threading.Event) -> None:
     """Publish the numbers of torch's collectives twice a second, and answer questions."""
     answered = 0
     while not ended.wait(INTERVAL_SECONDS):
-        if numbers := flight_recorder.counts():
-            board.set_collectives(*numbers)
-            board.add_flag(TORCH_GROUP)
+        numbers = flight_recorder.counts()
+        board.set_collectives(*(numbers or (0, 0)))
+        board.set_flag(TORCH_GROUP, numbers is not None)
         if board.question != answered:
             answered = board.question
             with suppress(OSError, RuntimeError):  # the job is ending

@@ -123,6 +123,7 @@ def train(job: Job) -> Result:
             figures = None
     if figures is None:  # the resumed run was already complete
         figures, measured = _end_epoch(job)
+    publisher.finish()
     return Result(
         top1=figures["top1"],
         top5=figures["top5"],

@@ -21,7 +21,7 @@ from lockstep.diagnosis.proc import Activity, activity
 from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
 
 TICK_SECONDS = 1.0
-SAMPLES = 10  # of the signs of life, within the time limit
+SAMPLES = 20  # of the signs of life, within the time limit
 CPU_SHARE = 0.05  # of one core
 STORAGE_BYTES_PER_SECOND = 50e3  # more than logs take
 

@@ -36,5 +36,5 @@ def new_clock() -> StepClock:
     board = publisher.own_board()
     if not board:
         return StepClock()
-    board.add_flag(TRAINER)
+    board.set_flag(TRAINER)
     return PublishingClock(board)

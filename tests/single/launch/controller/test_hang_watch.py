@@ -1,0 +1,90 @@
+"""When a hang is explained, and when it ends the job, with hosts that only answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lockstep.diagnosis.board import HVD, TORCH_GROUP, TRAINER
+from lockstep.diagnosis.flight_recorder import RecordedCollective
+from lockstep.diagnosis.inspection import WorkerState
+from lockstep.errors import HangError
+from lockstep.launch.controller.hang_watch import Hang, HangWatch
+
+PENDING = (RecordedCollective("0", 9, "all_reduce", "float[3]", False),)
+
+
+class Host:
+    """A node process that stands still from the start."""
+
+    def __init__(self, *states: WorkerState, idle_s: float = 300.0) -> None:
+        self.standstill, self.moving = asyncio.Event(), asyncio.Event()
+        self.standstill.set()
+        self.idle_s = idle_s
+        self.states: tuple[WorkerState, ...] = states
+        self.asked = 0
+
+    async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
+        self.asked += 1
+        return self.states
+
+
+def worker(rank: int, flags: int, waits: bool, **facts: Any) -> WorkerState:
+    return WorkerState(rank, 100 + rank, state="S", flags=flags, collectives=PENDING if waits else (), **facts)
+
+
+def outcome(hosts: Sequence[Host], ends: bool = False) -> Hang | None:
+    """What the watch returns; None if it still watches after a moment."""
+
+    async def watch() -> Hang | None:
+        watch = HangWatch(hosts, ends, lambda rank: f"host{rank}")  # type: ignore[arg-type]
+        try:
+            return await asyncio.wait_for(watch.run(), 0.2)
+        except TimeoutError:
+            return None
+
+    return asyncio.run(watch())
+
+
+@pytest.mark.parametrize(("flags", "ends", "code"), [(TRAINER, False, 8), (TORCH_GROUP, True, 8), (HVD, True, 8)])
+def test_a_hang_ends_a_training_and_any_job_with_the_flag(
+    capsys: pytest.CaptureFixture[str], flags: int, ends: bool, code: int
+) -> None:
+    hang = outcome([Host(worker(0, flags, True)), Host(worker(1, flags, False))], ends)
+    assert hang
+    assert (hang.failure.rank, hang.failure.host, hang.failure.code) == (1, "host1", code)
+    assert code == HangError.exit_code
+    assert hang.failure.describe(2) == "lockstep: the job hung; all workers were stopped"
+    printed = capsys.readouterr().err
+    assert (
+        "rank 1 (host host1) has not entered all_reduce #9 of float[3]; rank 0 has waited for it for 300 s" in printed
+    )
+    assert "--hang-timeout" not in printed
+
+
+def test_another_program_is_reported_on_once_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = [Host(worker(0, HVD, True), worker(1, HVD, False))]
+    assert outcome(hosts) is None
+    printed = capsys.readouterr().err
+    assert printed.count("has not entered") == 1
+    assert "the job continues to wait; --hang-timeout SECONDS would end it" in printed
+    assert hosts[0].asked == 1
+
+
+def test_a_job_with_a_host_that_moves_is_not_asked() -> None:
+    hosts = [Host(worker(0, TRAINER, True)), Host(worker(1, TRAINER, True))]
+    hosts[1].standstill.clear()
+    assert outcome(hosts) is None
+    assert hosts[0].asked == 0
+
+
+def test_a_job_in_a_debugger_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome([Host(worker(0, TRAINER, True), worker(1, TRAINER, False, is_debugged=True))]) is None
+    assert not capsys.readouterr().err
+
+
+def test_hosts_that_do_not_answer_leave_nothing_to_explain() -> None:
+    assert outcome([Host()]) is None

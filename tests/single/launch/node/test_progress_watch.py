@@ -1,0 +1,125 @@
+"""When a host stands still: no progress, and no sign of life of a worker that is not in a collective."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.diagnosis.board import HVD, TORCH_GROUP, Board
+from lockstep.diagnosis.inspection import Frame, WorkerState
+from lockstep.diagnosis.proc import Activity
+from lockstep.launch.node import progress_watch
+from lockstep.launch.node.progress_watch import ProgressWatch
+from lockstep.launch.protocol.messages import Message, Moving, Standstill
+
+LIMIT = 0.2
+
+
+class Host:
+    """A host whose one worker is this process; `activity` and `stack` are what is seen of it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.board = Board(folder, 0, 1)
+        self.sent: list[Message] = []
+        self.own = self.tree = Activity(0.0, 0)
+        self.line = 1
+        self.watch = ProgressWatch(folder, LIMIT, self._send)
+        monkeypatch.setattr(progress_watch, "activity", lambda pid, descendants=True: self._activity(descendants))
+        monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: self._state())
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def _activity(self, descendants: bool) -> Activity:
+        return self.tree if descendants else self.own
+
+    def _state(self) -> WorkerState:
+        return WorkerState(0, stack=(Frame("x.py", self.line, "f"),))
+
+    def watched(self, happens: Callable[[int], None] = lambda tick: None, ticks: int = 60) -> list[Message]:
+        """The messages while this happens at each of so many ticks, of which 20 make the limit."""
+
+        async def follow() -> None:
+            watching = asyncio.create_task(self.watch.run())
+            for tick in range(ticks):
+                happens(tick)
+                await asyncio.sleep(LIMIT / 20)
+            watching.cancel()
+
+        asyncio.run(follow())
+        return self.sent
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(tmp_path, monkeypatch)
+
+
+def test_a_worker_without_a_process_group_is_never_judged(host: Host) -> None:
+    assert host.watched() == []
+
+
+def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
+    host.board.set_flag(TORCH_GROUP)
+    host.watched(lambda tick: host.board.touch() if tick < 10 else None, ticks=100)
+    (standstill,) = host.sent
+    assert isinstance(standstill, Standstill)
+    assert standstill.seconds >= LIMIT
+    host.watched(lambda tick: host.board.touch(), ticks=10)
+    assert host.sent[1:] == [Moving()]
+
+
+def test_a_collective_that_ends_is_progress(host: Host) -> None:
+    host.board.set_flag(TORCH_GROUP)
+    assert host.watched(lambda tick: host.board.set_collectives(tick + 1, tick)) == []
+
+
+def _advance(host: Host, own: float = 0.0, children: float = 0.0, size_bytes: int = 0, line: int = 0) -> None:
+    host.own = Activity(host.own.cpu_s + own, 0)
+    host.tree = Activity(host.tree.cpu_s + own + children, host.tree.bytes + size_bytes)
+    host.line += line
+
+
+ALIVE = {
+    "busy children": {"children": 0.1},
+    "storage": {"size_bytes": 1_000_000},
+    "busy, with a changing stack": {"own": 0.1, "line": 1},
+}
+STUCK = {"busy in one line": {"own": 0.1}, "polling": {"own": 1e-6, "size_bytes": 10, "line": 1}}
+
+
+@pytest.mark.parametrize("signs", ALIVE.values(), ids=ALIVE)
+def test_a_sign_of_life_counts_as_progress(host: Host, signs: dict[str, float]) -> None:
+    host.board.set_flag(HVD)
+    assert host.watched(lambda tick: _advance(host, **signs)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("signs", STUCK.values(), ids=STUCK)
+def test_what_is_no_sign_of_life(host: Host, signs: dict[str, float]) -> None:
+    host.board.set_flag(HVD)
+    host.watched(lambda tick: _advance(host, **signs), ticks=150)  # type: ignore[arg-type]
+    assert isinstance(host.sent[0], Standstill)
+
+
+def test_a_worker_in_a_collective_may_spin(host: Host) -> None:
+    host.board.set_flag(TORCH_GROUP)
+    host.board.set_collectives(9, 8)
+    host.watched(lambda tick: _advance(host, own=0.1, line=1), ticks=150)
+    assert isinstance(host.sent[0], Standstill)
+
+
+def test_all_ranks_are_inspected_whether_they_run_publish_or_have_exited(host: Host) -> None:
+    host.board.set_flag(TORCH_GROUP)
+    with subprocess.Popen(["sleep", "100"]) as shell:
+        found = asyncio.run(host.watch.inspect({0: (os.getpid(), None), 1: (shell.pid, None), 2: (99, 3)}))
+        shell.kill()
+    first, second, third = found.workers
+    assert first.stack
+    assert (second.rank, second.pid) == (1, shell.pid)
+    assert second.state in "RSD"
+    assert (third.rank, third.pid, third.exit_code) == (2, 0, 3)
