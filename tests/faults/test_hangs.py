@@ -6,6 +6,7 @@ The long form has all kinds with 2 to 4 workers; `docs/explanation/reliability.m
 from __future__ import annotations
 
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -51,7 +52,7 @@ LONG = [
 def command(engine: str, kind: str, workers: int, rank: int) -> list[str]:
     flags = ["-np", str(workers), "--hang-timeout", str(HANG_SECONDS)]
     if engine != "train":
-        return [*LOCKSTEP, "run", *flags, "--", "python", str(SUPPORT / "hanging.py"), engine, kind, str(rank)]
+        return [*LOCKSTEP, "run", *flags, "--", sys.executable, str(SUPPORT / "hanging.py"), engine, kind, str(rank)]
     parts = ["--data", "hanging:data", "--model", "hanging:net", "-b", "4", "--epochs", "2", "-j", "1"]
     return [*LOCKSTEP, "train", *flags, *parts, "--device", "cpu", "--run-dir", "run", "--lr", "0.01"]
 
@@ -108,6 +109,6 @@ def test_slow_work_of_one_rank_is_no_hang(tmp_path: Path, work: str) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     limit, seconds = (12, 40) if work == "evaluation" else (2, 7)
     flags = ["-np", "2", "--hang-timeout", str(limit)]
-    done = run([*LOCKSTEP, "run", *flags, "--", "python", "slow.py", str(seconds), work], tmp_path)
+    done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "slow.py", str(seconds), work], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "has not entered" not in done.stderr

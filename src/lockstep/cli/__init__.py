@@ -27,6 +27,7 @@ COMMANDS = {
     "data": "download, pack, verify and prepare data sets",
     "study": "measure scaling, batch sizes, collectives and data loading",
     "watch": "show the progress of a run live in the terminal",
+    "stacks": "show what every worker of a running job is doing",
     "report": "write a report on runs and studies: figures, tables and a page",
     "script": "write a batch script for Slurm, PBS or LSF",
     "doctor": "check this machine or a job's hosts, and show how to fix problems",

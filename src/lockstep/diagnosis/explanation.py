@@ -54,8 +54,7 @@ def explain(
         idle_s: For how long no rank has made progress.
         host_of: The host of a rank, or "" in a job on one host.
     """
-    waits = _hvd_waits(states)
-    waits |= {state.rank: wait for state in states if state.rank not in waits and (wait := _wait(state))}
+    waits = _waits(states)
     absent = [state for state in states if state.rank not in waits]
     by_rank = {state.rank: state for state in states}
     if absent and waits:
@@ -72,6 +71,36 @@ def explain(
     return Explanation(tuple(culprits), tuple(lines), tuple(stacks))
 
 
+@dataclass(frozen=True)
+class Group:
+    """Ranks that do the same.
+
+    Args:
+        doing: Their step, phase and collective, or their state.
+        stack: The frames of the first one, innermost first, without those of the launcher.
+    """
+
+    ranks: tuple[int, ...]
+    doing: str
+    stack: tuple[Frame, ...]
+
+    @property
+    def ranks_text(self) -> str:
+        return ranks_text(self.ranks)
+
+
+def grouped(states: Sequence[WorkerState]) -> list[Group]:
+    """Return the ranks in groups with equal stacks and collectives, in the order of the first ranks."""
+    waits = _waits(states)
+    groups: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
+    for state in states:
+        wait = waits.get(state.rank)
+        at_step = f"step {state.step:,} · " if state.step >= 0 else ""
+        doing = f"in {wait.text}" if wait else _doing(state).removeprefix("is ")
+        groups.setdefault((f"{at_step}{doing}", _own_frames(state.stack)), []).append(state.rank)
+    return [Group(tuple(ranks), doing, stack) for (doing, stack), ranks in groups.items()]
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """Return ranks in words: "rank 3", "ranks 0-2 and 4"."""
     ordered = sorted(ranks)
@@ -81,6 +110,12 @@ def ranks_text(ranks: Iterable[int]) -> str:
         parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
     listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
     return f"rank{'s' if len(ordered) > 1 else ''} {listed}"
+
+
+def _waits(states: Sequence[WorkerState]) -> dict[int, Wait]:
+    """Return what each rank waits in; ranks that are in no collective are left out."""
+    waits = _hvd_waits(states)
+    return waits | {state.rank: wait for state in states if state.rank not in waits and (wait := _wait(state))}
 
 
 def _hvd_waits(states: Sequence[WorkerState]) -> dict[int, Wait]:
@@ -215,12 +250,18 @@ def _frame_of_interest(stack: Sequence[Frame]) -> Frame | None:
     return next(users, stack[0] if stack else None)
 
 
+def _own_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return a stack without the outermost frames, which start the program."""
+    own = list(stack)
+    while len(own) > 1 and any(part in own[-1].file for part in STARTING):
+        own.pop()
+    return tuple(own)
+
+
 def _stack_lines(state: WorkerState) -> list[str]:
     if not state.stack:
         return []
-    stack = list(state.stack)
-    while len(stack) > 1 and any(part in stack[-1].file for part in STARTING):
-        stack.pop()
+    stack = _own_frames(state.stack)
     head = f"rank {state.rank}, process {state.pid}, most recent call first:"
     frames = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in stack[:MOST_FRAMES]]
     more = len(stack) - MOST_FRAMES

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.config.resume_command import COMMAND, is_training, typed_command
+from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import LockstepError, StoppedError
 from lockstep.launch.controller.failure import Failure, first
-from lockstep.launch.controller.hang_watch import Hang, HangWatch
+from lockstep.launch.controller.hang_watch import INSPECTION_SECONDS, Hang, HangWatch
 from lockstep.launch.controller.node_pool import NodePool
 from lockstep.launch.controller.remote_node import STAGES, Lost, Remote
+from lockstep.launch.controller.stack_server import serving
 from lockstep.launch.controller.start_errors import StartError, disagreement, too_late
 from lockstep.launch.node.descendants import allow_many_files
 from lockstep.launch.output.display import Display, OutputPlan, say
@@ -384,9 +386,16 @@ class LaunchedJob:
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
         hanging = asyncio.create_task(watch.run())
         try:
-            return await self._follow_to_the_end(ends, {*waiting, hanging}, hanging)
+            async with serving(self._states, typed_command()):
+                return await self._follow_to_the_end(ends, {*waiting, hanging}, hanging)
         finally:
             hanging.cancel()
+
+    async def _states(self) -> list[tuple[str, WorkerState]]:
+        """Return the hosts and states of all workers, by rank."""
+        answers = await asyncio.gather(*(remote.inspect(INSPECTION_SECONDS) for remote in self._remotes))
+        states = sorted((state for answer in answers for state in answer), key=lambda state: state.rank)
+        return [(self._host_of(state.rank), state) for state in states]
 
     async def _follow_to_the_end(
         self, ends: list[asyncio.Future[Ended | Lost]], waiting: set[asyncio.Future[Any]], hanging: asyncio.Task[Hang]

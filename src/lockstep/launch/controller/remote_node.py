@@ -83,6 +83,7 @@ class Remote:
         self._answers: dict[type[Message], asyncio.Future[Any]] = {}
         self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
         self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
+        self._inspecting = asyncio.Lock()
         self.standstill, self.moving = asyncio.Event(), asyncio.Event()
         self.moving.set()
 
@@ -149,12 +150,13 @@ class Remote:
 
     async def inspect(self, seconds: float) -> tuple[WorkerState, ...]:
         """Return the states of its workers; none if it does not answer within the time."""
-        answer = self._answers[Inspected] = asyncio.get_running_loop().create_future()
-        self.send(Inspect())
-        with suppress(TimeoutError):
-            found: Inspected = await asyncio.wait_for(answer, seconds)
-            return found.workers
-        return ()
+        async with self._inspecting:
+            answer = self._answers[Inspected] = asyncio.get_running_loop().create_future()
+            self.send(Inspect())
+            with suppress(TimeoutError):
+                found: Inspected = await asyncio.wait_for(answer, seconds)
+                return found.workers
+            return ()
 
     def send(self, message: Message) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():

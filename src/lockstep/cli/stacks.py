@@ -1,0 +1,74 @@
+"""`lockstep stacks`: what every worker of a running job is doing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from lockstep.cli.parse import parse
+from lockstep.config.flags import Positional, arg
+from lockstep.diagnosis.explanation import Group, grouped
+from lockstep.errors import ConfigError, WorldError
+from lockstep.launch.controller.stack_server import ask, launchers
+
+MOST_FRAMES = 8
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class StacksCommand:
+    """Show what every worker of a running job is doing: its step, its collective and its Python stack.
+
+    Workers with the same stack are shown together. The job continues undisturbed. Call it on the host of the launcher.
+    """
+
+    job: Annotated[Positional[int | None], arg(metavar="PID")] = None
+    """Process of `lockstep train`, `lockstep run` or `horovodrun`. Default: all jobs of yours on this host."""
+    full: bool = False
+    """Show all frames, not only the innermost eight."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    command = parse(StacksCommand, "stacks", arguments)
+    jobs = launchers()
+    if command.job is not None and command.job not in jobs:
+        known = f"the launchers on this host are {', '.join(map(str, jobs))}" if jobs else "no job runs on this host"
+        raise ConfigError(f"{command.job}: not a launcher of yours; {known}")
+    if not jobs:
+        raise ConfigError("no job runs on this host; call it where lockstep train, lockstep run or horovodrun runs")
+    for number, pid in enumerate(jobs if command.job is None else [command.job]):
+        try:
+            typed, workers = ask(pid)
+        except OSError as error:
+            raise WorldError(f"the launcher {pid} does not answer: {error}") from None
+        if number:
+            print()
+        print(f"{typed} · process {pid}")
+        hosts = {state.rank: host for host, state in workers}
+        if not workers:
+            print("its workers have not started yet, or publish nothing")
+        for group in grouped([state for _, state in workers]):
+            print(f"\n{_heading(group, hosts)}")
+            for line in _frames(group, None if command.full else MOST_FRAMES):
+                print(line)
+    sys.stdout.flush()
+    return 0
+
+
+def _heading(group: Group, hosts: dict[int, str]) -> str:
+    named = sorted({hosts[rank] for rank in group.ranks if hosts[rank]})
+    where = f" on {', '.join(named)}" if named else ""
+    return f"{group.ranks_text}{where} · {group.doing}"
+
+
+def _frames(group: Group, most: int | None) -> list[str]:
+    stack = group.stack
+    lines = [f"  {frame.function} ({_shortened(frame.file)}:{frame.line})" for frame in stack[:most]]
+    more = len(stack) - len(lines)
+    return [*lines, *([f"  ... {more} more; --full shows them"] if more else [])]
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= WIDTH - 40 else f"...{path[-(WIDTH - 43) :]}"
