@@ -80,9 +80,9 @@ def _steps(path: Path) -> list[int]:
 
 def test_the_worker_the_step_and_the_cause_are_named(tmp_path: Path) -> None:
     said = _run(tmp_path / "input")
-    assert f"has it first in the input, sample {BAD} of the training set" in said
+    assert f"found it first in the input, sample {BAD} of the training set" in said
     layer = _run(tmp_path / "layer", value=9.0)
-    assert "has it first in the output of layer 0 (Touchy)" in layer
+    assert "found it first in the output of layer 0 (Touchy)" in layer
     for text in (said, layer):
         assert text.startswith("the loss is nan at step 4 (epoch 1, current learning rate 0.0396946): worker 1 on "), (
             text
@@ -95,7 +95,8 @@ def test_skip_and_rewind_come_to_the_same_weights_and_records(tmp_path: Path) ->
     common = {"checkpoint_steps": 2, "clip_norm": 1.0, "track": ("tensorboard",)}
     for policy in ("skip", "rewind"):
         assert _run(tmp_path / policy, on_nan=policy, **common) == ""
-        assert f"worker 1 on {socket.gethostname()} has it first in the input, sample {BAD}" in _log(tmp_path / policy)
+        finding = f"worker 1 on {socket.gethostname()} found it first in the input, sample {BAD}"
+        assert finding in _log(tmp_path / policy)
     assert final_weights(tmp_path / "rewind") == final_weights(tmp_path / "skip")
     assert _steps(tmp_path / "rewind") == _steps(tmp_path / "skip") == [2, 4, 5, 6, 8, 10]
     figures = [
@@ -121,7 +122,7 @@ def test_what_an_update_has_spoilt_is_undone_by_rewind_alone(tmp_path: Path) -> 
     )
     # The newest checkpoint's name comes last: rank 0 may be writing one while another worker looks.
     assert skip[0].partition(" The last good")[0] == skip[1].partition(" The last good")[0]
-    assert "has it first in the weight 1.0.weight" in skip[0]
+    assert "found it first in the weight 1.0.weight" in skip[0]
     assert "Skipping steps cannot repair weights; use --on-nan rewind. The last good checkpoint: " in skip[0]
     assert rewind == ["", ""]
     said = [

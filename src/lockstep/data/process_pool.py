@@ -27,7 +27,7 @@ def run_all(
     Args:
         function: A module-level function; it calls its `advance` with the number of items done since the last call.
         processes: Maximum number of processes; with 1, this process does the work itself.
-        advance: Called in this process with the number of items that the workers have done since.
+        advance: Called in this process with the number of items done by all processes since the last call.
 
     Raises:
         DataError: A process was killed.

@@ -86,7 +86,7 @@ class EncodedSplit(ABC):
 
 @dataclass(frozen=True)
 class _ImageOfSplit:
-    """Its name is only computed for messages, since that takes as long as reading for a pack."""
+    """An image of a split. Its name is computed only for messages: in a pack, that takes as long as reading it."""
 
     split: EncodedSplit
     sample: int

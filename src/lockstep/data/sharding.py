@@ -1,4 +1,4 @@
-"""Which samples a worker gets in each step: pure functions of (seed, epoch, step, rank, size).
+"""Assign samples to steps and workers, by pure functions of (seed, epoch, step, rank, size).
 
 One permutation, seeded by (seed, epoch), is split into global batches, and each worker takes its share of each. So with
 a fixed global batch size, the samples of each step do not depend on the number of workers.
@@ -54,7 +54,7 @@ class Sharding:
         return min(self.global_batch, self.samples - step * self.global_batch)
 
     def passes(self, step: int, most: int) -> int:
-        """Return the number of forward passes of a step, up to `most`: equal on all workers, none without samples.
+        """Return the number of forward passes of a step, at most `most`: equal on all workers, with samples in each.
 
         With different counts, collectives in the forward pass, such as those of synchronized batch norm, would hang.
         """

@@ -79,7 +79,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _is_closed(store: Any) -> bool:
-    """Wait up to 2 s for an elastic job to close the store, as it does when a worker exits; return whether it did."""
+    """Return whether an elastic job closes the store within 2 s, as it does when a worker exits."""
     deadline = time.monotonic() + STORE_CLOSE_SECONDS
     while time.monotonic() < deadline:
         try:

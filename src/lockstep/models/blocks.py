@@ -1,7 +1,7 @@
 """Building blocks that several families share, and their initialization.
 
-A network of the zoo is a chain of named modules. The names are pytorch-cifar's, for its checkpoints, and so they differ
-slightly between families. Modules without weights do not appear in checkpoints.
+A network of the zoo is a chain of named modules. The names are pytorch-cifar's, so that its checkpoints load;
+they differ slightly between families. Modules without weights do not appear in checkpoints.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bottleneck(nn.Module):
     Args:
         groups: Groups of the 3 x 3 convolution.
         squeeze: Width of the squeeze-and-excitation after it; 0 for none.
-        beside: The module for the shortcut; default `shortcut`.
+        beside: The shortcut module; by default the result of `shortcut`.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ def chain(**parts: nn.Module) -> nn.Sequential:
 
 
 def initialize(model: nn.Sequential) -> nn.Sequential:
-    """Set convolutions to He's normal initialization by fan-out, and their biases to 0; keep PyTorch's elsewhere.
+    """Set convolutions to He's normal initialization by fan-out, and their biases to 0; leave other layers alone.
 
     Fan-out preserves the magnitude of gradients through ReLUs in the backward pass (K. He et al., arXiv 1502.01852);
-    batch norms do so in the forward pass. Fan-out is counted per group: otherwise, a depthwise convolution would start
-    with weights smaller by the square root of its channels.
+    batch norms do so in the forward pass. Fan-out is counted per group: otherwise, the initial weights of a depthwise
+    convolution would be too small, by a factor of the square root of its channels.
     """
     for module in model.modules():
         # On the meta device, normal_ would import torch._dynamo, which takes 4 s.

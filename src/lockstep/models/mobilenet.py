@@ -18,7 +18,7 @@ STEM, LAST = 32, 1280
 
 
 class InvertedResidual(Bottleneck):
-    """A bottleneck that is wide inside, with a depthwise convolution there and no final ReLU."""
+    """A bottleneck with `expansion` times the channels inside, a depthwise 3 x 3 convolution and no final ReLU."""
 
     def __init__(self, in_channels: int, channels: int, expansion: int, stride: int):
         width = expansion * in_channels

@@ -1,7 +1,7 @@
 """ResNet-18 with norm and ReLU before each convolution, for 32 x 32 images.
 
-K. He, X. Zhang, S. Ren, J. Sun, "Identity Mappings in Deep Residual Networks", arXiv 1603.05027: there is no layer
-between the sums of two blocks, so that signals pass unchanged. As in pytorch-cifar, no norm follows the last block.
+K. He, X. Zhang, S. Ren, J. Sun, "Identity Mappings in Deep Residual Networks", arXiv 1603.05027: no activation
+follows the sum of a block, so that signals pass unchanged. As in pytorch-cifar, no norm follows the last block.
 """
 
 from __future__ import annotations

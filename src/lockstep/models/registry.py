@@ -109,7 +109,7 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
             with `num_classes`.
         num_classes: The number of logits.
         in_channels: 1 for grayscale images, 3 for color.
-        side: The shorter side of the images in pixels; selects the version of names that are in both.
+        side: The shorter side of the images in pixels; decides between the two versions of a name.
 
     Raises:
         ConfigError: The name is unknown (the message suggests a similar one), or the model does not accept the images.
@@ -127,7 +127,7 @@ def build(arch: str, num_classes: int, in_channels: int, side: int) -> nn.Module
 
 
 def calibration(arch: str, side: int) -> Callable[[nn.Module, torch.Tensor], None] | None:
-    """Return the function that computes some weights from images, floating-point [N, C, H, W]; None for most models."""
+    """Return the model's calibration function (model, images [N, C, H, W], floating-point); None for most models."""
     entry = _entry(arch, side)
     return _function(entry, entry.calibrate) if entry is not None and entry.calibrate else None
 

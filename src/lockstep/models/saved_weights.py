@@ -97,13 +97,13 @@ def _reason(error: Exception) -> str:
 
 
 def find_weights(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the key of the weights in a file's content, and the weights; the key is None if they have none."""
+    """Return the key of the weights in a file's content, or None if they are at the top level, and the weights."""
     key = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
     return (None, content) if key is None else (key, content[key])
 
 
 def match_names(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """Map the names in a file to the model's, without the wrappers' parts; unknown names have no match.
+    """Map the names in a file to the model's, ignoring wrappers; names that the model lacks map to unknown names.
 
     A network may have a submodule called `module`, so several ways to remove the parts are tried, and the one that
     matches most of the model's names is used.
@@ -142,9 +142,9 @@ class _ShortSearch:
 
 @contextmanager
 def _short_search() -> Iterator[None]:
-    """Limit torch's searches in its error message, since a malicious file can make that several megabytes long.
+    """Limit torch's searches in its error message, which a malicious file can make several megabytes long.
 
-    One of torch's patterns takes time quadratic in the length.
+    The time of one of torch's patterns is quadratic in the length.
     """
     torch.serialization.re = _ShortSearch()  # type: ignore[assignment]
     try:

@@ -51,8 +51,8 @@ def _try(name: str, model: nn.Module, num_classes: int, in_channels: int, side: 
         logits = send_blank(model, torch.zeros(1, in_channels, side, side))
     except UnfitImageError as error:
         raise ConfigError(
-            f"--arch timm/{name} does not accept images of {side} x {side} pixels ({error}), but of {own} x {own}; "
-            f"{advice}"
+            f"--arch timm/{name} does not accept images of {side} x {side} pixels ({error}); "
+            f"it is made for {own} x {own}; {advice}"
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
         raise ConfigError(f"--arch timm/{name} does not return one logit per class; choose a classifier")

@@ -1,4 +1,4 @@
-"""A forward pass of one blank image, to check that a model accepts images of a size before training starts."""
+"""Check, before training starts, that a model accepts images of a given size, by a forward pass of a blank image."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 from lockstep.errors import first_line
 
-# What layers raise for image sizes that they do not support.
+# Exceptions that layers raise for unsupported image sizes.
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
 LIBRARIES = ("lockstep", "torch", "torchvision", "timm")
 
 
 class UnfitImageError(Exception):
-    """A model does not accept an image; the message is the first line of its error, and the user's line of code."""
+    """A model does not accept an image. The message is the first line of its error, with the location in user code."""
 
 
 def send_blank(model: nn.Module, image: torch.Tensor) -> Any:

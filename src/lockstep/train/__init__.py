@@ -1,6 +1,6 @@
 """Training: `fit` for Python, `run` for the command line.
 
-`setup` puts a `job` together (of `job_parts`), `loop` trains it, `evaluation` evaluates, `run_records` records and
+`setup` builds a `job` from its `job_parts`, `loop` trains it, `evaluation` evaluates, `run_records` records and
 `saving` saves; `rewind` restores an earlier state after NaN. `inference` and `export` use trained models. Packages:
 `strategies`, `precision` and `optim` implement training; `custom` wraps the user-defined parts of `fit`; `guards`,
 `stopping` and `monitoring` check and measure a run; `checkpoints` and `trackers` store its results.

@@ -145,8 +145,8 @@ def fit(
         callbacks: Called at the start and end of steps and epochs, and after checkpoints; see `Callback`.
         optimizer: A name; an optimizer over the model's parameters; or a function from trainable parameters to an
             optimizer, such as `torch.optim.AdamW`. The latter two set their own learning rate and weight decay.
-        scheduler: A torch scheduler over that optimizer, or a function from the optimizer to one. `fit` calls its
-            `step`, with the validation loss for ReduceLROnPlateau.
+        scheduler: A torch scheduler over that optimizer, or a function that builds one from the optimizer. `fit` calls
+            its `step`, with the validation loss for ReduceLROnPlateau.
         scheduler_interval: Step the scheduler after each epoch or each optimizer step.
         epochs: Passes over the training set.
         batch_size: Samples per worker and forward pass; 64 if `global_batch_size` is not given either.

@@ -30,7 +30,7 @@ class Network:
     """The model and the modules derived from it.
 
     Args:
-        model: The model that computes.
+        model: The model, in the precision of the forward pass.
         weights: The module that the optimizer updates and checkpoints store: the model, or its float32 copy in O2.
         replica: The module that training calls: the model, compiled and wrapped by the strategy.
         frozen_norms: Batch norms whose statistics are frozen.

@@ -97,7 +97,7 @@ def train(job: Job) -> Result:
 
     Raises:
         NonFiniteLossError: The loss became NaN or infinite; raised on all workers.
-        DataError: An image or the user's data set failed.
+        DataError: An image cannot be read, or an item of the user's data set is invalid.
         CheckpointError: A stop was requested, but its checkpoint could not be written.
         ReplicasDifferError: The workers' weights differ; raised on all workers.
         StoppedError: A worker received a stop signal, or the time limit is near; raised on all workers, after writing

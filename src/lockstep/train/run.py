@@ -90,7 +90,7 @@ def _run(
                     raise CheckpointError(f"training finished, but {written.problem}")
         except StoppedError as stop:
             logger.info(str(stop))
-            world.barrier()  # wait: the launcher stops the other workers, which may still be writing, when one exits
+            world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
             raise
     return result
 

@@ -139,10 +139,10 @@ def _common(progress: Progress, totals: Totals, seconds: float) -> dict[str, Any
 
 
 def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
-    """Return the steps with a finite loss; without one are only steps skipped by an fp16 overflow.
+    """Return the steps with a finite loss, dropping those that were skipped.
 
     Raises:
-        NonFiniteLossError: Another step's loss was NaN or infinite; no checkpoint has been written since.
+        NonFiniteLossError: The loss of any other step is NaN or infinite; no checkpoint has been written since.
     """
     progress = job.progress
     skipped, progress.overflowed = set(progress.overflowed), []

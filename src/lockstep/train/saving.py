@@ -21,7 +21,10 @@ from lockstep.world.world import World
 
 
 def take_snapshot(job: Job) -> Snapshot:
-    """Return a copy of the job's state after its last step. Requires `gather_state` before it, on rank 0."""
+    """Return a copy of the job's state after its last step.
+
+    If the strategy gathers state, call its `gather_state` on all workers first, and then this only on rank 0.
+    """
     copies = job.saving.copies
     weights = job.network.weights.state_dict()
     # The next forward pass changes buffers; the rest changes only in the optimizer step, after `copies.protect()`.

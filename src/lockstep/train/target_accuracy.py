@@ -11,13 +11,13 @@ from lockstep.train.progress import Progress
 
 
 def is_reached(config: TrainConfig, progress: Progress) -> bool:
-    """Return whether any evaluation of the run reached it, also before a resume; equal on all workers."""
+    """Return whether any evaluation of the run, even before a resume, reached --desired-acc; equal on all workers."""
     desired = config.run.desired_acc
     return desired is not None and progress.best_top1 >= desired
 
 
 def report_reached(job: Job) -> None:
-    """Record that the last evaluation reached it."""
+    """Record that the last evaluation reached --desired-acc."""
     progress = job.progress
     job.tracker.record(
         {
@@ -33,7 +33,7 @@ def report_reached(job: Job) -> None:
 
 
 def describe(config: TrainConfig, progress: Progress, steps_per_epoch: int) -> list[str]:
-    """Return one line on whether and when it was reached; no line without --desired-acc."""
+    """Return one line on whether and when --desired-acc was reached; no line without the flag."""
     desired = config.run.desired_acc
     if desired is None:
         return []

@@ -1,4 +1,4 @@
-"""The accelerator of this process. Only this module knows kinds of devices; others only ask if a device is the CPU.
+"""The accelerator of this process. Other modules use these functions instead of testing for a kind of accelerator.
 
 "cuda" means NVIDIA GPUs and, under ROCm, AMD GPUs; "xpu" Intel GPUs; "mps" Apple GPUs, for a single worker. torch is
 imported when a function is called, so that a launcher can use the constants without it.
@@ -42,7 +42,7 @@ def outlives_fork() -> bool:
 
 
 def count() -> int:
-    """Return the number of devices of that kind that are visible to this process."""
+    """Return the number of accelerators that are visible to this process."""
     import torch
 
     return torch.accelerator.device_count() if kind() else 0
@@ -172,7 +172,7 @@ def names() -> list[str]:
 
 
 def identity(device: torch.device, environment: Mapping[str, str] = os.environ) -> str:
-    """Return what identifies a device on its host: UUID and PCI address, as far as torch has them."""
+    """Return a string that identifies a device on its host, from the UUID and PCI address that torch reports."""
     import torch
 
     properties = _module(device.type).get_device_properties(device)
@@ -257,14 +257,14 @@ def backend(kind_of_device: str) -> str:
 
 
 def has_collectives(kind_of_device: str) -> bool:
-    """Whether this torch includes that backend."""
+    """Whether this torch has collectives for a kind of device, other than Gloo's."""
     import torch.distributed as dist
 
     return kind_of_device in WITH_STREAMS and bool(dist.is_backend_available(backend(kind_of_device)))
 
 
 def may_be_shared() -> bool:
-    """Whether workers may share a device: newer versions of NCCL allow it with a variable."""
+    """Whether workers may share a device: recent NCCL allows it if NCCL_MULTI_RANK_GPU_ENABLE is 1."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 

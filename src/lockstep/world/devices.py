@@ -22,7 +22,7 @@ def choose_device(rank_info: RankInfo, device: str, may_share: bool = False) -> 
     """Return the device of a worker: the one of its local rank, or the only one that is visible to it.
 
     Raises:
-        WorldError: There is no device of that kind, or fewer than workers and they may not share.
+        WorldError: There is no device of that kind, or fewer devices than workers and `may_share` is False.
     """
     import torch
 
@@ -84,7 +84,7 @@ def check_devices(rank_info: RankInfo, device: torch.device, library: str, store
     """Check that all workers have the same kind of device and, except with Gloo, that no two share one.
 
     Raises:
-        WorldError: They do not; the same error on every worker.
+        WorldError: The kinds differ, or workers share a device; every worker raises the same error.
     """
     own = accelerator.identity(device) if device.type != "cpu" else ""
     described = exchange(store, rank_info.rank, rank_info.size, [socket.gethostname(), device.type, own])
@@ -96,7 +96,7 @@ def check_devices(rank_info: RankInfo, device: torch.device, library: str, store
     if len(ranks_of) > 1:
         kinds = ", ".join(f"{kind} for workers {ranks} ({described[ranks[0]][0]})" for kind, ranks in ranks_of.items())
         raise WorldError(
-            f"the workers' devices differ: {kinds}; `lockstep doctor` there shows why; --device cpu works everywhere"
+            f"the workers' devices differ: {kinds}; run `lockstep doctor` there to see why, or add --device cpu"
         )
     for (host, identity), ranks in workers.items():
         if len(ranks) > 1 and library != GLOO and not accelerator.may_be_shared():

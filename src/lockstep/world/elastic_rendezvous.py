@@ -1,9 +1,9 @@
 """The rendezvous of an elastic job: workers request rank info from the launcher, and again after every change.
 
-`horovodrun --min-np` serves one store for requests. Each generation, a set of workers with ranks, has its own store,
-which is closed when one of its workers dies, so that any worker that waits there for the dead one gets an error
-immediately. A worker's name consists of its slot and how often the slot's worker was replaced. torch is imported when a
-worker sends a request.
+`horovodrun --min-np` serves one store for requests. A generation is a set of workers with ranks, and has its own
+store. The store is closed when one of its workers dies, so that peers that wait for this worker get an error
+immediately. A worker's name consists of its slot and the number of earlier workers in the slot. torch is imported when
+a worker sends a request.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def answer_key(worker: str, after: int) -> str:
 def meet(environment: Mapping[str, str] = os.environ) -> Generation:
     """Wait until the launcher assigns this worker a rank in a newer generation than its last.
 
-    An error of the generation's store, or of a connection made through it, means that a worker of this generation has
-    exited: call this again.
+    If the generation's store, or a connection made through it, fails, a worker of this generation has exited: call
+    this again.
 
     Raises:
         WorldError: No rank was assigned within HOROVOD_ELASTIC_TIMEOUT (600 s), or there is no launcher.
-        SystemExit: With code 0: the job does not need this worker any more.
+        SystemExit: With code 0, if the job no longer needs this worker.
     """
     missing = [name for name in (*ADDRESS, *SLOT) if name not in environment]
     if missing:
@@ -125,7 +125,7 @@ def _ask(launcher: Store, worker: str, timeout: timedelta) -> dict[str, int]:
 
 
 def host_changes(since: int) -> tuple[int, int]:
-    """Return the number of host changes so far, and those after number `since` combined: ADDED | REMOVED.
+    """Return the number of host changes so far, and the kinds of those after the first `since`: ADDED | REMOVED.
 
     Changes that this process's current generation already includes are left out, even if they are after `since`.
     Outside an elastic job, return (0, 0). Costs one read of the launcher's store.

@@ -1,7 +1,7 @@
 """Choose the network interface for a worker's connections to its peers, per host.
 
-By default, Gloo uses the address of the host's name, which may belong to another network or to loopback, and on a
-single host it would open ports to the network without need.
+By default, Gloo uses the address that the host's name resolves to, which may be loopback or in another network. On a
+single host, this would needlessly open ports to the network.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 
 
 def choose_interface(rank_info: RankInfo, store: Store, host: str) -> None:
-    """Set Gloo's interface, unless it is set: loopback if all workers are on this machine, else the one towards rank 0.
+    """Set Gloo's network interface by GLOO_SOCKET_IFNAME, unless that is set.
 
-    They are also on this machine if rank 0's address is loopback, as when several nodes are tried on one machine.
+    This is loopback if all workers are on this machine, else the interface on the route to rank 0. All are also on this
+    machine if rank 0's address is loopback, as when several nodes are simulated on one machine.
 
     NCCL's interface is set only if all workers are on this machine; otherwise NCCL chooses, as it may use several.
 
@@ -46,7 +47,7 @@ def choose_interface(rank_info: RankInfo, store: Store, host: str) -> None:
         os.environ.setdefault(NCCL, os.environ[GLOO])
         return
     own = address_towards(host)
-    if own.startswith("127."):  # on rank 0's host, whose name resolves to loopback: take the interface to the others
+    if own.startswith("127."):  # on rank 0's host, whose name resolves to loopback: use the one towards another host
         own = address_towards(store.get(AWAY).decode())
     else:
         store.set(AWAY, own)
@@ -57,7 +58,7 @@ def own_address(one_host: bool) -> str:
     """Return the address at which the other workers reach this host.
 
     This is the address of the interface in GLOO_SOCKET_IFNAME; else loopback if all workers are on one host; else the
-    local address on the route to MASTER_ADDR or, on that host, the address of its name.
+    local address on the route to MASTER_ADDR, or another IPv4 address of this host if that is loopback.
     """
     interface = os.environ.get(GLOO, "").split(",")[0]
     if interface:

@@ -1,4 +1,4 @@
-"""Which job continues which: the batch job and the restarts that a process belongs to.
+"""Identify the batch job of a process, and the series of restarts or requeues that its job belongs to.
 
 | series | source |
 |---|---|

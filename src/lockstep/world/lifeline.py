@@ -35,7 +35,7 @@ class Lifeline:
 
     Args:
         store: The store for the rendezvous.
-        ended: Called with the rank that exited and whether it died, at least once for each.
+        ended: Called as `ended(rank, died)` at least once for each worker that exits.
 
     Raises:
         WorldError: A neighbor cannot be reached within the time.

@@ -31,7 +31,7 @@ _writes: list[object] = []  # one for each write in progress
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Delay the end of this process by `end_process` until the block, which writes a whole state, is done."""
+    """Make `end_process` wait, up to WRITE_SECONDS, until the block has finished writing a complete state."""
     token = object()
     _writes.append(token)
     try:
@@ -84,7 +84,7 @@ class LossWatch:
         self._lifeline = Lifeline(store, rank_info.rank, rank_info.size, timeout_seconds, one_host, self._ended)
 
     def stand_down(self) -> None:
-        """Ignore the other workers' ends from now on: this worker is exiting, or continues alone."""
+        """Ignore further exits of other workers, because this worker is exiting or continues alone."""
         self._standing_down.set()
 
     def close(self) -> None:

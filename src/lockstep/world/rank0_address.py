@@ -51,10 +51,10 @@ def find_address(rank_info: RankInfo, environment: Mapping[str, str] = os.enviro
             f"{rank_info.launcher} does not set rank 0's address; set MASTER_ADDR (the host of rank 0) and MASTER_PORT "
             f"(a free port there) for all workers, for example with mpirun -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
-    said = environment.get("MASTER_PORT")
-    if said is not None and not (said.isdecimal() and len(said) < 9 and 0 < int(said) < 65_536):
-        raise WorldError(f"MASTER_PORT={said[:40]!r} is not a port; set it to a free one of {host}, or unset it")
-    return host, int(said) if said else derived_port(launch_name(rank_info, environment))
+    port = environment.get("MASTER_PORT")
+    if port is not None and not (port.isdecimal() and len(port) < 9 and 0 < int(port) < 65_536):
+        raise WorldError(f"MASTER_PORT={port[:40]!r} is not a port; set it to a free one of {host}, or unset it")
+    return host, int(port) if port else derived_port(launch_name(rank_info, environment))
 
 
 def launch_name(rank_info: RankInfo, environment: Mapping[str, str] = os.environ) -> str:

@@ -81,7 +81,7 @@ def _open(rank_info: RankInfo, timeout_seconds: float) -> Store:
 
 
 def _meet_at(host: str, port: int, rank_info: RankInfo, timeout_seconds: float) -> Store:
-    """Connect at rank 0's address."""
+    """Connect to the store at rank 0's address; on rank 0, serve it there."""
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=timeout_seconds)

@@ -61,7 +61,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and output that are written once."""
+        """Whether this is rank 0, which writes the files and output shared by all workers."""
         return self.rank == 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def connect(
     except BaseException as error:
         for watch in _watches:
             watch.stand_down()
-        if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # which all raise
+        if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # all raise it
             abort()
         raise
     disconnect()  # not after an error: the process then exits, and its peers must notice that
@@ -200,7 +200,7 @@ def disconnect() -> None:
     """Destroy the process group (collective: without the peers this could block).
 
     Unreferenced models are collected first, because they hold the process group: Gloo's threads must end before Python
-    does, or they may abort it.
+    does, or they may abort the process.
     """
     import torch.distributed as dist
 

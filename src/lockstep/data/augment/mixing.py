@@ -119,5 +119,5 @@ class Mixing:
 
 
 def _spare(recipe: Recipe, mixed: Mask) -> Recipe:
-    """Return the recipe without mixing for pairs not in `mixed` [K]."""
+    """Return the recipe with mixing disabled for pairs where `mixed` [K] is False."""
     return Recipe(np.where(mixed, recipe.own, 1.0), recipe.rows & mixed[:, None], recipe.columns & mixed[:, None])

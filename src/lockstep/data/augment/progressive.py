@@ -15,7 +15,7 @@ Sizes = Mapping[int, int]  # first epoch (from 0) -> side in pixels, as DataConf
 
 
 def side_at(sizes: Sizes, epoch: int | None) -> int | None:
-    """Return the shorter side of training images in an epoch; None: unchanged, as always in evaluation (epoch None)."""
+    """Return the shorter side of images in an epoch (None: evaluation); None if their size does not change."""
     if epoch is None:
         return None
     return next((side for first, side in sorted(sizes.items(), reverse=True) if first <= epoch), None)

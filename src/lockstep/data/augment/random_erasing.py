@@ -1,7 +1,7 @@
 """Random erasing (Z. Zhong et al., arXiv 1708.04896), seeded by (seed, epoch, sample).
 
-Blanks a rectangle of 2 to 33 % of the area, with a log-uniform aspect ratio between 0.3 and 3.3, at a random position;
-nothing if ten attempts do not fit. The distribution is that of torchvision's RandomErasing.
+Blanks a rectangle of 2 to 33 % of the area, with a log-uniform aspect ratio between 0.3 and 3.3, at a random position.
+If ten attempts do not fit, the image is unchanged. The distribution is that of torchvision's RandomErasing.
 """
 
 from __future__ import annotations

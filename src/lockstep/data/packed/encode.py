@@ -46,7 +46,7 @@ class Encoding:
         As in training, EXIF rotation is not applied. Transparency is dropped; gray images stay gray.
 
         Raises:
-            CorruptImageError: The image must be decoded and cannot be.
+            CorruptImageError: The image cannot be decoded for re-encoding.
             DataError: The image cannot be stored in this format.
         """
         if not self.changes:

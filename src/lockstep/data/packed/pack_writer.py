@@ -151,7 +151,7 @@ def write(plan: PackPlan, processes: int, advance: Advance) -> Manifest:
 
     Raises:
         DataError: A file cannot be written or read, or a process was killed; calling again resumes.
-        CorruptImageError: An image must be decoded and cannot be.
+        CorruptImageError: An image cannot be decoded for re-encoding.
         ConfigError: The existing pack was started from other files or with other settings.
     """
     try:

@@ -58,7 +58,10 @@ class ShardRecord:
 
     @classmethod
     def of(cls, task: ShardTask) -> ShardRecord | None:
-        """Read the record of an already written shard; None if it is missing, or of other or fewer files."""
+        """Read the record of a shard that is already written.
+
+        Return None if it is missing, describes other files, or left out files although `skip_corrupt` is off.
+        """
         try:
             record = cls(**read_json(task.record_path))
             same = record.source == task.source and task.path.stat().st_size == record.size_bytes
@@ -72,7 +75,7 @@ def write_shard(task: ShardTask, advance: Advance) -> None:
 
     Raises:
         DataError: The shard cannot be written, as on a full disk, or an image temporarily cannot be read.
-        CorruptImageError: An image is missing, or must be decoded and cannot be.
+        CorruptImageError: An image is missing, or cannot be decoded for re-encoding.
     """
     try:
         task.path.unlink(missing_ok=True)  # of an earlier plan: must not be paired with the new record

@@ -26,7 +26,7 @@ BATCHES_UNDER_WAY = 3
 def share(tensor: torch.Tensor) -> torch.Tensor:
     """Move a tensor of a loader process to shared memory, for passing it to the parent.
 
-    If the queue did this, it would fail in a thread, and the parent would wait forever.
+    If the multiprocessing queue did this, an error would occur in its thread, and the parent would wait forever.
 
     Raises:
         DataError: Shared memory is full.
@@ -45,7 +45,7 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Pool:
-    """CPU tensors in reused memory, which no earlier tensor, view or autograd graph refers to any more."""
+    """Allocates CPU tensors from memory that no earlier tensor, view or autograd graph references any longer."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []

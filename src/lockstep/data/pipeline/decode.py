@@ -52,7 +52,7 @@ def decode(file: ImageFile, channels: int, cut: Cut | None = None, size: Size | 
 
     Raises:
         CorruptImageError: The file is missing, truncated, not an image, or far too large; the message names it.
-        DataError: Its split cannot be read, or the error is a fault of the machine.
+        DataError: The image's split cannot be read, or the machine is at fault (one of MACHINE_FAULTS, or no memory).
     """
     try:
         return decode_bytes(file.read_bytes(), channels, cut, size)

@@ -58,7 +58,7 @@ def check_scans(encoded: bytes | memoryview) -> None:
 def _may_have_many_scans(jpeg: bytes | memoryview) -> bool:
     """Return False if a JPEG's header shows that it has only one scan, as most do; counting scans is slower.
 
-    Fill bytes and markers without a length, which are rare, end this check early, with True.
+    Return True at once for fill bytes and markers without a length, which are rare.
     """
     position, components = 2, -1
     while position + 9 < len(jpeg) and jpeg[position] == 0xFF:

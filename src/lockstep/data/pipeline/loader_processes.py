@@ -177,7 +177,7 @@ class StreamReader:
             for request in requests:
                 if self._passes != number:
                     raise DataError(
-                        "a new pass over these images has started, so the previous one cannot continue; finish it first"
+                        "another pass over these images has started; finish one pass before starting the next"
                     )
                 with lost_loaders_named():
                     batch = self._batch(next(batches), request)
@@ -243,8 +243,8 @@ class _Requests:
 def _sigterm_blocked() -> Iterator[None]:
     """Block SIGTERM in this thread, and in the processes started in the block, which inherit the mask.
 
-    torch may start a thread in a loader process before `_ignore_group_signals` runs: after `torch.set_num_threads` in
-    the parent, the child does so, too.
+    If the parent has called `torch.set_num_threads`, torch may start threads in a loader process
+    before `_ignore_group_signals` runs there.
     """
     if not hasattr(signal, "sigwaitinfo"):
         yield

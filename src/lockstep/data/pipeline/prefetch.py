@@ -12,13 +12,13 @@ from lockstep.world import accelerator
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device, in_thread: bool = False) -> Iterator[Batch]:
-    """Yield batches, each prepared one ahead.
+    """Yield batches, preparing the next one while the current one is in use.
 
     Args:
         batches: For a GPU, must create its tensors by non-blocking copies from pinned memory, on the current stream.
-        in_thread: On a CPU, whether batches may be made in a thread, since they use no global state, such as torch's
-            generator. This is done only if torch uses one thread: several synchronize after each operation, and an
-            extra thread on the same cores makes a step 1.5 times as slow. Otherwise, batches are made on demand.
+        in_thread: Whether batches may be made in a thread, on a CPU, because they use no global state, such as torch's
+            generator. If torch uses several threads, batches are made on demand instead: torch's threads synchronize
+            after each operation, and an extra thread on the same cores makes a step 1.5 times as slow.
     """
     if accelerator.overlaps(device):
         return _by_stream(batches, device)

@@ -137,7 +137,7 @@ class State:
         return seen, changes
 
     def _keep(self) -> None:
-        """Save the state after all queued work has finished; an accelerator may be waiting for a dead worker."""
+        """Save the state after waiting for queued device work; raise HorovodInternalError if a collective failed."""
         if horovod.context is not None:
             horovod.context.settle()
         self.save()

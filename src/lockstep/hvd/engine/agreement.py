@@ -42,7 +42,7 @@ def agree(pending: Sequence[dict[bytes, bytes]], joined: Sequence[bool]) -> Verd
 
     Args:
         pending: By rank, the signature of each pending name.
-        joined: By rank, whether the worker has joined, and so takes part in what it has not submitted.
+        joined: By rank, whether the worker has joined; it then takes part in requests that it has not submitted.
     """
     leader = next((entries for entries, has_joined in zip(pending, joined, strict=True) if not has_joined), None)
     # The caller passes one dictionary for all workers with equal messages; each is read once.

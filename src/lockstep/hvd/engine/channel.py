@@ -38,7 +38,7 @@ from lockstep.world import accelerator
 from lockstep.world.peer_loss import end_process
 
 BACKOFF_SECONDS = (0.0005, 0.05)
-NEWS_SECONDS = 3.0
+NEWS_SECONDS = 3.0  # for the lifeline to report which worker disconnected
 SETTLE_SECONDS = 2.0  # for the device to finish work that does not depend on a disconnected worker
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
@@ -76,7 +76,7 @@ class Channel:
         links: The set's data collectives.
         settings: The same on all workers of the set.
         timeline: Records every round and operation.
-        failed: Called if the engine fails from an error on this worker, which the others cannot see.
+        failed: Called if the engine fails from an error on this worker, which its peers cannot detect.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Channel:
             self._failed()
 
     def _back_off(self, seconds: float) -> None:
-        """Wait up to `seconds` for a new request of this worker; another worker may have one sooner."""
+        """Wait for a new request of this worker, up to `seconds`, because another worker may have one sooner."""
         with self._lock:
             self._asleep = not self._urgent
             asleep = self._asleep

@@ -93,7 +93,7 @@ class Links:
         self._gloo = Transfers()
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return whether the group's work does not finish within `seconds`, as if waiting for a disconnected peer."""
+        """Return whether device work failed, or is unfinished after `seconds` because it may wait for a dead peer."""
         deadline = time.monotonic() + seconds
         try:
             while self._group is not None and not self._stream.query():
@@ -112,7 +112,7 @@ class Links:
             group.shutdown()  # otherwise torch warns and aborts, which can lose the last bytes sent to a peer
 
     def abort(self) -> None:
-        """After a failure, cancel the work in progress; returns when it has stopped, with partial results."""
+        """Cancel the work in progress after a failure. Wait up to ABORT_SECONDS for it to stop; results are partial."""
         group, self._group = self._group, None
         if group is None:
             return

@@ -1,4 +1,4 @@
-"""What a collective executes with: the process set's data collectives, control connection and buffers."""
+"""The resources for executing a collective: the process set's data collectives, control connection and buffers."""
 
 from __future__ import annotations
 

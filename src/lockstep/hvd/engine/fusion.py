@@ -17,7 +17,7 @@ FUSED_DEVICE_BYTES = 32 << 20  # on a GPU, copies are cheap and calls of the lib
 
 
 def fused_bytes(tensor: torch.Tensor) -> int:
-    """Return the largest tensor that is fused with others on this tensor's device, in bytes."""
+    """Return the size in bytes up to which tensors on this tensor's device are fused."""
     return FUSED_BYTES if tensor.is_cpu else FUSED_DEVICE_BYTES
 
 
@@ -25,7 +25,7 @@ def plan_fusion(requests: Sequence[Collective], threshold_bytes: int) -> list[li
     """Put small fusible requests into batches of at most `threshold_bytes`, in order of their first member.
 
     A grouped request is always a separate batch, so that its layout does not depend on what else is pending. The plan
-    may only depend on what the workers agreed on: a batch that differs between them would end the job.
+    may depend only on what the workers agreed on: if their batches differed, the job would fail.
     """
     batches: list[list[Collective]] = []
     open_batches: dict[Any, tuple[list[Collective], int]] = {}

@@ -17,7 +17,7 @@ ALIGNMENT_BYTES = 16
 
 
 def place_of(requests: Sequence[Collective], head_bytes: int) -> slice | None:
-    """Return where the requests' tensors go in a message, after `head_bytes`; None if they do not fit or must not."""
+    """Return the slice of a message, after `head_bytes`, for the requests' tensors; None if it cannot carry them."""
     size_bytes = sum([request.size_bytes for request in requests])
     start = -(-head_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if not 0 < size_bytes <= CAPACITY_BYTES - start:

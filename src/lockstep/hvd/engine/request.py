@@ -203,7 +203,7 @@ class Collective:
                 tensor.record_stream(stream)
 
     def describe(self) -> Description:
-        """Return what other workers need to compare this request with theirs, or to take part with zeros."""
+        """Describe the request for other workers, to compare it with theirs or to take part with zeros."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -216,7 +216,7 @@ class Collective:
 
     @classmethod
     def of_zeros(cls, description: Description, device: torch.device) -> Self:
-        """Create the request of a worker that has joined: zeros for the tensors of the others.
+        """Create the request of a worker that has joined, with zeros in place of the other workers' tensors.
 
         Raises:
             ValueError: The others reduce GPU tensors, and this worker has no GPU.

@@ -1,6 +1,6 @@
 """The stall report: which requests wait for which ranks, and for how long.
 
-A worker that waits in a round cannot see what the others have pending. So each worker writes the names of its overdue
+A worker that waits in a round cannot see its peers' pending requests. So each worker writes the names of its overdue
 requests to the job's store, and the lowest rank that submitted a stalled request reads them and logs a warning.
 """
 
@@ -74,9 +74,9 @@ class StallWatch:
             self._store.set(f"pending/{number}/{self._rank}", json.dumps(names))
 
     def _warn(self, number: int, channel: Channel, repeat: int) -> None:
-        """Log stalled requests: at the second check, when the others have published theirs too, then every `repeat`.
+        """Log stalled requests at their second check, when the peers have published theirs too, then every `repeat`.
 
-        If a request ends the job at its first check, it is logged then.
+        A request that ends the job at its first check is logged at that check.
         """
         stalled = channel.pending_since(self._warning_seconds)
         stalled.pop(JOINED, None)

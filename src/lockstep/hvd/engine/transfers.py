@@ -31,7 +31,7 @@ class Transfers:
         """Reduce each tensor over the workers, in place."""
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Overwrite a tensor with the one of the worker whose rank in this group is `root`."""
+        """Overwrite a tensor with that of rank `root` of this group."""
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
         """Concatenate the workers' tensors, of one shape [rows, ...], along the first dimension: [size * rows, ...]."""
@@ -65,7 +65,7 @@ class GlooTransfers(Transfers):
             self._group.broadcast([as_bytes(tensor)], options).wait()
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        # Point to point: each byte is sent once, also if sizes differ, which Gloo's all-gather does not support. Every
+        # Point to point: each byte is sent once, even if sizes differ, which Gloo's all-gather does not support. Every
         # worker starts with a different peer, so that they do not all send to the same one.
         works = []
         for step in range(1, self.size):

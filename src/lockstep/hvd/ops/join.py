@@ -12,7 +12,7 @@ from lockstep.world import accelerator
 
 
 class Join(Collective, kind="join"):
-    """The request that a joined worker waits for; the channel handles it, and it is never submitted."""
+    """The request that a joined worker waits for. It is passed to `Channel.join`, never to `submit`."""
 
     __slots__ = ()
 

@@ -17,7 +17,7 @@ from lockstep.hvd.process_sets import global_process_set
 
 
 class AdasumOptimizer(Wrapper):
-    """First base class of the wrapped optimizer's subclass. `DistributedOptimizer` sets its attributes."""
+    """Mixin that `DistributedOptimizer` puts before the user's optimizer class; it also sets the attributes."""
 
     backward_passes_per_step: int
     _handles: Mapping[torch.Tensor, Any] = MappingProxyType({})  # nothing is in flight outside `step`

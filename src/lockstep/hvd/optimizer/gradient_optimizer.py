@@ -30,7 +30,7 @@ ZERO_GRAD_TOO_EARLY = (
 
 
 class GradientOptimizer(Wrapper):
-    """First base class of the wrapped optimizer's subclass. `DistributedOptimizer` sets its attributes.
+    """Mixin that `DistributedOptimizer` puts before the user's optimizer class; it also sets the attributes.
 
     Only `backward_passes_per_step` may be changed afterwards.
     """

@@ -112,8 +112,8 @@ class Gradients:
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._replace_former([parameter for _, parameter in named_parameters])
-        # Numbered per process set, since workers outside it have no such optimizer; and from hvd.init() on, so that a
-        # new worker of an elastic job gets the same numbers.
+        # Numbered per process set, because workers outside the set create no such optimizer, and from each hvd.init()
+        # on, because a new worker of an elastic job must get the same numbers.
         self._ordinal = context.count_optimizer(process_set.process_set_id or 0)
         _reducers.add(self)
         grouped = {index for group in groups for index in group}

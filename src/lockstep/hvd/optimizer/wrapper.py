@@ -13,8 +13,8 @@ from lockstep.hvd.compression import Compressor
 class Wrapper:
     """Shares the parameter groups, state and hooks of the wrapped optimizer.
 
-    A scheduler or GradScaler may use either of the two. `DistributedOptimizer` sets the attributes; those that scripts
-    and libraries read have Horovod's names.
+    A scheduler or GradScaler may be attached to either optimizer. `DistributedOptimizer` sets the attributes; those
+    that scripts and libraries read have Horovod's names.
     """
 
     param_groups: list[dict[str, Any]]

@@ -186,7 +186,7 @@ class CheckpointFolder(Checkpoints):
         return f"{self.noun} of step {snapshot.step:,} was not written: {problem}; {which}"
 
     def _lack_of_room(self, snapshot: Snapshot) -> str:
-        """Return how much disk space is missing, or "" if there is enough."""
+        """Return a message if the disk space is not sufficient, else ""."""
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
         needed, free = snapshot.size_bytes + SPARE_BYTES, shutil.disk_usage(there).free
         return f"needs {_megabytes(needed)}, but {there} has {_megabytes(free)} free" if free < needed else ""
@@ -260,7 +260,7 @@ class CheckpointFolder(Checkpoints):
 
 
 def go_back(checkpoints: Checkpoints, progress: Progress, world: World) -> None:
-    """Remove checkpoints after the restored progress. Call it on all workers, each with its own `checkpoints`.
+    """Remove checkpoints of steps after the restored one. Call it on all workers, each with its own `checkpoints`.
 
     Resets the best evaluation if its checkpoint is missing, for example because it was damaged.
     """

@@ -5,7 +5,7 @@
 | net, acc, epoch | pytorch-cifar | epoch + 1 |
 | epoch, arch, state_dict, best_prec1 or best_acc1, optimizer | the ImageNet examples of PyTorch and Apex | epoch |
 | model, optimizer | Horovod's examples | N of the file's name, checkpoint-N.pth.tar |
-| model or model_state_dict, optimizer or optimizer_state_dict, epoch | others | epoch + 1, unless the name says it |
+| model or model_state_dict, optimizer or optimizer_state_dict, epoch | other scripts | epoch + 1, or N as above |
 | tensors alone (a state_dict) | anything | 0 |
 """
 

@@ -147,7 +147,7 @@ def _places(
     optimizer: optim.Optimizer,
     ours: Sequence[torch.Tensor],
 ) -> list[int] | None:
-    """Return our optimizer's index of each of the file's parameters; None if they cannot be matched."""
+    """Return the index in our optimizer of each parameter in the file; None if they cannot be matched."""
     if len(entries) != len(ours):
         return None
     places = list(range(len(ours)))

@@ -50,7 +50,7 @@ class ResumePoint:
 
     Args:
         state: A checkpoint or snapshot, the same path on every worker; None: a new run.
-        again: The workers were restarted, and the state is this job's own.
+        again: Whether the workers were restarted and `state` is from this job.
         verified: This worker already verified the checksums.
         notes: Lines to print.
         is_snapshot: The state is in memory, not in a run folder.
@@ -129,7 +129,7 @@ def find_resume_point(config: TrainConfig, world: World, own: Path | None = None
     """Find the state to resume from, equal on every worker.
 
     For a run folder or "auto" this is the newest undamaged checkpoint. Restarted workers resume from their own run's
-    newest checkpoint or snapshot in memory, or as configured if there is none.
+    newest checkpoint or snapshot in memory; if there is none, the configuration applies.
 
     Args:
         own: The run folder that "auto" searches; None: the newest run of the same kind.

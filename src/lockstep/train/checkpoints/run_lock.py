@@ -30,7 +30,7 @@ class HeldRun:
 
     Args:
         check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
-        confirm: The same, after asking the file system; call it before renaming or removing anything in the folder.
+        confirm: Like `check`, but asks the file system; call it before renaming or removing anything in the folder.
     """
 
     folder: RunFolder

@@ -51,7 +51,7 @@ def take_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"optimizer={given!r:.80}: must be a name (sgd, adam, adamw, lars, lamb), a torch.optim.Optimizer over "
-            f"model.parameters(), or a function from parameters to one"
+            f"model.parameters(), or a function that builds one from the parameters"
         )
     _check(optimizer)
     return optimizer

@@ -26,7 +26,7 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
 class CustomSchedule:
-    """The rates in the optimizer's groups, changed by a scheduler if there is one.
+    """Uses the learning rates in the optimizer's groups; steps the scheduler, if any, that changes them.
 
     Args:
         interval: Step the scheduler after each optimizer step taken, or after each epoch.
@@ -115,8 +115,8 @@ def _take_scheduler(given: LRScheduler | SchedulerFactory | None, optimizer: Opt
     scheduler = given(optimizer) if callable(given) and not isinstance(given, LRScheduler) else given
     if not isinstance(scheduler, LRScheduler):
         raise ConfigError(
-            f"scheduler={given!r:.80}: must be a torch.optim.lr_scheduler scheduler of optimizer=, or a function from "
-            f"the optimizer to one, such as lambda optimizer: StepLR(optimizer, 30)"
+            f"scheduler={given!r:.80}: must be a torch.optim.lr_scheduler scheduler of optimizer=, or a function that "
+            f"builds one from the optimizer, such as lambda optimizer: StepLR(optimizer, 30)"
         )
     if scheduler.optimizer is not optimizer:
         raise ConfigError(

@@ -198,7 +198,7 @@ def _where(job: Training, step: int) -> str:
 def _whose(findings: Sequence[FirstBadNumber]) -> str:
     bad = [
         f"worker {rank} on {finding.host} "
-        + (f"has it first in {finding.what}" if finding.what else "ran out of memory searching for it")
+        + (f"found it first in {finding.what}" if finding.what else "ran out of memory searching for it")
         for rank, finding in enumerate(findings)
         if finding.what or not finding.looked
     ]

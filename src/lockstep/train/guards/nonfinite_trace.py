@@ -102,7 +102,7 @@ def _works_together(model: nn.Module) -> bool:
 
 
 def _run(job: Training, passes: Sequence[Batch], weights: Sequence[str]) -> tuple[str, float]:
-    """Run the whole step, whatever is found: with --sync-bn the other workers take part in it.
+    """Run the whole step even after a bad value: with --sync-bn, the other workers wait for this one's collectives.
 
     `weights` names the weights that are NaN or infinite.
     """

@@ -138,7 +138,7 @@ def describe(step: int, names: Sequence[str], tensors: int, workers: Sequence[Wo
 
 
 def _unlike(workers: Sequence[Worker]) -> str:
-    """Name a worker with deviating weights whose processor no agreeing worker has; "" if there is none."""
+    """Name a worker that differs and whose processor no worker with the usual weights has; "" if there is none."""
     usual = _usual(workers)[0]
     kinds = {kind: rank for rank, (_, values, kind) in reversed([*enumerate(workers)]) if tuple(values) == usual}
     for rank, (_, values, kind) in enumerate(workers):

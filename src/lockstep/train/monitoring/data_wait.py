@@ -137,15 +137,15 @@ def _cores(number: int) -> str:
 
 
 class DataWait:
-    """Gives advice when much time is spent waiting for data, without repeating the last one."""
+    """Gives advice if an epoch spends much time waiting for data; does not repeat the last advice."""
 
     def __init__(self, loading: LoadingFacts):
         self._loading = loading
         self._has_started, self._start_seconds = False, 0.0
-        self._said = ""
+        self._last_advice = ""
 
     def first_batch(self, seconds: float) -> None:
-        """Note how long an epoch's first batch took; the first of a session includes the start of the processes."""
+        """Record how long an epoch's first batch took; a session's first batch includes starting the processes."""
         if not self._has_started:
             self._has_started, self._start_seconds = True, seconds
 
@@ -157,7 +157,7 @@ class DataWait:
         if wait_seconds - start <= MUCH * (epoch_seconds - start):
             return [f"waiting for data took {wait_seconds:.1f} s, {start:.1f} s of it for the session's first batch"]
         advice = advise(self._loading)
-        if advice == self._said:
+        if advice == self._last_advice:
             return []
-        self._said = advice
+        self._last_advice = advice
         return [f"waiting for data took {100 * wait_seconds / epoch_seconds:.0f} % of the epoch: {advice}"]

@@ -2,8 +2,8 @@
 
 Process counters come from Linux's /proc/PID/io (proc(5)): bytes requested by read and write calls, and bytes that
 reached storage. The kernel adds a child's counters to its parent's on wait(), so the I/O of finished loader processes
-is included. Counting itself reads two files per process on the node, to find the children; this is subtracted by the
-counters of the counting thread.
+is included. Finding the children reads two files per process on the node; these reads are counted separately, for the
+counting thread, and subtracted.
 """
 
 from __future__ import annotations

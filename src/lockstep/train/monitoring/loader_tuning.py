@@ -74,7 +74,7 @@ def choose_processes(
         make_reader: Creates a reader of `split` with a number of processes.
 
     Raises:
-        DataError: An image or the user's data set failed.
+        DataError: An image cannot be read, or an item of the user's data set is invalid.
     """
     usual = usual_processes(config, world, split)
     if not usual.reason:

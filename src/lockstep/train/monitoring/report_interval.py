@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
 
 class ReportInterval:
-    """Measures from one report to the next without gaps, also across epochs.
+    """Measures the time from one report to the next, without gaps, even across epochs.
 
     On a device with streams, only the time in which the device waits for data counts. The host runs ahead of the device
     and may wait for a batch while the device is still busy with the previous step.

@@ -1,4 +1,4 @@
-"""The clock of a step's phases, which publishes them for the diagnosis of a hang; see also `lockstep.study.phases`."""
+"""Publish the current phase of a step, for diagnosing hangs; `lockstep.study.phases` times the phases."""
 
 from __future__ import annotations
 

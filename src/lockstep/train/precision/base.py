@@ -45,7 +45,7 @@ class Precision:
         loss.backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Set the unscaled gradients of the optimizer's parameters."""
+        """Compute the unscaled gradients of the optimizer's parameters."""
 
     def step(self, optimizer: Optimizer) -> bool | None:
         """Take the optimizer's step. Return False if it was skipped because of a NaN or infinite gradient.
@@ -56,7 +56,7 @@ class Precision:
         return True
 
     def outcome(self, optimizer: Optimizer) -> bool | None:
-        """Return whether the device took the last step, after waiting for it; None if `step` returned that.
+        """Wait for the device and return whether it took the last step; None if `step` already returned that.
 
         Call it once, before the next `step`.
         """

@@ -38,7 +38,7 @@ class Stopping:
     """
 
     def __init__(self, has_launcher: bool = False):
-        """`has_launcher`: the launcher handles a second Ctrl-C; without one, it makes this worker exit at once."""
+        """`has_launcher`: whether a launcher handles a second Ctrl-C; without one, that ends this worker at once."""
         self.agreed = 0
         self._noted = 0
         self._has_launcher = has_launcher
@@ -82,7 +82,7 @@ class Stopping:
         self._noted = self._noted or number
 
     def ask(self) -> None:
-        """Start an agreement; `answer` completes it. One without `answer`, because of a rewind, is discarded."""
+        """Start an agreement, which `answer` completes. If a rewind prevents that, the agreement is discarded."""
         if self._deadline.is_near():
             self._noted = self._noted or TIME_LIMIT
 
@@ -144,6 +144,6 @@ class StoppingTogether(Stopping):
 
 
 def build_stopping(world: World) -> Stopping:
-    """Build the stop requests of a worker."""
+    """Return the stop handling for one worker, or for several that must agree."""
     has_launcher = world.rank_info.launcher != "none"
     return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)

@@ -236,7 +236,7 @@ def test_an_older_pass_cannot_go_on_beside_a_new_one(split: FileSplit, processes
     next(older)
     newer = reader.read(PLAN, 1)
     first = next(newer)
-    with pytest.raises(DataError, match="a new pass over these images has started"):
+    with pytest.raises(DataError, match="another pass over these images has started"):
         next(older)
     expected = _read(_reader(split), 1)
     assert _same([first, *newer], expected)
