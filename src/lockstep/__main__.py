@@ -1,4 +1,4 @@
-"""`python -m lockstep`, the form in which workers are started, and that torchrun's `-m` needs."""
+"""The entry point of `python -m lockstep`, with which the launcher and `torchrun -m` start workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 
-from lockstep.cli import main  # and nothing slow, as Ctrl-C would be a traceback here
+from lockstep.cli import main  # nothing slow: Ctrl-C during an import prints a traceback
 
 
 def _is_worker() -> bool:
@@ -22,9 +22,9 @@ def _is_worker() -> bool:
 
 
 def _end(code: int) -> None:
-    """End as the interpreter does, but leave torch's objects to the system: taking them apart takes it 2 s.
+    """Exit like the interpreter, but without destroying torch's objects, which takes 2 s.
 
-    What is left out: `__del__` of objects that still live, and the atexit functions of C libraries.
+    This skips `__del__` of live objects and the atexit functions of C libraries.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # ends idle executors, which a plain join would wait for
     atexit._run_exitfuncs()

@@ -44,10 +44,10 @@ class ConfigError(LockstepError, ValueError):
 
 
 def require(holds: bool, flag: str, value: object, wanted: str) -> None:
-    """Refuse the value of a flag unless a condition holds.
+    """Check the value of a flag.
 
     Raises:
-        ConfigError: "FLAG VALUE: must be WANTED".
+        ConfigError: `holds` is false; the message is "FLAG VALUE: must be WANTED".
     """
     if not holds:
         raise ConfigError(f"{flag} {f'{value:g}' if isinstance(value, float) else value}: must be {wanted}")

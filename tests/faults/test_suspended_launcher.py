@@ -72,7 +72,7 @@ def test_between_hosts_a_launcher_that_stands_still_ends_its_job(bed: Bed, tmp_p
         assert not [each for each in job.survivors() if each.startswith("node")]  # ended without the launcher's word
         job.signal(signal.SIGCONT)
         assert job.wait() == 1
-        assert "has not heard from the launcher for 9 s" in "\n".join(job.last_lines()), job.stderr
+        assert "received nothing from the launcher for 9 s" in "\n".join(job.last_lines()), job.stderr
         job.seconds_to_end(5)
 
 

@@ -166,7 +166,7 @@ def test_resets_may_be_limited(tmp_path: Path) -> None:
         job.wait_for(1, 2)
         job.order(1, "die 1")
         assert job.process.wait(150) == 1
-        assert "the reset limit, 0, allows no further reset; all workers have exited" in job.text
+        assert "the reset limit of 0 is reached; all workers have exited" in job.text
 
 
 def test_a_job_without_survivors_ends(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_torchrun_starts_it_as_well_and_a_contradiction_is_named(tmp_path: Path)
     assert "over 2 workers" in done.stdout
     done = run([*TORCHRUN, "-m", "lockstep", *words, "-np", "3"], tmp_path)
     assert done.returncode != 0
-    assert "torchrun has started 2 workers; leave -np out" in done.stderr
+    assert "torchrun has started 2 workers; remove -np" in done.stderr
 
 
 def test_the_older_launch_module_starts_it_with_the_flag_that_it_adds(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_workers_that_do_not_stop_are_killed_and_what_is_left_is_named(
     killed = "within --stop-timeout 1 s and were killed" if len(signals) == 1 else "killed on the second Ctrl-C"
     assert stopped.startswith(f"lockstep: stopped by {signals[0].name}; ")
     assert killed in stopped
-    assert left.startswith(f"lockstep: the newest checkpoint is of step {step}, {checkpoint}; to resume: ")
+    assert left.startswith(f"lockstep: the newest checkpoint is from step {step}, {checkpoint}; to resume: ")
     assert left.endswith(f"--stop-timeout {timeout} --run-dir run --resume auto")
 
 

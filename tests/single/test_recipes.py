@@ -158,7 +158,7 @@ def test_a_wrong_field_for_a_network_is_named_whatever_network_is_chosen(tmp_pat
 def test_an_unknown_recipe_names_the_nearest_or_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config cifar-10.*did you mean cifar10"):
         recipes.load("cifar-10")
-    with pytest.raises(ConfigError, match=r"recipes are .*digits.*mnist"):
+    with pytest.raises(ConfigError, match=r"available recipes: .*digits.*mnist"):
         recipes.load(str(tmp_path))
     (tmp_path / "latin.yaml").write_bytes("# Größe\n".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.yaml: cannot be read"):

@@ -83,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare_streams() -> None:
-    """Replace closed streams (`>&-`) by /dev/null, and characters that the terminal's encoding lacks by "?"."""
+    """Open /dev/null for closed streams (`>&-`), and print "?" for characters that the terminal cannot encode."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # This gets the number of the closed stream, so that no other file does.
+            # Reuses the closed stream's descriptor, so that no other file gets it.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, descriptor <= 2)
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))

@@ -56,5 +56,5 @@ def _examine_this_machine() -> int:
     for finding in troubles:
         console.print(f"{finding.subject}: {finding.fix}", highlight=False, markup=False, soft_wrap=True)
     if not troubles:
-        console.print("Nothing is wrong.")
+        console.print("No problems found.")
     return 1 if troubles else 0

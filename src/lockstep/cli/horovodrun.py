@@ -104,7 +104,7 @@ def _run_on_hosts(job: HostsPlan, plan: HorovodPlan) -> int:
 def _discovered(flags: Mapping[str, Any], names: frozenset[str]) -> Sequence[Host]:
     """Return the hosts that the discovery script prints; empty without a script.
 
-    If they are not only this machine, wait up to the elastic timeout until they have enough slots for the job.
+    If any of them is another machine, wait until they have enough slots for the job, at most the elastic timeout.
 
     Raises:
         ConfigError: The script failed.

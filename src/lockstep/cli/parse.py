@@ -48,7 +48,7 @@ class TrainCommand:
     where: LaunchOptions = field(default_factory=LaunchOptions)
     restarts: RestartOptions = field(default_factory=RestartOptions)
     config: Annotated[str | None, arg(metavar="RECIPE|FILE.yaml")] = None
-    """Recipe to start from, instead of the data set's own."""
+    """Recipe to use instead of the data set's."""
     print_config: bool = False
     """Print the resulting configuration as YAML and exit."""
 
@@ -81,7 +81,7 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
         return _parse_train(others)
     try:
         defaults = _parse_train(others)
-    except LockstepError:  # show the help in spite of it
+    except LockstepError:  # show the help anyway
         defaults = _parse_train(())
     return parse(TrainCommand, "train", arguments, defaults)
 
@@ -90,7 +90,7 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
 def _parse_train(arguments: tuple[str, ...]) -> TrainCommand:
     from lockstep import recipes  # imports YAML, which other commands do not need
 
-    # Some flags need others that a recipe may set, so the first pass uses a recipe, too.
+    # The first pass needs a recipe, too: some flags are valid only with others that the recipe may set.
     first = recipes.load(_config_named_in(arguments) or recipes.for_source(""))
     flags = read(TrainCommand, "train", arguments, TrainCommand(job=_without_choices(first)))
     name = flags.config or recipes.for_source(flags.job.data.source)
@@ -135,7 +135,7 @@ def _without_choices(recipe: TrainConfig) -> TrainConfig:
 
 
 def _without_conflicts(recipe: TrainConfig, flags: TrainConfig) -> TrainConfig:
-    """Remove from a recipe what conflicts with the given flags."""
+    """Remove the settings that conflict with the given flags from a recipe."""
     if flags.batch_size is not None:
         recipe = replace(recipe, global_batch_size=None)
     if flags.global_batch_size is not None:

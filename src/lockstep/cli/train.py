@@ -79,7 +79,7 @@ def _describe_resume(config: TrainConfig, earlier: Sequence[Path]) -> str:
     runs = [run] if run else [path for path in runs_of(config) if path not in earlier and not is_held(path)]
     left = [found for each in runs if (found := newest(each / "checkpoints"))]
     return "; or, if that run is another job's, ".join(
-        f"the newest checkpoint is of step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"
+        f"the newest checkpoint is from step {step_of(path):,}, {path}; {how_to_resume(path.parent.parent, False)}"
         for path in sorted(left, key=lambda path: path.parents[1].name, reverse=True)  # not by modification time
     )
 

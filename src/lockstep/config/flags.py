@@ -24,7 +24,7 @@ PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,Fal
 
 @dataclass(frozen=True)
 class Spelling:
-    """The names and metavar of a flag, if they differ from what its field implies."""
+    """The name, aliases and metavar of a flag that override those derived from its field; "" or () to keep them."""
 
     name: str
     aliases: tuple[str, ...]

@@ -31,7 +31,7 @@ FIXED = {
     "--no-cuda": ("--device", "cpu"),
     "--use-mixed-precision": ("--precision", "O1"),
 }
-# The values that flags without a value stand for, and a note if the older scripts meant something else.
+# Values for flags that are given without one, and a note if the flag meant something else in the older scripts.
 BARE = {
     "--resume": ("auto", "--resume without a value resumes the newest run; specify an older script's file"),
     "--pretrained": ("default", ""),
@@ -135,7 +135,7 @@ def _canonical(flag: str) -> str:
 
 
 def _take(rest: list[str]) -> str | None:
-    """Take the value after a switch, if there is one; any other argument does not belong to the switch."""
+    """Remove and return the value after a switch; None if the next argument is not a value for a switch."""
     return rest.pop(0) if rest and rest[0].lower() in TRUE | FALSE | {"none"} else None
 
 

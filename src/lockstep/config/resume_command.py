@@ -46,7 +46,7 @@ def how_to_resume(
 
 
 def _without_beginning(typed: str) -> str:
-    """Return a command line without the flags that set the start of its run."""
+    """Return a command line without the flags for the run folder and the starting point."""
     kept, drops_value = list[str](), False
     for argument in shlex.split(typed):
         is_value = drops_value and not argument.startswith("-")

@@ -152,6 +152,6 @@ def show(report: Report) -> list[str]:
         console.print(links)
     console.print()
     found = troubles(report)
-    for line in found or ["Nothing is wrong."]:
+    for line in found or ["No problems found."]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return found

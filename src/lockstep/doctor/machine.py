@@ -68,7 +68,7 @@ def _devices() -> Iterator[Fact]:
 
 
 def _why_no_gpu(drivers: str) -> str:
-    """Return how to fix that torch finds no GPU; "" if there is no driver, and so no GPU."""
+    """Return the reason and the fix if torch finds no GPU; "" without a driver, which means that there is no GPU."""
     hidden = [f"{name}={os.environ[name]}" for name in accelerator.VISIBLE if os.environ.get(name) in ("", "-1")]
     if hidden:
         return f"{' and '.join(hidden)} hides all GPUs; to use them, unset {'it' if len(hidden) == 1 else 'them'}"

@@ -136,7 +136,7 @@ def _reaches(listener: tuple[str, int]) -> bool:
 
 
 def cut_links(hosts: Sequence[HostFacts], unreached: Sequence[Collection[int]]) -> list[Link]:
-    """Return the pairs of hosts of which one cannot connect to the other."""
+    """Return the pairs of hosts that cannot connect to each other, in one direction or both."""
     links = []
     for a, b in combinations(range(len(hosts)), 2):
         ways = [(x, y) for x, y in ((a, b), (b, a)) if y in unreached[x]]

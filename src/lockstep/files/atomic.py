@@ -1,4 +1,4 @@
-"""Atomic writes: readers see the whole file or none of it, also after a crash.
+"""Atomic writes: readers see the whole file or none of it, even after a crash.
 
 A file is written under a temporary name that begins with a dot, then renamed. A killed process leaves the temporary
 file behind; the next writer removes it, unless several processes may write at the same time.
@@ -51,7 +51,7 @@ def sync(path: Path) -> None:
     """Flush a file, or a folder's entries, to disk.
 
     Raises:
-        OSError: Syncing failed, unless because the file system does not support it for folders.
+        OSError: Syncing failed. A file system that cannot sync folders is not an error.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""List the checkpoints in a `checkpoints` folder by file name only. Without torch, which is slow to import."""
+"""List the checkpoints in a `checkpoints` folder by their names, without importing torch, which is slow."""
 
 from __future__ import annotations
 

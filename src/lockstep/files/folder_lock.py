@@ -2,9 +2,9 @@
 
 `.lock` names the process that holds the folder. It is created with O_EXCL, which every shared file system supports, and
 a thread touches it every few seconds. The lock of a process that exited is taken over. On the holder's own machine, its
-pid and start time show whether it exited. On other machines, its silence does, or the fact that this job succeeds the
-holder's (a restart or requeue). A holder that was suspended may lose the folder; it confirms its lock before it renames
-anything there.
+pid and start time show whether it exited. On other machines, it is considered dead when its heartbeat stops, or when
+this job succeeds the holder's (a restart or requeue). A suspended holder may lose the folder, so it confirms its lock
+before it renames anything there.
 
 POSIX locks are not used: NFS mounts and Lustre may not support them, or only within one host.
 """

@@ -1,8 +1,8 @@
 """I/O rates of a whole job over time, aggregated from the records of its workers.
 
 Worker N of a run appends to RUN/io/worker-N.jsonl (docs/reference/run-folder.md lists the fields). An amount covers the
-`seconds` that end at `unix_time`. So workers may sample at different times, and all sessions of a resumed run, with any
-number of workers, share the same files.
+`seconds` that end at `unix_time`. Workers may therefore sample at different times, and all sessions of a resumed run
+share the same files, whatever their number of workers.
 """
 
 from __future__ import annotations

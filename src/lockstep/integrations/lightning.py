@@ -23,7 +23,7 @@ from lockstep.errors import ConfigError
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
-NEVER = 1 << 30  # backward passes before gradients are reduced
+NEVER = 1 << 30  # more backward passes than any step has, so that gradients are not reduced
 
 
 class LockstepEnvironment(ClusterEnvironment):

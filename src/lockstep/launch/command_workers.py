@@ -43,7 +43,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """A command of Lockstep whose work is done in workers.
+    """A Lockstep command that runs in workers.
 
     Args:
         arguments: The command line, without `lockstep`.
@@ -162,4 +162,4 @@ def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto
 
 def _check_number(expected: int | Literal["auto"] | None, rank_info: RankInfo, started: int) -> None:
     if expected not in (None, "auto", started):
-        raise ConfigError(f"-np {expected}, but {rank_info.launcher} has started {started} workers; leave -np out")
+        raise ConfigError(f"-np {expected}, but {rank_info.launcher} has started {started} workers; remove -np")

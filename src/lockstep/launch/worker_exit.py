@@ -52,7 +52,7 @@ def exit_code_of(
 
 
 def _stopped(rank_info: RankInfo, stop: str) -> int:
-    """Disconnect and return the exit code after a stop, which all workers do; ignore further requests to stop."""
+    """Disconnect after a stop, and return the exit code (collective); ignore further requests to stop."""
     for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
     if file := error_file():

@@ -1,8 +1,9 @@
 """Recipes: complete configurations by name, as YAML files in this folder.
 
 A recipe is chosen by the data set's name, by `--config NAME` or by `--config FILE.yaml`; flags override it. In addition
-to the fields of a configuration, it may have `for_arch`: fields that differ for some models, by model name. There, NAME
-also applies to `torchvision/NAME`, and `torchvision/NAME` also to the bare name if that means torchvision's model.
+to the fields of a configuration, it may have `for_arch`: fields that differ for some models, by model name. An entry
+NAME also applies to `torchvision/NAME`. An entry `torchvision/NAME` also applies to NAME if that means torchvision's
+model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.untrusted import MOST_YAML_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent
-# The recipes of data sets that share one.
+# Data sets that use the recipe of another one.
 FOR_DATASET = {
     "fashion-mnist": "mnist",
     "cifar100": "cifar10",
@@ -42,7 +43,7 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
 
     Args:
         name: A recipe's name, or the path of a YAML file.
-        arch: The model whose values in `for_arch` take precedence; default the recipe's own. A name that means
+        arch: The model whose values in `for_arch` take precedence; default the recipe's model. A name that means
             torchvision's model must start with `torchvision/`.
 
     Raises:
@@ -64,7 +65,7 @@ def load(name: str, arch: str | None = None) -> TrainConfig:
 
 
 def _merge(values: Any, fields: Any) -> Any:
-    """Return nested mappings `values`, overridden by `fields`."""
+    """Merge nested mappings; `fields` takes precedence."""
     if not (isinstance(values, Mapping) and isinstance(fields, Mapping)):
         return fields
     return {**values, **{key: _merge(values.get(key), field) for key, field in fields.items()}}
@@ -78,7 +79,7 @@ def _read(name: str) -> tuple[Any, str]:
             text = file.read(MOST_YAML_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         near = get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"recipes are {', '.join(names())}"
+        hint = f"did you mean {near[0]}?" if near else f"available recipes: {', '.join(names())}"
         raise ConfigError(f"--config {name}: cannot be read ({error}); {hint}") from None
     try:
         values = parse_yaml(text) or {}

@@ -24,7 +24,7 @@ class Prediction(NamedTuple):
 
     Args:
         images_per_second: Throughput in the series' `rate_unit`.
-        low, high: Interval of a new measurement with probability `LEVEL`, if the model holds; None if there is none.
+        low, high: Prediction interval of a new measurement at level `LEVEL`, assuming the model holds; or None.
         efficiency: Throughput per worker relative to that at the smallest measured count.
         note: Why there is no interval.
     """
@@ -85,7 +85,7 @@ class Model:
         batch = self.points[0].global_batch
         if self.series.mode == "strong" and batch and workers > batch:
             return None, f"unreliable: there are more workers than samples in the global batch ({batch:.10g})"
-        if self.knee and any(self.knee.parts(point.workers, workers) for point in self.points):
+        if self.knee and any(self.knee.separates(point.workers, workers) for point in self.points):
             return None, f"unreliable: a knee at {self.knee.workers} workers lies between this and fitted points"
         parts = self.times.variances(workers)
         if any(variance is None for variance, _ in parts):

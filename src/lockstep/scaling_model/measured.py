@@ -115,7 +115,7 @@ class MeasuredModel:
 
 
 def can_measure(points: Sequence[MeasuredPoint]) -> bool:
-    """Whether the points have what this model needs: batches, splits, and communication alone at a count above 1."""
+    """Whether all points have a batch and a split, and one above 1 worker has its communication measured alone."""
     alone = any(point.communication_alone for point in points if point.workers > 1)
     return alone and all(_has_parts(point) for point in points)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lockstep.scaling_model.series import MeasuredPoint
 
 # Throughput grows with workers^gain between two counts. From one doubling to the next, the gain of a model curve falls
-# by less than 0.4. A fall by 0.5 to a gain below 0.5 is therefore a knee; at the step to a second node, by 0.3.
+# by less than 0.4. A fall by 0.5 to a gain below 0.5 is therefore a knee. At the step to a second node, 0.3 suffices.
 KNEE_FALL, NODE_FALL, FLAT = 0.5, 0.3, 0.5
 STEEP = 1.1  # a gain above this is not noise
 MARGIN = 0.02  # an efficiency counts as above 1 if it exceeds 1 by this plus its spread
@@ -24,9 +24,9 @@ class Knee(NamedTuple):
     growth: float
     cause: str
 
-    def parts(self, some: int, others: int) -> bool:
+    def separates(self, one: int, other: int) -> bool:
         """Whether two counts are on different sides of the knee."""
-        return (some > self.workers) != (others > self.workers)
+        return (one > self.workers) != (other > self.workers)
 
 
 def efficiency(point: MeasuredPoint, base: MeasuredPoint) -> float:

@@ -1,1 +1,1 @@
-"""Studies: measurements of where a job's time goes. Each writes records, from which reports are drawn."""
+"""Studies measure where a job's time goes, and write records for reports."""

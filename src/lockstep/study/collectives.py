@@ -1,8 +1,8 @@
 """Measure the time of collectives by message size, between the workers of a job.
 
 Sizes and bandwidths are defined as in NVIDIA's nccl-tests (doc/PERFORMANCE.md), for comparison. The algorithm bandwidth
-is size over time. The bus bandwidth is the rate that each worker's link needs at least; it does not depend on the
-number of workers. The size is that of the whole array: each worker's output of `all_gather`, and each worker's input of
+is size over time. The bus bandwidth is the rate that each worker's link must sustain, independent of the number of
+workers. The size is that of the whole array: each worker's output of `all_gather`, and each worker's input of
 `reduce_scatter` and `all_to_all`.
 """
 
@@ -47,9 +47,10 @@ class Operation:
     Args:
         call: Runs the operation once.
         bus_factor: Ratio of bus to algorithm bandwidth, by the number of workers.
-        expect: Returns the expected target on `rank` of `size` workers, given the index of all elements; None if the
-            rank gets no result.
-        splits: The array of which each worker has only a part.
+        expect: Returns the expected target, given the rank, the number of workers and the indices of all elements;
+            None if the rank gets no result.
+        splits: The array of which each worker has only a part: "source" or "target". "none": each worker has both as a
+            whole, but the number of elements must be divisible by the number of workers. "": no restriction.
         in_place: Whether source and target are the same array.
     """
 
@@ -184,7 +185,7 @@ def sizes_between(low: int, high: int, factor: int) -> list[int]:
 def measure(
     world: World, name: str, sizes: Sequence[int], dtype: torch.dtype, length: SizeLength
 ) -> list[SizePoint] | str:
-    """Measure one operation; return its points, equal on every worker, or why the backend does not support it.
+    """Measure one operation; return its points, equal on every worker, or the error of a backend that lacks it.
 
     Args:
         sizes: Sizes in bytes, rounded down to split evenly among the workers; duplicates are dropped.
@@ -328,7 +329,7 @@ def describe(world: World, dtype: str, sizes: Sequence[int], length: SizeLength)
 
 
 def recorded(records: Iterator[Mapping[str, Any]], settings: Mapping[str, Any]) -> set[str]:
-    """Return the operations that earlier records with the same settings have."""
+    """Return the operations already recorded with these settings."""
     return {
         str(record["operation"])
         for record in records

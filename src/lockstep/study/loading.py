@@ -37,7 +37,7 @@ SUGGESTIONS = {
 }
 
 
-LITTLE = 0.05  # share of time spent waiting that does not justify more loader processes
+LITTLE = 0.05  # share of time spent waiting for data that is acceptable
 
 
 def wait_share(processes: int, rate: float, need: float) -> float:

@@ -64,7 +64,7 @@ def keeping_nothing(config: TrainConfig) -> TrainConfig:
 def plan_points(
     config: TrainConfig, counts: Sequence[int], modes: Sequence[Mode], repeats: int, seed: int
 ) -> list[StepPoint]:
-    """Plan every number of workers `repeats` times, in random order within each repeat, so that drift affects all.
+    """Plan every number of workers `repeats` times, shuffled within each repeat, so that drift affects all equally.
 
     The smallest number runs the job as given and belongs to both modes. Strong scaling keeps the global batch size,
     weak scaling the batch size per worker.

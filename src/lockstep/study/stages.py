@@ -133,7 +133,7 @@ def _make(setting: Setting, source: Source, samples: int, files: MemoryFiles | N
 
 
 class _Ready:
-    """A source of ready batches, in memory as loading uses it: reused for files, new for custom data sets."""
+    """A source of ready-made batches. As in loading, buffers are reused for files and new for custom data sets."""
 
     def __init__(self, raw: Raw, is_users: bool):
         self._raw, self._is_users = raw, is_users
@@ -148,7 +148,7 @@ class _Ready:
 
 
 def _hand_over(setting: Setting, raw: Raw, is_users: bool) -> Stage:
-    """Return the stage of a loader process whose batches are ready, which only sends them."""
+    """Return the transfer stage: a loader process only sends ready-made batches to the worker."""
     loader: DataLoader[Raw] = DataLoader(
         _Ready(raw, is_users),  # type: ignore[arg-type]  # as for StreamReader
         batch_sampler=_Endless(),

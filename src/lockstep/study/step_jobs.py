@@ -77,7 +77,7 @@ def send_result(kind: str, content: Any) -> None:
 
 
 def measure_in_job(plan: JobPlan, jobs: JobSeries) -> StepJobOutcome:
-    """Run a plan of step workers and return the result; stderr is shown if the job failed, except out of memory."""
+    """Run a plan of step workers and return the result; show stderr if the job failed, unless memory ran out."""
     output, log = io.BytesIO(), io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(output)) as out, redirect_stderr(io.TextIOWrapper(log)) as errors:
         code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
@@ -121,8 +121,8 @@ def plan_steps(
     """Plan the job that measures the steps of a configuration on `workers` workers.
 
     Args:
-        most_workers: The largest number of workers in the study. Every job gets its threads per worker, so that fewer
-            threads on more workers do not distort scaling.
+        most_workers: The largest number of workers in the study. It determines the threads per worker of every job,
+            since a number of threads that varies with the number of workers would distort scaling.
         memory_limit: On a GPU, "free" adds no limit, as the GPU's memory is a limit already.
 
     Raises:

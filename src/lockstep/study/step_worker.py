@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockstep.study.points import StepLength
     from lockstep.study.step_jobs import MemoryLimit
 
-MOST = 0.9  # share of the memory that is free when a worker starts
+MOST = 0.9  # share that workers may use of the memory that is free at their start
 # Out-of-memory errors of torch, oneDNN, NumPy and the C++ library.
 NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "could not create a memory", "Unable to allocate")
 # Errors of oneDNN and cuDNN that can have other causes, too.

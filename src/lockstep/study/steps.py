@@ -63,8 +63,8 @@ class Isolated(Strategy):
 class Unchanged(Precision):
     """Wraps a precision and never updates the weights.
 
-    Without gradient exchange, gradients differ between workers and may overflow on only some of them. A worker that
-    skips its step would then leave the others of a sharded optimizer waiting.
+    Without gradient exchange, gradients differ between workers and may overflow on only some of them. With a sharded
+    optimizer, a worker that skips its step would block its peers.
     """
 
     def __init__(self, inner: Precision):

@@ -11,7 +11,7 @@ from lockstep.files.fields import count, number, one_line
 from lockstep.watch.thinning import Thinned
 
 Split = Literal["train", "val"]
-RECENT = 8  # step records whose median is "now": a single record, at an epoch's end, may cover only one step
+RECENT = 8  # step records in the median for "now": the one at an epoch's end may cover only one step
 STEP_FIGURES = ("lr", "data_wait", "loss_scale", "skipped_steps")
 
 

@@ -81,7 +81,7 @@ class RunView:
         times = [self.metrics.last_time, *(worker.last_time for worker in self.workers)]
         return max((time for time in times if time is not None), default=None)
 
-    @cached_property  # it loops over all workers and is read for each of them
+    @cached_property  # loops over all workers, and is read once per worker
     def silent_seconds(self) -> float:
         """Time without records after which the run counts as silent."""
         every = plausible(self.setting("run", "io_every", default=0))
@@ -113,7 +113,7 @@ class RunView:
         if self.last_sign is None:
             return RunState("waiting", "no records yet")
         if self.now - self.last_sign > self.silent_seconds:
-            return RunState("silent", f"{ago}; the run was killed or hangs")
+            return RunState("silent", f"{ago}; the run was killed or is hung")
         if self._seconds_without_a_record > max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds):
             since = duration(self._seconds_without_a_record)
             return RunState("silent", f"no step recorded for {since}, but workers are active: long evaluation or hang")

@@ -219,7 +219,7 @@ def test_how_to_go_on_follows_a_worker_that_a_signal_ended(
     for number in (signal.SIGKILL, signal.SIGSEGV):
         monkeypatch.setattr("lockstep.cli.train.run_workers", lambda command, code=128 + number: code)
         assert main(["train", "--resume", "run"]) == 128 + number
-        assert capsys.readouterr().err.startswith("lockstep: the newest checkpoint is of step 2, ")
+        assert capsys.readouterr().err.startswith("lockstep: the newest checkpoint is from step 2, ")
 
 
 def test_synthetic_images_need_no_files(here: Path) -> None:

@@ -114,5 +114,5 @@ def test_left_out_images_are_listed(folder: Path, here: Path, capsys: pytest.Cap
     assert "images/train/red/004.png cannot be decoded" in capsys.readouterr().err
     assert main([*words[:3], "other", *words[4:], "--skip-corrupt"]) == 0
     printed = capsys.readouterr().out
-    assert "left out: images/train/red/004.png" in printed
+    assert "skipped: images/train/red/004.png" in printed
     assert "39 + 10 images" in printed

@@ -28,12 +28,12 @@ def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(tmp_path: Path, mon
     others = _run("20260101-000001-2", 20)
     lock = hold_folder(others.parents[1], Owner("lockstep train"), "")
     left = _describe_resume(TrainConfig(), [earlier])
-    assert left.startswith(f"the newest checkpoint is of step 10, {ours}; ")
+    assert left.startswith(f"the newest checkpoint is from step 10, {ours}; ")
     assert str(others) not in left
     lock.close()  # it ended, too: nothing tells whose is whose
     first, second = _describe_resume(TrainConfig(), [earlier]).split("or, if that run is another job's, ")
-    assert first.startswith(f"the newest checkpoint is of step 20, {others}; ")
-    assert second.startswith(f"the newest checkpoint is of step 10, {ours}; ")
+    assert first.startswith(f"the newest checkpoint is from step 20, {others}; ")
+    assert second.startswith(f"the newest checkpoint is from step 10, {ours}; ")
 
 
 def test_a_run_folder_that_cannot_be_made_is_named_before_workers_start(

@@ -29,7 +29,7 @@ def test_hosts_in_order_are_left_in_peace(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert "0.10 ms" in said
     assert "9.0 Gbit/s" in said
-    assert "Nothing is wrong." in said
+    assert "No problems found." in said
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class GetCommand:
     name: Annotated[Positional[str], arg(metavar="NAME")]
     """Data set (see `lockstep datasets`)."""
     data_dir: Path = Path("data")
-    """Folder to keep it in, as for `lockstep train`."""
+    """Folder for downloaded data sets, as in `lockstep train`."""
 
 
 def main(arguments: Sequence[str]) -> int:

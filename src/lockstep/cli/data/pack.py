@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         manifest = pack_writer.write(plan, cores(command.jobs), advance)
     parts = manifest.splits.values()
     for path in (path for part in parts for path in part.left_out):
-        print(f"left out: {printable_name(path)}")
+        print(f"skipped: {printable_name(path)}")
     counts = " + ".join(f"{part.samples:,}" for part in parts)
     size = sum(shard.size_bytes for part in parts for shard in part.shards)
     files = sum(len(part.shards) for part in parts)

@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check_workers(size: int) -> None:
     if size < 2:
-        raise ConfigError("one worker has no peers; start at least two, for example with -np 2")
+        raise ConfigError("collectives need at least two workers; for example, add -np 2")
 
 
 def _measure(command: CollectivesCommand, world: World) -> None:

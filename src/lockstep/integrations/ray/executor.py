@@ -56,8 +56,8 @@ class RayExecutor:
     Args:
         settings: From `create_settings`.
         cpus_per_worker: CPUs that Ray reserves for each worker.
-        use_gpu: Whether to reserve `gpus_per_worker` GPUs (default 1) for each worker. All workers of a node see all
-            its GPUs; the index of a worker's own is `hvd.local_rank()`.
+        use_gpu: Whether to reserve `gpus_per_worker` GPUs (default 1) for each worker. Every worker sees all
+            GPUs of its node; `hvd.local_rank()` is the index of the worker's GPU.
         use_current_placement_group: Start the workers in this program's placement group, if it has one.
         reset_limit: How many times an elastic job may restart with other workers; None for no limit.
         cooldown_range: The minimum and maximum number of seconds before a failed worker is replaced.

@@ -185,7 +185,7 @@ def run_elastic(
         finally:
             driver.end()
         if len(server.tasks) < most:
-            job.cancel()  # tasks that Spark has not started yet could not connect anymore
+            job.cancel()  # tasks that Spark starts later could not connect
         return results(folder, 0, "")
 
 
@@ -324,7 +324,7 @@ def _wait_for_workers(workers: Sequence[TaskWorker]) -> str:
 
 
 def _wait(workers: Sequence[TaskWorker], seconds: float) -> None:
-    """Wait until all workers exit, at most `seconds`."""
+    """Wait until all workers exit, for at most `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(worker.poll() is None for worker in workers):
         time.sleep(POLL_SECONDS)

@@ -28,7 +28,7 @@ FLAG = "--host-discovery-script"
 class Discovery:
     """Query the hosts every second, in a thread; `hosts` is the last answer.
 
-    If a query fails, `hosts` keeps its value, and a warning is printed, once until a query succeeds.
+    If a query fails, `hosts` keeps its value; a warning is printed for the first of consecutive failures.
 
     Args:
         ask: Return the current hosts, as `discover` does.
@@ -63,7 +63,7 @@ class Discovery:
         return cls(partial(discover, script, slots_per_host, end), check, end)
 
     def stop(self) -> None:
-        """Stop, and end a running script; a running function is not waited for."""
+        """Stop the queries and end a running script; do not wait for a running function."""
         self._end.set()
         if self._by_script:
             self._thread.join(STOP_SECONDS)

@@ -41,7 +41,7 @@ class Running(Protocol):
     """A worker that has been started."""
 
     def poll(self) -> str | None:
-        """Return None while it runs, then how it failed, such as "failed with exit code 1", or "" if it did not."""
+        """Return None while it runs, "" after success, or the failure, such as "failed with exit code 1"."""
 
     def end(self, number: signal.Signals) -> None:
         """Send SIGTERM or SIGKILL to the worker and its descendants."""
@@ -118,7 +118,7 @@ class Driver:
 
     Args:
         hosts: Return the hosts that the job may use now.
-        start: Start a slot's worker with additional environment variables; return None if that must wait.
+        start: Start a slot's worker with additional environment variables; return None if the slot is not ready yet.
         address: This machine's address, at which the workers reach it.
     """
 
@@ -150,7 +150,7 @@ class Driver:
         self._waiting_since: float | None = None
 
     def step(self) -> bool:
-        """Process what has happened since the last call; return whether all workers have finished without a failure.
+        """Process the events since the last call; return whether all workers have finished successfully.
 
         Call it every POLL_SECONDS.
 
@@ -215,7 +215,7 @@ class Driver:
     def _check_resets(self, text: str) -> None:
         limit = self._rules.reset_limit
         if limit is not None and self._generation > limit:
-            raise JobFailedError(f"{text}, and the reset limit, {limit}, allows no further reset")
+            raise JobFailedError(f"{text}; the reset limit of {limit} is reached")
 
     def _update_slots(self) -> None:
         """Find the slots that may be used now, and publish changes to the workers."""

@@ -19,7 +19,7 @@ class Failure:
         code: Its exit code, or minus the signal that ended it.
         text: Its error message or traceback.
         time: When it was detected, in seconds.
-        lost_peer: It failed only because another worker had.
+        lost_peer: It failed only because another worker failed or disconnected.
         log: The file with its output.
         final: It would fail again after a restart.
         hung: The others waited for it; its state has been printed.
@@ -63,7 +63,7 @@ class Failure:
 
 
 def first(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that caused the others: first a worker's error, then a signal, a loss or a stop, by time."""
+    """Return the root cause: the earliest worker error; else the earliest signal, lost host or stop."""
     return min(failures, key=lambda failure: (_kind(failure), failure.time, failure.rank))
 
 

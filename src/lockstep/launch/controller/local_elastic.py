@@ -1,4 +1,4 @@
-"""An elastic job on this machine: this process makes decisions, and the node process starts and ends the workers."""
+"""An elastic job on this machine: the driver runs in this process; the node process starts and ends the workers."""
 
 from __future__ import annotations
 

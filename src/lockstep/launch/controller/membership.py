@@ -17,7 +17,7 @@ from lockstep.launch.protocol.messages import NO_MESSAGE
 
 
 def choose(hosts: Sequence[Host], lost: Collection[str], most: int, present: Sequence[str] = ()) -> tuple[Host, ...]:
-    """Return the slots to use, up to `most`: of the available hosts, first those that the job uses at `present`."""
+    """Return up to `most` slots of the hosts that are not lost; hosts in `present`, already in use, come first."""
     there = [host for host in hosts if host.slots and host.name not in lost]
     rank = {name: number for number, name in enumerate(present)}
     there.sort(key=lambda host: rank.get(host.name, len(rank)))
@@ -30,7 +30,7 @@ class Membership:
     Args:
         offered: Return all hosts that the job may use now, in the order of ranks.
         plan_on: Return the plan for some hosts.
-        most: The most workers.
+        most: The maximum number of workers.
     """
 
     def __init__(

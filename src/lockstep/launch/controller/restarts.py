@@ -79,8 +79,8 @@ def elastic_job(
     """
     if plan.manual:
         raise ConfigError(
-            "--max-restarts and related flags need a launcher that reaches all hosts, but with --nodes each is started "
-            "manually; use -H, or a batch job"
+            "--max-restarts and related flags cannot be combined with --nodes, for manually started nodes; use -H, or "
+            "a batch job"
         )
     here, cores, environment = names_of_this_machine(), usable_cores(), dict(plan.own_environment)
 
@@ -255,9 +255,7 @@ class _Attempts:
                 continue
             if (other := self._membership.plan(hosts)) and _workers(other) != _workers(plan):
                 self._resizing = True
-                say(
-                    f"lockstep: {slots_of(hosts)} slots are available; the workers stop after a step and continue there"
-                )
+                say(f"lockstep: {slots_of(hosts)} slots are available; restarting the workers after the current step")
                 attempt.ask_to_stop()
                 return
 

@@ -70,7 +70,7 @@ def run(
         The results, by rank.
 
     Raises:
-        ValueError: Arguments exclude each other, or an elastic job has other hosts.
+        ValueError: Arguments are mutually exclusive, or an elastic job has hosts other than this machine.
         RuntimeError: A worker failed, or the job could not be started. If a worker failed, the message starts with
             Horovod's sentence and contains the rank and the traceback of the worker that failed first.
     """
@@ -83,9 +83,9 @@ def run(
     if network_interface is not None:
         _deprecated("network_interface", "network_interfaces")
     if hosts is not None and hostfile is not None:
-        raise ValueError("hosts and hostfile both name the hosts; leave one out")
+        raise ValueError("hosts and hostfile both name the hosts; remove one of them")
     if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi exclude each other; leave use_mpi out")
+        raise ValueError("use_gloo and use_mpi are mutually exclusive; remove use_mpi")
     elastic = any(each is not None for each in (min_np, min_num_proc, max_np, max_num_proc))
     if elastic and _names_others(hosts, hostfile):
         raise ValueError(
@@ -239,7 +239,7 @@ def results(folder: Path, code: int, complaint: str, elastic: bool = False) -> l
 
     Args:
         complaint: The launcher's error messages.
-        elastic: The job survives failures of workers, so that the last one, if any, ended it.
+        elastic: Whether the job survives failures of workers; if so, the last failure, if any, ended it.
 
     Raises:
         RuntimeError: `code` is not 0, or a result is missing.

@@ -17,7 +17,7 @@ SSH_TROUBLES = {
     "Could not resolve hostname": "is an unknown host name; check it, or ~/.ssh/config",
     "Name or service not known": "is an unknown host name; check it, or ~/.ssh/config",
     "Connection refused": "has no SSH server at that port; check that it is up, and the port (--ssh-option='-p N')",
-    "Connection timed out": "does not answer; check that it is up, and the firewall",
+    "Connection timed out": "does not answer; check that it is up, and check its firewall",
     "No route to host": "is unreachable; check that it is up and on this network",
     "Network is unreachable": "is unreachable; check that it is up and on this network",
     "Too many authentication failures": "refuses this user's keys; choose the right one: --ssh-option='-i FILE'",
@@ -51,7 +51,7 @@ def disagreement(hosts: Sequence[str], versions: Sequence[Mapping[str, str]]) ->
             if own.get(name) != expected:
                 lines.append(
                     f"{host} has {name} {own.get(name, 'none')}, but {hosts[0]} has {expected}: install the same on "
-                    f"both, or name a Python that has it by --python"
+                    f"both, or choose a Python that has it with --python"
                 )
     return "\n".join(lines)
 

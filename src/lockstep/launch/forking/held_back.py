@@ -1,9 +1,9 @@
 """Keep preloaded modules out of `sys.modules` until the script imports them.
 
 A worker that is forked from a preloaded process has torch in memory before its script runs. To the script, `import
-torch` must still be the moment of the import: the environment is read then, and a module of the same name in the
-script's folder comes first. A finder at the front of `sys.meta_path` returns the held modules without executing them
-again.
+torch` must still look like the first import: it reads the environment at that moment, and a module of the same name in
+the script's folder takes precedence. A finder at the front of `sys.meta_path` returns the held modules without
+executing them again.
 """
 
 from __future__ import annotations

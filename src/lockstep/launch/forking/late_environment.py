@@ -80,7 +80,7 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 
 
 def apply_to_numpy(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Apply a thread count that changed since the process started to numpy's BLAS."""
+    """Set the threads of numpy's BLAS if the environment's thread count has changed since the process started."""
     if any(_differs(name, before, now) for name in BLAS_THREADS):
         with suppress(ImportError):
             from threadpoolctl import ThreadpoolController
@@ -89,7 +89,7 @@ def apply_to_numpy(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def apply_to_torch(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Apply settings that changed since the process started to torch; report those without effect."""
+    """Apply to torch the settings that have changed since the process started; report those without effect."""
     import torch
 
     if any(_differs(name, before, now) for name in THREADS):

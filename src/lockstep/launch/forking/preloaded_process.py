@@ -2,9 +2,9 @@
 
 The node process starts it with the workers' environment, interpreter and flags (`lockstep.launch.node.worker_starter`).
 They communicate over a socket: 8 bytes with the length of the JSON that follows, sent with the descriptors of the
-workers' streams. An intermediate process forks the workers and exits, so that the node process adopts them: it reaps
-them, and its death ends them, as if it had started them. This process uses no device, creates no process group, and has
-no Python thread.
+workers' streams. An intermediate process forks the workers and exits, so that the node process adopts them. They are
+then like its own children: it reaps them, and they die with it. This process uses no device, creates no process group,
+and has no Python thread.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _fork_once() -> int | None:
 
 
 def _begin(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> None:
-    """Set up what processes started by the node process have: streams, CPU binding, and an end with their parent."""
+    """Set up a forked process like a child of the node process: streams, CPU binding, parent-death signal."""
     if not end_with_parent(parent, signal.SIGKILL):
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDWR)

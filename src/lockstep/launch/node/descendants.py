@@ -41,7 +41,7 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
 def kill_descendants(seconds: float = 5.0, but: Collection[int] = ()) -> list[int]:
     """Kill every descendant except these pids, including new ones; return the pids that cannot be killed.
 
-    A process in an uninterruptible wait, such as for a dead network file system, ends only when the kernel lets it.
+    A process in an uninterruptible wait, such as for a dead network file system, exits only when that wait ends.
     """
     return _kill(
         lambda: [child for child in psutil.Process().children(recursive=True) if child.pid not in but], seconds

@@ -1,4 +1,4 @@
-"""An elastic job's workers on one host: each starts when the launcher asks for it, and exits without the others."""
+"""An elastic job's workers on one host: each is started on the launcher's request and exits independently."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class ElasticWorkers:
         self._starter.prepare(self.job.command, self._environment)
 
     def start(self, start: Start, listeners: Listeners | None) -> None:
-        """Answer `Started` when workers can be started; from then on report each that exits."""
+        """In a task, send `Started` when workers can be started, then report each worker that exits."""
         self.work = asyncio.create_task(self._watch())
 
     async def obey(self, message: StartSlotWorker | SignalSlotWorker) -> None:
-        """Start a worker, or send one a signal; a worker that has exited gets none."""
+        """Start a worker, or send a signal to one unless it has exited."""
         match message:
             case StartSlotWorker(number, variables):
                 await self._start_worker(number, variables)

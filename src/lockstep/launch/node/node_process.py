@@ -1,10 +1,10 @@
-"""The node process: start a host's workers, forward their output, and leave nothing behind.
+"""The node process: start a host's workers, forward their output, and clean up after them.
 
 The launcher starts it on every host as `python -P -m lockstep.launch.node`, directly or through ssh or similar, and
-communicates with it over its standard streams (`lockstep.launch.protocol.messages`). If the launcher falls silent,
-because it was killed or the network is down, the job's processes on this host end. If this process is killed, its
-workers die with it, and its parent (`lockstep.launch.node.node_guard`) ends their descendants. It stays between
-restarts of the workers.
+communicates with it over its standard streams (`lockstep.launch.protocol.messages`). If the launcher's heartbeats stop,
+because it was killed or the network is down, this process ends the job's processes on its host. If this process is
+killed, its workers die with it, and its parent (`lockstep.launch.node.node_guard`) ends their descendants. It keeps
+running between restarts of the workers.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Node:
         """Return the launcher's next message; None if it has disconnected.
 
         Raises:
-            NodeError: It was silent for `seconds`; it receives this error if it comes back.
+            NodeError: Nothing arrived for `seconds`; the launcher receives this error if it comes back.
             Exception: The error that ended the work.
         """
         message = asyncio.ensure_future(receive(self._reader))
@@ -214,7 +214,7 @@ class Node:
                 waits: set[asyncio.Future[Any]] = {message, *([work] if work and not work.done() else [])}
                 done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    raise NodeError(f"has not heard from the launcher for {seconds:g} s, and ended its workers")
+                    raise NodeError(f"received nothing from the launcher for {seconds:g} s, and ended its workers")
             return message.result()
         finally:
             message.cancel()

@@ -162,7 +162,7 @@ class Preloaded:
         return answer
 
     def _hear(self, until_answered: bool = True) -> None:
-        """Read what it prints, keeping the end, until it answers or exits: a full pipe would block it."""
+        """Drain its output, keeping the end, until it answers or exits: a full pipe would block it."""
         stream = self._process.stdout
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)

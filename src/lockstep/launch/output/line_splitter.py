@@ -14,7 +14,7 @@ BAR_SECONDS = 2.0  # interval at which a progress bar, which overwrites its line
 class Lines:
     """Splits a stream of bytes into lines.
 
-    Of a line that is overwritten after carriage returns, show the last state, and before that one every BAR_SECONDS.
+    If a line is overwritten after carriage returns, return its last state, and before that one state per BAR_SECONDS.
     """
 
     clock: Callable[[], float] = time.monotonic

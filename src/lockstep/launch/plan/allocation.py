@@ -52,7 +52,7 @@ def find_allocation(environment: Mapping[str, str], read: Read = _read, gpus: in
     node; else its GPUs; else one. (One task per node is usual in jobs for torchrun, so it does not mean one worker.
     SLURM_TASKS_PER_NODE without SLURM_NTASKS counts CPUs.) In other systems, a slot is a line of the host file, or the
     number in it. But if nodes have GPUs, a slot is a GPU, unless the file has fewer slots than GPUs and more than one:
-    the lines of PBS and LSF often count cores. CPUs are never taken for workers; PBS's NCPUS is ignored, because it
+    the lines of PBS and LSF often count cores. CPUs are never counted as workers; PBS's NCPUS is ignored, because it
     often means the threads of one worker.
 
     Args:

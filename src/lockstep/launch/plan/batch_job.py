@@ -69,7 +69,7 @@ class BatchJob:
                 raise ConfigError(f"-np {self.workers} cannot be divided equally among {self.nodes} nodes")
         if self.gpus_per_node and self.per_node != self.gpus_per_node:
             here = f"{plural(self.per_node, 'worker')} and {plural(self.gpus_per_node, 'GPU')} per node"
-            raise ConfigError(f"{here}, but a worker has one GPU; leave out --workers-per-node and -np")
+            raise ConfigError(f"{here}, but a worker has one GPU; remove --workers-per-node and -np")
 
     @property
     def per_node(self) -> int:

@@ -202,9 +202,9 @@ def _check(command: Sequence[str]) -> None:
     if first == "lockstep" and "run" in command[1:2]:
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
-        raise ConfigError(f"the script starts the command with `lockstep run`; leave {first} out")
+        raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
     if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
-        raise ConfigError(f"the allocation determines where workers run: leave {', '.join(flags)} out of the command")
+        raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
 
 
 def _trains(command: Sequence[str]) -> bool:

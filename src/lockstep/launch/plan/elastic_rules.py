@@ -10,9 +10,9 @@ class ElasticRules:
     """An elastic job starts with `initial` workers and continues with `minimum` to `maximum`.
 
     Args:
-        maximum: None: no limit.
+        maximum: The maximum number of workers; None for no limit.
         timeout_seconds: Limit for waiting for enough workers.
-        reset_limit: How often the job may form a new generation; None: no limit.
+        reset_limit: How many times the job may form a new generation; None for no limit.
         cooldown_seconds: The shortest and longest time before a failed worker's slot is used again.
     """
 

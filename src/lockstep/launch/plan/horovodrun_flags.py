@@ -22,7 +22,7 @@ SPECIAL_KEYS = {
     ("logging", "hide_timestamp"): "log_without_timestamp",
     ("logging", "with_timestamp"): "log_without_timestamp",  # the opposite
 }
-REFUSED = "refused; start the workers with its own command"
+REFUSED = "not supported; start the workers with its own command"
 OPPOSITES = ("stall_check.enabled", "logging.with_timestamp")
 
 

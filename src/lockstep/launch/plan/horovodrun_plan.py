@@ -74,7 +74,7 @@ NO_EFFECT = {
     "mpi_args": _MPI,
     "binding_args": _MPI,
     "mpi_threads_disable": _MPI,
-    "cache_capacity": "the engine agrees in one small collective and keeps no cache of responses",
+    "cache_capacity": "the engine negotiates in one small collective, without a response cache",
     "hierarchical_allreduce": _TOPOLOGY,
     "hierarchical_allgather": _TOPOLOGY,
     "torus_allreduce": _TOPOLOGY,
@@ -91,8 +91,8 @@ NO_EFFECT = {
 ON_SEVERAL_HOSTS = {"blacklist_cooldown_range": "a host that failed is reused as soon as it is reachable"}
 ELASTIC_ONLY = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 REFUSED = {
-    "mpi": f"{_MPI}. Leave --mpi out, or start the workers with `mpirun -np N python script.py`, which is supported",
-    "jsrun": f"jsrun is not used: {_MPI}. Leave --jsrun out, or start the workers with `jsrun` itself",
+    "mpi": f"{_MPI}. Remove --mpi, or start the workers with `mpirun -np N python script.py`, which is supported",
+    "jsrun": f"jsrun is not used: {_MPI}. Remove --jsrun, or start the workers with `jsrun` itself",
 }
 
 
@@ -200,7 +200,7 @@ def _hosts(given: Mapping[str, Any]) -> Sequence[Host]:
     """Return the hosts of -H or --hostfile; empty without either."""
     sources = [name for name in ("hosts", "hostfile", "host_discovery_script") if name in given]
     if len(sources) > 1:
-        raise ConfigError(f"{' and '.join(map(flag, sources))} both name the hosts; leave one out")
+        raise ConfigError(f"{' and '.join(map(flag, sources))} both name the hosts; remove one of them")
     if "hosts" in given:
         return parse_hosts(given["hosts"])
     if "hostfile" in given:
@@ -250,7 +250,9 @@ def _elastic(given: Mapping[str, Any], job: JobPlan, slots: int | None, environm
         _check_slots(slots, initial)
     least, most = given.get("blacklist_cooldown_range", (0.0, 0.0))
     if not 0 <= least <= most:
-        raise ConfigError(f"--blacklist-cooldown-range {least:g} {most:g}: must be two numbers of seconds, ascending")
+        raise ConfigError(
+            f"--blacklist-cooldown-range {least:g} {most:g}: must be two numbers of seconds in ascending order"
+        )
     return ElasticPlan(
         initial=initial,
         minimum=minimum,
@@ -301,7 +303,9 @@ def _bounds(given: Mapping[str, Any]) -> tuple[int, int, int | None]:
         raise ConfigError("missing --min-np, the fewest workers of an elastic job; for example --min-np 1")
     initial, maximum = given.get("num_proc", minimum), given.get("max_np")
     if not 1 <= minimum <= initial <= (maximum or initial):
-        raise ConfigError(f"--min-np {minimum}, -np {initial} and --max-np {maximum} must be at least 1 and ascending")
+        raise ConfigError(
+            f"--min-np {minimum}, -np {initial} and --max-np {maximum} must be at least 1 and in ascending order"
+        )
     return minimum, initial, maximum
 
 

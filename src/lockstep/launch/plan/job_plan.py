@@ -25,7 +25,7 @@ RANK_INFO = (
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
 SECRET = "LOCKSTEP_JOB_SECRET"
-# Variables that describe a host or a session there, and would be wrong on another host.
+# Variables that describe one host or a session on it, and would be wrong on other hosts.
 OF_THE_HOST = (
     *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "DISPLAY", "_"),
     *VISIBLE,
@@ -69,7 +69,7 @@ class JobPlan:
         start_timeout: Seconds within which all hosts must answer. Importing torch has a separate limit.
         stop_timeout: Seconds from a request to stop until the workers are killed.
         hang_timeout: Seconds without progress until the workers are examined; 0: never.
-        ends_hangs: Whether a hanging job is ended, whatever its workers run; otherwise only Lockstep's own training is.
+        ends_hangs: Whether to end any job that hangs; otherwise only Lockstep's own training is ended.
         snapshots: The folder in each host's memory that outlives the workers, or "".
         newcomers: Hosts that were not part of the previous start; snapshots in their memory are obsolete.
         restart: How often the workers have been restarted, of `max_restarts` times.
@@ -237,9 +237,9 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False) -> dict[str, str]:
     """Return the part of the launcher's environment that its workers inherit.
 
-    Exported shell functions and OLDPWD concern only the launching shell, and SECRET only the launcher. RANK_INFO is the
-    launcher's, if that is itself a worker of another job. CUDA_VISIBLE_DEVICES, which Horovod drops because other hosts
-    have other devices, is inherited on this host, for which the user has set it.
+    It excludes shell functions and OLDPWD, which only the launching shell needs; SECRET, which only the launcher needs;
+    and RANK_INFO, which is the launcher's own if it is a worker of another job. CUDA_VISIBLE_DEVICES is inherited on
+    this host, for which the user has set it. (Horovod drops it, because other hosts have other devices.)
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.

@@ -202,7 +202,7 @@ def _checked(manual: ManualNode, rank: str, size: str) -> ManualNode:
 
 def _check(options: LaunchOptions, manual: ManualNode | None) -> None:
     if options.hosts is not None and options.hostfile is not None:
-        raise ConfigError("--hosts and --hostfile both name the hosts; leave one out")
+        raise ConfigError("--hosts and --hostfile both name the hosts; remove one of them")
     if manual and (options.hosts is not None or options.hostfile is not None or options.launcher != "auto"):
         raise ConfigError("--nodes cannot be combined with -H, --hostfile or --launcher")
 

@@ -31,7 +31,7 @@ class Timings:
         reconnect: Interval of these attempts.
         load: Limit for importing Python's modules, which is slow on a busy file system.
         manual: How much longer the launcher waits for manually started nodes than its node process, whose message
-            about missing nodes is better.
+            about missing nodes is more specific.
         settle: Time for related failures to be reported.
         worker_end: From SIGTERM to SIGKILL of a worker.
         elastic_end: The same if an elastic job's driver ends the workers itself (Ray, Spark).

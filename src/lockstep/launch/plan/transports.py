@@ -18,7 +18,7 @@ NODE_ARGUMENTS = ("-P", "-m", NODE_MODULE)  # -P: modules in the job's folder ar
 
 @dataclass(frozen=True)
 class Transport:
-    """A way to other hosts.
+    """A way to start processes on other hosts.
 
     Args:
         python: The Python there; empty: the same path as here.

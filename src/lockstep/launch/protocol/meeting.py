@@ -85,7 +85,7 @@ class Meeting:
 
         Args:
             listener: Stays open, but accepts no connection after the last node's.
-            turned_away: Extended by a line about each node without a valid proof, for the message of a timeout.
+            turned_away: Receives a line about each node without a valid proof, for the timeout's message.
         """
         meeting = cls(0, nodes, timings)
         complaints = [] if turned_away is None else turned_away

@@ -72,7 +72,7 @@ def proof(secret: str, role: str, challenge: bytes = b"") -> bytes:
 
 
 async def reachable(listeners: dict[str, int], secret: str, seconds: float) -> dict[str, str]:
-    """Return another host's addresses that answer, each with this host's address on the route."""
+    """Return the addresses of another host that answer, each with the local address of the connection to it."""
     ways = await asyncio.gather(*(_knock(address, port, secret, seconds) for address, port in listeners.items()))
     return {address: way for address, way in zip(listeners, ways, strict=True) if way}
 

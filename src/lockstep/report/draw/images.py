@@ -175,7 +175,7 @@ def _say_empty(axes: Axes) -> None:
 
 
 def _add_legend(figure: Figure, handles: Sequence[tuple[str, Artist]], is_right: bool = False) -> None:
-    """RankInfo the legend outside the axes: below them for a few lines, to the right for many."""
+    """Add a legend outside the axes: below them for a few lines, to the right for many."""
     from matplotlib.lines import Line2D
 
     if len(handles) == 1 and not handles[0][0]:

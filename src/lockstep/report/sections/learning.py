@@ -46,7 +46,7 @@ def build(material: Material) -> Section | None:
 
 
 def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
-    """Return the charts for all runs, and one training-loss chart for each kind of changed labels."""
+    """Return the charts for all runs, and one training-loss chart for each kind of modified labels."""
     changed = dict.fromkeys(run.label_changes for run in runs if run.label_changes)
     losses = [
         _LearningChart(
@@ -54,7 +54,7 @@ def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
             f"Training loss with {changes}",
             "loss",
             1,
-            f"Average over an epoch's images, against labels with {changes}: not comparable with other losses.",
+            f"Average over an epoch's images. Computed with {changes}, so it is not comparable with other losses.",
             labels=changes,
         )
         for number, changes in enumerate(changed, start=1)
@@ -62,7 +62,7 @@ def _figures(runs: Sequence[Run]) -> list[_LearningChart]:
     if not losses:
         return [*_FIGURES]
     top1, top5, loss = _FIGURES
-    about = f"{loss.note} Training losses against changed labels are in separate charts."
+    about = f"{loss.note} Training losses with modified labels are in separate charts."
     return [top1, top5, replace(loss, note=about), *losses]
 
 
@@ -108,7 +108,7 @@ def _training_losses(runs: Sequence[Run], labels: str) -> list[RunCurve]:
 
 
 def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
-    """Return training and validation curves; training losses only of runs with unchanged labels, as in validation."""
+    """Return training and validation curves; training losses only of runs with unmodified labels, as in validation."""
 
     def of_training(run: Run) -> Curve | None:
         return None if key == "loss" and run.label_changes else run.curve(key, "train")

@@ -62,7 +62,7 @@ class _Study:
 
     @cached_property
     def fitting(self) -> dict[int, float]:
-        """The model's error at each measured count next to one where it also fits: it is drawn between those counts."""
+        """The model's error at the counts where it fits, if it also fits an adjacent one: it is drawn between them."""
         errors = {error.workers: abs(error.relative_error) for error in self.model.errors} if self.model else {}
         pairs = [pair for pair in pairwise(errors) if all(errors[count] <= MODEL_ERROR for count in pair)]
         return {count: errors[count] for pair in pairs for count in pair}
@@ -136,7 +136,7 @@ def _rate_charts(mode: str, studies: Sequence[_Study]) -> list[Chart]:
             models = [line for item in found for line in _model_line(item, _no_factor)]
             lines = [_measured_line(item, _no_factor) for item in found]
             lines += [*models, *(line for item in found for line in _ideal(item, len(found)))]
-            note = _note("Medians of the repeats. Ideal: throughput per worker stays as at the smallest count.", lines)
+            note = _note("Medians of the repeats. Ideal: the throughput per worker of the smallest count.", lines)
             charts.append(_chart(mode, key, title, f"throughput ({unit})", lines, note, _marks(found)))
     return charts
 

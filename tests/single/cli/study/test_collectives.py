@@ -12,8 +12,8 @@ from lockstep.cli import main
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ([], "one worker has no peers; start at least two, for example with -np 2"),
-        (["-np", "1"], "one worker has no peers"),
+        ([], "collectives need at least two workers; for example, add -np 2"),
+        (["-np", "1"], "collectives need at least two workers"),
         (["-np", "0"], "-np 0: must be at least 1"),
         (["--max-size", "many"], "--max-size many: must be a size such as"),
         (["--min-size", "2K", "--max-size", "1K"], "--min-size 2K: must be at most --max-size 1K"),

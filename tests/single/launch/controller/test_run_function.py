@@ -26,7 +26,7 @@ def test_a_job_fails_by_its_first_error(folder: Path) -> None:
 
 def test_an_elastic_job_which_outlives_errors_says_why_it_ended_and_its_last_error(folder: Path) -> None:
     with pytest.raises(RuntimeError) as raised:
-        results(folder, WORKER_FAILED, "the reset limit, 1, allows no further reset\n", elastic=True)
+        results(folder, WORKER_FAILED, "the reset limit of 1 is reached\n", elastic=True)
     assert str(raised.value) == (
-        f"{PROCESS_FAILED} the reset limit, 1, allows no further reset\nThe last error of a worker, 0:\nthe later error"
+        f"{PROCESS_FAILED} the reset limit of 1 is reached\nThe last error of a worker, 0:\nthe later error"
     )

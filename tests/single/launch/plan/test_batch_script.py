@@ -83,11 +83,11 @@ def test_training_goes_on_where_it_stopped(command: tuple[str, ...], expected: s
     [
         ((), "add it after --, for example"),
         (("",), "add it after --, for example"),
-        (("lockstep", "run", "--", "python", "x.py"), "leave lockstep run out"),
-        (("srun", "python", "x.py"), "leave srun out"),
-        (("/usr/bin/mpirun", "python", "x.py"), "leave mpirun out"),
-        ((*TRAIN, "-np", "4"), "leave -np out"),
-        ((*TRAIN, "--np=4", "-H", "a:4"), "leave --np, -H out"),
+        (("lockstep", "run", "--", "python", "x.py"), "remove lockstep run"),
+        (("srun", "python", "x.py"), "remove srun"),
+        (("/usr/bin/mpirun", "python", "x.py"), "remove mpirun"),
+        ((*TRAIN, "-np", "4"), "remove -np"),
+        ((*TRAIN, "--np=4", "-H", "a:4"), "remove --np, -H"),
     ],
 )
 def test_a_command_that_starts_workers_itself_is_refused(command: tuple[str, ...], message: str) -> None:
