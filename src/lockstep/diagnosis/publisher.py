@@ -66,7 +66,10 @@ def attach_to_torch() -> None:
     @functools.wraps(create)
     def create_and_start(*arguments: Any, **named: Any) -> Any:
         start()
-        return create(*arguments, **named)
+        group = create(*arguments, **named)
+        if board := own_board():
+            board.set_flag(TORCH_GROUP)  # at once: the worker may hang before the thread's first look
+        return group
 
     setattr(c10d, CREATE_GROUP, create_and_start)
 
