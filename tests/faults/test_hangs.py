@@ -88,9 +88,11 @@ dist.barrier()
 if dist.get_rank() == 0:
     end = time.monotonic() + float(sys.argv[1])
     if sys.argv[2] == "evaluation":
-        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+        layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten())
+        right = 0
         while time.monotonic() < end:
-            layers(torch.randn(64, 64))
+            images = torch.randn(16, 3, 32, 32)
+            right += int((layers(images).argmax(1) == 1).sum())
     elif sys.argv[2] == "child":
         os.system(f"timeout {sys.argv[1]} sh -c 'while :; do :; done'")
     elif sys.argv[2] == "files":

@@ -26,13 +26,13 @@ VERSION = b"lockstp1"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, main thread
 REPORT = struct.Struct("=QQqI")  # number of reports, monotonic time in ns, step, phase
 FLAGS = struct.Struct("=I")
-COLLECTIVES = struct.Struct("=QQ")  # of torch: enqueued, completed
+SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stack
 QUESTION = struct.Struct("=I")
 ANSWER = struct.Struct("=I")
 AT_REPORT = IDENTITY.size
 AT_FLAGS = AT_REPORT + REPORT.size
-AT_COLLECTIVES = AT_FLAGS + FLAGS.size
-AT_QUESTION = AT_COLLECTIVES + COLLECTIVES.size
+AT_SAMPLE = AT_FLAGS + FLAGS.size
+AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 SIZE_BYTES = 128
 TRAINER, HVD, TORCH_GROUP, ANSWERS = 1, 2, 4, 8  # flags: who reports; a thread answers questions
@@ -51,6 +51,7 @@ class BoardContent:
         flags: `TRAINER`, `HVD` and `TORCH_GROUP`: what reports here. `ANSWERS`: a thread answers questions.
         enqueued: Number of the last collective that torch recorded as started; 0 if unknown.
         completed: Number of the last one that finished.
+        fingerprint: Of the main thread's stack; it changes while the thread does different things.
         answer: Number of the last question that the worker answered.
     """
 
@@ -64,6 +65,7 @@ class BoardContent:
     flags: int
     enqueued: int
     completed: int
+    fingerprint: int
     answer: int
 
     @property
@@ -108,9 +110,9 @@ class Board:
         self._flags = self._flags | flag if is_set else self._flags & ~flag
         FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
 
-    def set_collectives(self, enqueued: int, completed: int) -> None:
-        """Publish the numbers of torch's last started and last finished collective."""
-        COLLECTIVES.pack_into(self._memory, AT_COLLECTIVES, enqueued, completed)
+    def set_sample(self, enqueued: int, completed: int, fingerprint: int = 0) -> None:
+        """Publish the numbers of torch's last started and last finished collective, and the stack's fingerprint."""
+        SAMPLE.pack_into(self._memory, AT_SAMPLE, enqueued, completed, fingerprint)
 
     @property
     def question(self) -> int:
@@ -145,12 +147,25 @@ class BoardReader:
         """Return what the board shows now."""
         count, changed_ns, step, phase = REPORT.unpack_from(self._memory, AT_REPORT)
         (flags,) = FLAGS.unpack_from(self._memory, AT_FLAGS)
-        enqueued, completed = COLLECTIVES.unpack_from(self._memory, AT_COLLECTIVES)
+        enqueued, completed, fingerprint = SAMPLE.unpack_from(self._memory, AT_SAMPLE)
         (answer,) = ANSWER.unpack_from(self._memory, AT_ANSWER)
         age_s = max(0.0, (time.monotonic_ns() - changed_ns) / 1e9)
         name = PHASES[phase] if phase < len(PHASES) else "running"
         return BoardContent(
-            *(self.pid, self.rank, self.thread, count, age_s, step, name, flags, enqueued, completed, answer)
+            *(
+                self.pid,
+                self.rank,
+                self.thread,
+                count,
+                age_s,
+                step,
+                name,
+                flags,
+                enqueued,
+                completed,
+                fingerprint,
+                answer,
+            )
         )
 
     def ask(self) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from lockstep.diagnosis import flight_recorder
@@ -137,11 +137,11 @@ def set_source(pending: Callable[[], list[str]], flag: int) -> None:
 
 
 def _serve(board: Board, ended: threading.Event) -> None:
-    """Publish the numbers of torch's collectives twice a second, and answer questions."""
+    """Publish twice a second the numbers of torch's collectives and the stack's fingerprint, and answer questions."""
     answered = 0
     while not ended.wait(INTERVAL_SECONDS):
         numbers = flight_recorder.counts()
-        board.set_collectives(*(numbers or (0, 0)))
+        board.set_sample(*(numbers or (0, 0)), _fingerprint())
         board.set_flag(TORCH_GROUP, numbers is not None)
         if board.question != answered:
             answered = board.question
@@ -152,17 +152,22 @@ def _serve(board: Board, ended: threading.Event) -> None:
 
 def _answer(board: Board) -> None:
     path, scratch = board.path.with_suffix(ANSWER), board.path.with_suffix(f"{ANSWER}-new")
-    pending, stack = _source(), sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = [(code.co_filename, line, code.co_name) for code, line in _walk(stack)]
+    pending = _source()
+    frames = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in _main_frames()]
     collectives = [asdict(each) for each in flight_recorder.latest()]
     scratch.write_text(json.dumps({"operations": pending, "collectives": collectives, "stack": frames}))
     scratch.replace(path)
 
 
-def _walk(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
-    """Yield the code and line of each frame, innermost first."""
+def _fingerprint() -> int:
+    return hash(tuple((id(frame.f_code), frame.f_lasti) for frame in _main_frames())) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _main_frames() -> Iterator[FrameType]:
+    """Yield the main thread's frames, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     for _ in range(MOST_FRAMES):
         if frame is None:
             return
-        yield frame.f_code, frame.f_lineno
+        yield frame
         frame = frame.f_back

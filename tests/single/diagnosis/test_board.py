@@ -18,9 +18,10 @@ def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
     assert (first.count, first.step, first.phase) == (0, NO_STEP, "starting")
     board.report("forward", 12)
     board.report("backward")
-    board.set_collectives(9, 8)
+    board.set_sample(9, 8, 77)
     seen = reader.read()
-    assert (seen.count, seen.step, seen.phase, seen.enqueued, seen.completed) == (2, 12, "backward", 9, 8)
+    assert (seen.count, seen.step, seen.phase) == (2, 12, "backward")
+    assert (seen.enqueued, seen.completed, seen.fingerprint) == (9, 8, 77)
     assert 0 <= seen.age_s < 60
 
 

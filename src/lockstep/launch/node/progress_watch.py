@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.diagnosis.board import BoardContent, BoardReader, boards_in
-from lockstep.diagnosis.inspection import Frame, WorkerState, inspect_worker, without_board
+from lockstep.diagnosis.inspection import WorkerState, inspect_worker, without_board
 from lockstep.diagnosis.proc import Activity, activity
 from lockstep.launch.protocol.messages import Inspected, Message, Moving, Standstill
 
 TICK_SECONDS = 1.0
-SAMPLES = 20  # of the signs of life, within the time limit
+SAMPLES = 20  # of the signs of life, within the time limit; the stack is compared at each tick
 CPU_SHARE = 0.05  # of one core
 STORAGE_BYTES_PER_SECOND = 50e3  # more than logs take
 
@@ -33,7 +33,6 @@ class _Life:
     time: float
     own: Activity
     tree: Activity
-    stack: tuple[Frame, ...]
 
 
 class ProgressWatch:
@@ -51,6 +50,8 @@ class ProgressWatch:
         self._send = send
         self._marks: dict[int, tuple[int, ...]] = {}
         self._lives: dict[int, _Life] = {}
+        self._fingerprints: dict[int, int] = {}
+        self._changed: set[int] = set()  # processes whose stacks have changed since the last sample
         self._idle = 0.0
         self._is_reported = False
 
@@ -85,30 +86,32 @@ class ProgressWatch:
         marks: dict[int, tuple[int, ...]] = {}
         for board in boards:
             progress = board.read()
+            if progress.fingerprint != self._fingerprints.get(board.pid, progress.fingerprint):
+                self._changed.add(board.pid)
+            self._fingerprints[board.pid] = progress.fingerprint
             marks[board.pid] = (progress.count, progress.enqueued, progress.completed)
         moved, self._marks = marks != self._marks, marks
         return moved
 
     def _any_alive(self, boards: list[BoardReader]) -> bool:
         """Return whether any worker that is not in a collective does something."""
-        alive = [self._is_alive(board, board.read()) for board in boards if not _is_waiting(board.read())]
+        alive = [self._is_alive(board) for board in boards if not _is_waiting(board.read())]
+        self._changed.clear()
         return any(alive)
 
-    def _is_alive(self, board: BoardReader, progress: BoardContent) -> bool:
+    def _is_alive(self, board: BoardReader) -> bool:
         now, before = time.monotonic(), self._lives.get(board.pid)
         own, tree = activity(board.pid, descendants=False), activity(board.pid)
-        seconds = now - before.time if before else 0.0
-        is_busy = before is not None and own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
-        # Only of a busy worker: a stack costs a signal.
-        stack = inspect_worker(board).stack if is_busy else ()
-        self._lives[board.pid] = _Life(now, own, tree, stack)
+        self._lives[board.pid] = _Life(now, own, tree)
         if before is None:
             return False
+        seconds = now - before.time
         others_cpu = (tree.cpu_s - own.cpu_s) - (before.tree.cpu_s - before.own.cpu_s)
         moved_bytes = tree.bytes - before.tree.bytes
         has_children_busy = others_cpu > CPU_SHARE * seconds
         has_io = moved_bytes > STORAGE_BYTES_PER_SECOND * seconds
-        return has_children_busy or has_io or (is_busy and stack != before.stack)
+        is_busy = own.cpu_s - before.own.cpu_s > CPU_SHARE * seconds
+        return has_children_busy or has_io or (is_busy and board.pid in self._changed)
 
     async def inspect(self, ranks: Mapping[int, tuple[int, int | None]]) -> Inspected:
         """Return the state of all workers.

@@ -21,13 +21,13 @@ LIMIT = 0.2
 
 
 class Host:
-    """A host whose one worker is this process; `activity` and `stack` are what is seen of it."""
+    """A host whose one worker is this process, with invented signs of life."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.board = Board(folder, 0, 1)
         self.sent: list[Message] = []
         self.own = self.tree = Activity(0.0, 0)
-        self.line = 1
+        self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
         monkeypatch.setattr(progress_watch, "activity", lambda pid, descendants=True: self._activity(descendants))
         monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: self._state())
@@ -76,13 +76,14 @@ def test_no_progress_is_reported_once_and_progress_after_it(host: Host) -> None:
 
 def test_a_collective_that_ends_is_progress(host: Host) -> None:
     host.board.set_flag(TORCH_GROUP)
-    assert host.watched(lambda tick: host.board.set_collectives(tick + 1, tick)) == []
+    assert host.watched(lambda tick: host.board.set_sample(tick + 1, tick)) == []
 
 
 def _advance(host: Host, own: float = 0.0, children: float = 0.0, size_bytes: int = 0, line: int = 0) -> None:
     host.own = Activity(host.own.cpu_s + own, 0)
     host.tree = Activity(host.tree.cpu_s + own + children, host.tree.bytes + size_bytes)
     host.line += line
+    host.board.set_sample(*host.collectives, host.line)
 
 
 ALIVE = {
@@ -108,7 +109,7 @@ def test_what_is_no_sign_of_life(host: Host, signs: dict[str, float]) -> None:
 
 def test_a_worker_in_a_collective_may_spin(host: Host) -> None:
     host.board.set_flag(TORCH_GROUP)
-    host.board.set_collectives(9, 8)
+    host.collectives = 9, 8
     host.watched(lambda tick: _advance(host, own=0.1, line=1), ticks=150)
     assert isinstance(host.sent[0], Standstill)
 
