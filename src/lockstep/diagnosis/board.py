@@ -1,7 +1,7 @@
 """One worker's progress in shared memory: a report takes a microsecond, and a reader never blocks the worker.
 
-The file is mapped by the worker and by its host's node process. A reader may see a report in part; the next read, a
-second later, corrects that.
+The file is mapped by the worker and by its host's node process. A reader may see a partly written report;
+the next read, a second later, corrects that.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Board:
         REPORT.pack_into(self._memory, AT_REPORT, self._count, time.monotonic_ns(), self._step, self._phase)
 
     def set_flag(self, flag: int, is_set: bool = True) -> None:
-        """Publish what reports here, or no longer does."""
+        """Set or clear a flag: a component that reports on this board, or `ANSWERS`."""
         self._flags = self._flags | flag if is_set else self._flags & ~flag
         FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
 
@@ -169,7 +169,7 @@ class BoardReader:
         )
 
     def ask(self) -> int:
-        """Ask the worker for its pending collectives; return the question's number, which `Progress.answer` reaches."""
+        """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches."""
         number = int(QUESTION.unpack_from(self._memory, AT_QUESTION)[0]) + 1
         QUESTION.pack_into(self._memory, AT_QUESTION, number)
         return number

@@ -26,7 +26,7 @@ class Explanation:
     """The explanation of a hang.
 
     Args:
-        culprits: The ranks that the others wait for; all ranks if none of them is different.
+        culprits: The ranks that the others wait for; all ranks if these cannot be identified.
         lines: The explanation, the most important line first.
         stacks: Further lines: the culprits' stacks.
     """
@@ -121,8 +121,8 @@ def _waits(states: Sequence[WorkerState]) -> dict[int, Wait]:
 def _hvd_waits(states: Sequence[WorkerState]) -> dict[int, Wait]:
     """Return the hvd operation that each rank waits in.
 
-    A rank may have submitted some operations and then stopped, so an operation counts that some ranks have not
-    submitted. Ranks that lack it wait only if they have submitted another one that others lack.
+    If any operation is missing on some ranks, a rank waits only in one of those that it has submitted itself: a rank
+    that has submitted only operations that all ranks have may have stopped since. Otherwise, all operations count.
     """
     sets = {state.rank: state.operations for state in states if _may_wait(state) and state.flags & HVD}
     names = list(dict.fromkeys(name for operations in sets.values() for name in operations))
@@ -214,10 +214,10 @@ def _doings(states: Sequence[WorkerState], host_of: Callable[[int], str]) -> lis
 
 
 def _doing(state: WorkerState) -> str:
-    """Return what a worker does instead, as a predicate."""
+    """Describe what a worker is doing, as a predicate such as "is waiting for data"."""
     at = _at(state)
     if not state.pid:
-        return f"has exited with code {state.exit_code}: its work ended before that of the others"
+        return f"has exited with code {state.exit_code}: it finished before the other ranks"
     if state.state in STOPPED_STATES:
         return f"is stopped (process {state.pid}); kill -CONT {state.pid} continues it"
     if state.state in ("", "Z"):

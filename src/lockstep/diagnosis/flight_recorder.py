@@ -1,8 +1,8 @@
 """The collectives of this process, from the records that torch keeps of them (its flight recorder).
 
-torch records Gloo's and NCCL's, some versions only if TORCH_FR_BUFFER_SIZE is set, as the launcher sets it. The
-functions are private, so each call allows for their absence. Gloo's entries stay "scheduled": only `retired` and the
-group's last completed number show that one has finished.
+torch records the collectives of Gloo and NCCL; some versions do so only if TORCH_FR_BUFFER_SIZE is set, so the launcher
+sets it. The functions are private and may be missing. Gloo's entries stay "scheduled": only `retired` and the group's
+last completed number show that a collective has finished.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class WorkerState:
         state: The process's state, as in `proc.Facts`.
         is_debugged: A debugger is attached to it or runs in it.
         age_s: Seconds since its last report.
-        has_answered: Its interpreter runs; if not, the process is stopped or a thread holds the GIL.
+        has_answered: It answered, or has no thread that answers. If False, it is stopped, or a thread holds the GIL.
         stack: The main thread's frames, innermost first; empty if unknown.
         operations: Names of hvd's unfinished operations.
         collectives: Of torch: the last finished and the unfinished ones, by group.
@@ -111,7 +111,7 @@ def _answer(board: BoardReader) -> dict[str, Any]:
 
 
 def _stack_by_signal(board: BoardReader) -> tuple[Frame, ...]:
-    """Have faulthandler write the stacks, which needs no interpreter."""
+    """Have faulthandler write the stacks, which works even while a thread holds the GIL."""
     assert STACK_SIGNAL is not None
     path = board.path.with_suffix(STACKS)
     sizes = [_size(path)]

@@ -56,7 +56,7 @@ class Meter:
     """Accumulates this worker's steps on the device and reduces them over all workers on request.
 
     Nothing is copied to the host before then, so the host does not wait for a GPU. Small steps are counted several at
-    once, because their cost is the number of operations, not their size.
+    a time, because their cost depends on the number of operations, not on their size.
     """
 
     def __init__(self, world: World):

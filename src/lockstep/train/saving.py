@@ -72,7 +72,7 @@ def save(job: Job, is_best: bool = False, durably: bool = True) -> None:
         durably: True: a checkpoint on disk; False: a snapshot in this host's memory.
 
     Raises:
-        NonFiniteLossError: Weights are NaN or infinite; raised on all workers.
+        ReplicasDifferError, NonFiniteLossError, RewindError, ConfigError: As for `prepare_snapshot`.
     """
     publisher.report("checkpoint")
     if not durably and job.world.size > job.world.rank_info.local_size:  # each host writes its own snapshot

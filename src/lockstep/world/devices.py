@@ -41,7 +41,7 @@ def choose_device(rank_info: RankInfo, device: str, may_share: bool = False) -> 
         raise WorldError(
             f"{rank_info.local_size} workers on {socket.gethostname()}, which has {count} GPU{'s' * (count > 1)}"
             f"{_slurm_hint(rank_info)}; start at most one worker per GPU, or add --device cpu, or --dist-backend gloo, "
-            f"with which workers may share a GPU"
+            f"which lets workers share a GPU"
         )
     return torch.device(found, rank_info.local_rank % count)
 
@@ -71,7 +71,7 @@ def _slurm_hint(rank_info: RankInfo) -> str:
     if rank_info.launcher != SLURM.name:
         return ""
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "none")
-    return f" to show (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
+    return f" visible (SLURM_GPUS_ON_NODE={on_node}; srun --gpus-per-node=N --gpu-bind=none shows all to each task)"
 
 
 def exchange(store: Store, rank: int, size: int, own: Any) -> list[Any]:
@@ -103,5 +103,5 @@ def check_devices(rank_info: RankInfo, device: torch.device, library: str, store
             raise WorldError(
                 f"workers {ranks} on {host} share the GPU {identity}: CUDA_VISIBLE_DEVICES or a similar variable is "
                 f"the same for all; set a different GPU for each worker, unset it (Slurm: --gpus-per-node=N "
-                f"--gpu-bind=none), or add --device cpu, or --dist-backend gloo, with which they may share it"
+                f"--gpu-bind=none), or add --device cpu, or --dist-backend gloo, which lets them share it"
             )

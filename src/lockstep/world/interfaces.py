@@ -27,12 +27,12 @@ VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "veth")
 
 
 def choose_interface(rank_info: RankInfo, store: Store, host: str) -> None:
-    """Set Gloo's network interface by GLOO_SOCKET_IFNAME, unless that is set.
+    """Set GLOO_SOCKET_IFNAME, Gloo's network interface, unless it is set.
 
-    This is loopback if all workers are on this machine, else the interface on the route to rank 0. All are also on this
-    machine if rank 0's address is loopback, as when several nodes are simulated on one machine.
+    Use loopback if all workers are on this machine, or if rank 0's address is loopback, as when several nodes are
+    simulated on one machine; else the interface on the route to rank 0.
 
-    NCCL's interface is set only if all workers are on this machine; otherwise NCCL chooses, as it may use several.
+    Set NCCL's interface only with loopback; otherwise NCCL chooses, as it may use several.
 
     Args:
         host: Rank 0's host.

@@ -181,8 +181,8 @@ def _check_others(rank_info: RankInfo, environment: Mapping[str, str]) -> None:
         if int(values[1]) > rank_info.size:
             _warn(
                 f"{rank_info.launcher}'s variables make this worker rank {rank_info.rank} of {rank_info.size}, "
-                f"but {launcher.name} set {shown}; if that is the job, unset {rank_info.launcher}'s variables, "
-                f"which an outer job left behind"
+                f"but {launcher.name} set {shown}; if {launcher.name} started this worker, unset "
+                f"{rank_info.launcher}'s variables, which are left over from an outer job"
             )
     if rank_info.launcher == "none" and PMIX_RANK in environment and "SLURM_STEP_ID" not in environment:
         found = f"{PMIX_RANK}={environment[PMIX_RANK]} is set, but not the number of workers"
@@ -242,7 +242,8 @@ def _agreed(rank_info: RankInfo, launcher: Launcher, environment: Mapping[str, s
             f"{', '.join(wrong)} contradicts {launcher.name}, which started this worker as {rank_info.rank} of "
             f"{rank_info.size} "
             f"({', '.join(f'{name}={environment[name]}' for name in _names(launcher, environment)[:3])}); "
-            f"{TORCHRUN_ID} is not set, so it is left from an earlier job: unset {' '.join(left)}"
+            f"torchrun did not start this worker ({TORCHRUN_ID} is not set), so these variables are left over from an "
+            f"earlier job: unset {' '.join(left)}"
         )
     return rank_info
 

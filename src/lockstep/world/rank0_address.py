@@ -1,6 +1,6 @@
 """Find rank 0 of a job on several hosts, from the variables of its launcher and batch system.
 
-All workers must find the same address without communicating, so it follows from variables that are the same for all.
+All workers must find the same address without communicating, so it is derived from variables that are the same for all.
 Rank 0 checks that it runs there. docs/reference/launchers.md has the table.
 """
 
@@ -25,7 +25,7 @@ from lockstep.world.store import LOOPBACK
 HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE")
 OPEN_MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"  # mpirun's address, up to Open MPI 4
 OPEN_MPI_JOB = "PMIX_NAMESPACE"  # since Open MPI 5: prterun-HOST-PID@N, with mpirun's host
-# What identifies a launch, the same in all its workers. (Open MPI's remote workers may lack the batch job's variables.)
+# Variables that identify a launch, the same in all its workers (Open MPI's remote ones may lack the batch job's).
 LAUNCHES = {
     SLURM.name: ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     "Open MPI": ("OMPI_MCA_ess_base_jobid", OPEN_MPI_JOB),
@@ -37,7 +37,7 @@ PORTS = range(20_000, 30_000)  # below Linux's ephemeral ports
 def find_address(rank_info: RankInfo, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return the host and port at which rank 0 serves the job's store.
 
-    MASTER_ADDR and MASTER_PORT have precedence, independently; but a job on one host always uses loopback.
+    MASTER_ADDR and MASTER_PORT each override the derived value, but a job on one host always uses loopback.
 
     Raises:
         WorldError: Rank 0's host is unknown, or MASTER_PORT is not a port.

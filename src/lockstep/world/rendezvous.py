@@ -1,8 +1,8 @@
 """The rendezvous of a job's workers, under any launcher.
 
 torchrun and Lockstep's launcher serve a store and set its address. Under other launchers, rank 0 serves it: on one
-host, it writes its loopback port to a small file that the other workers read; on several hosts, the address follows
-from the launcher's variables (`lockstep.world.rank0_address`).
+host, it writes its loopback port to a small file that the other workers read; on several hosts, the address is
+derived from the launcher's variables (`lockstep.world.rank0_address`).
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def connect(
     backend: BackendChoice = "auto",
     report: Callable[[LostPeerError], int] = print_error,
 ) -> Iterator[World]:
-    """Connect this worker to its peers, and disconnect it at the end of the block, unless that raises.
+    """Connect this worker to its peers, and disconnect it at the end of the block, unless the block raises.
 
     Collectives of CPU tensors use Gloo; those of accelerator tensors use the accelerator's library (NCCL, XCCL). With
     backend "gloo" both use Gloo, and workers may share devices, which are assigned in turn. A process group that the
@@ -190,7 +190,7 @@ def connect(
     except BaseException as error:
         for watch in _watches:
             watch.stand_down()
-        if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # all raise it
+        if library != GLOO and isinstance(error, Exception) and not isinstance(error, StoppedError):  # on all workers
             abort()
         raise
     disconnect()  # not after an error: the process then exits, and its peers must notice that

@@ -76,7 +76,7 @@ IN_COMPILER = (Frame("/x/site-packages/torch/_inductor/compile_fx.py", 1, "compi
         ),
         ({"has_answered": False}, "rank 1 is in native code that holds the GIL, or frozen, at train.py:20"),
         ({"state": ""}, "rank 1 is gone (process 101)"),
-        ({"pid": 0, "exit_code": 0}, "rank 1 has exited with code 0: its work ended before that of the others"),
+        ({"pid": 0, "exit_code": 0}, "rank 1 has exited with code 0: it finished before the other ranks"),
         ({"is_debugged": True}, "rank 1 is being debugged"),
     ],
 )

@@ -114,7 +114,7 @@ def horovod_variables(info: Mapping[str, int]) -> dict[str, str]:
 
 
 class Driver:
-    """The state of an elastic job, and the step that moves it.
+    """The state machine of an elastic job, advanced by `step`.
 
     Args:
         hosts: Return the hosts that the job may use now.

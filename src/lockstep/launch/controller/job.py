@@ -380,7 +380,7 @@ class LaunchedJob:
         return await _all([remote.answer(kind) for remote in remotes], self._plan.timings.settle)
 
     async def _follow(self) -> list[Ended | Lost | None]:
-        """Wait until every host's part has ended, or one has failed; return what is known by then, by node."""
+        """Wait until every host's part has ended, or one has failed; return the outcomes known by then, by node."""
         ends = [remote.end for remote in self._remotes]
         waiting: set[asyncio.Future[Any]] = {*ends, *(remote.answer(Failing) for remote in self._remotes)}
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)

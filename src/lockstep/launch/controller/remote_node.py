@@ -47,7 +47,12 @@ Show = Callable[[int, Name, bytes], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Lost:
-    """A node process that disconnected, and why; `seen` is when, if that was before its peers were ended."""
+    """A node process that disconnected.
+
+    Args:
+        why: The reason, for the message.
+        seen: The monotonic time when it was detected; None if unknown.
+    """
 
     why: str
     seen: float | None = None
@@ -163,7 +168,7 @@ class Remote:
             self._process.stdin.write(pack(message))
 
     async def close(self) -> None:
-        """Close what is left of the connection."""
+        """Close the connection, and kill the node process if it does not exit in time."""
         for task in self._tasks:
             task.cancel()
         if self._process and self._process.returncode is None:

@@ -1,7 +1,7 @@
 """Serve the state of a job's workers to `lockstep stacks`.
 
 The socket has a name in Linux's abstract namespace (man 7 unix): no file is left when the launcher is killed. Any user
-could connect to it, so both sides check that the other one is theirs.
+could connect to it, so both sides check that the peer's process belongs to their user.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _address(pid: int) -> str:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Return whether this user's process is at the other end."""
+    """Return whether the peer's process belongs to this user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     _, user, _ = CREDENTIALS.unpack(credentials)
     return bool(user == os.getuid())

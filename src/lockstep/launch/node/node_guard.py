@@ -1,7 +1,7 @@
 """The parent of a node process: if the node process is killed, it ends the job's remaining processes on its host.
 
 Linux reparents orphans to the nearest living ancestor that has requested this, so this process adopts the workers'
-descendants. It forks the node process first of all, and does nothing until that exits.
+descendants. It forks the node process at its start, and only forwards signals to it until that process exits.
 """
 
 from __future__ import annotations

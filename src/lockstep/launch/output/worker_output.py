@@ -59,7 +59,11 @@ class Screen:
         return self._display.log_of(rank)
 
     def release(self, but: int | None = None) -> None:
-        """Show delayed tracebacks, except one worker's, which is printed with the failure, and its consequences."""
+        """Show the delayed tracebacks.
+
+        Args:
+            but: The worker whose traceback is printed with the failure. Skip it, those it caused, and those in logs.
+        """
         for rank, tracebacks in self._tracebacks.items():
             if rank == but or (but is not None and self._is_consequence(rank)):
                 continue

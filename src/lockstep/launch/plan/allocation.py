@@ -117,7 +117,7 @@ def _slurm_gpus(environment: Mapping[str, str], nodes: int) -> int:
     total = _gres("SLURM_GPUS", environment) if environment.get("SLURM_GPUS") else here * nodes
     if total % nodes or (here and here * nodes != total):
         raise ConfigError(
-            f"Slurm gave {total} GPUs on {nodes} nodes, but not how many on each; "
+            f"Slurm allocated {total} GPUs on {nodes} nodes without setting how many per node; "
             f"request --gpus-per-node instead of --gpus, or use -H HOST:WORKERS,..."
         )
     return total // nodes

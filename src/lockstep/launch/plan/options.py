@@ -213,7 +213,9 @@ def _allocation(options: LaunchOptions, environment: Mapping[str, str], gpus: Ca
     found = find_allocation(environment, gpus=0)
     wanted = options.launcher
     if wanted != "auto" and (found is None or SYSTEMS[found.system] != wanted):
-        raise ConfigError(f"--launcher {wanted}: not inside such an allocation; submit the job, or use -H with ssh")
+        raise ConfigError(
+            f"--launcher {wanted}: not in an allocation of this system; submit the job, or use -H with --launcher ssh"
+        )
     return find_allocation(environment, gpus=gpus()) if found and found.system != "Slurm" else found
 
 

@@ -30,18 +30,18 @@ class Timings:
         connect: Limit for one attempt to connect to another host and to identify it.
         reconnect: Interval of these attempts.
         load: Limit for importing Python's modules, which is slow on a busy file system.
-        manual: How much longer the launcher waits for manually started nodes than its node process, whose message
-            about missing nodes is more specific.
+        manual: Extra time that the launcher waits for manually started nodes, so that its node process, whose message
+            about missing nodes is more specific, gives up first.
         settle: Time for related failures to be reported.
         worker_end: From SIGTERM to SIGKILL of a worker.
         elastic_end: The same if an elastic job's driver ends the workers itself (Ray, Spark).
-        host_end: Limit for the end of one host's workers, for other parts of the launcher.
-        job_end: Limit for the end of all hosts' parts.
-        forced_end: Limit for the end after SIGKILL.
-        caller_end: Limit for the launcher's end, for the program that called it.
+        host_end: The same if the launcher ends the workers of a host, or disconnects.
+        job_end: How long the launcher waits for the hosts to report that their workers have exited.
+        forced_end: Limit for processes to exit after SIGKILL.
+        caller_end: How long a program that called the launcher waits for it to exit.
         output: Limit for reading the output of processes that cannot be ended.
         error_send: Limit for sending an error to a launcher that may not read it.
-        close: Limit for the peer to read the last messages, or for a process to notice the end.
+        close: Limit for a peer to read the last messages, or for a node process to exit once its stdin is closed.
         store_look: Interval of checks of the process that serves the store.
         look: Interval of checks of the hosts of a job with restarts.
         settled: Time between the workers' start and a change of their number.

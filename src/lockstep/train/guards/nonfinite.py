@@ -1,8 +1,8 @@
 """`--on-nan`: detect NaN and infinite gradients before the update, and stop, skip the step or rewind.
 
-The reduced gradients are bitwise equal on all workers, so all decide alike without communication. `skip` checks them in
-each step, and so does `stop` on a CPU. `stop` on a GPU, and `rewind` always, keep the flags on the device until the
-next report. In fp16 the loss scaler handles infinite gradients instead.
+The reduced gradients are bitwise equal on all workers, so all reach the same decision without communicating. `skip`
+checks them in each step, and so does `stop` on a CPU. `stop` on a GPU, and `rewind` always, keep the flags on the
+device until the next report. In fp16 the loss scaler handles infinite gradients instead.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Skip(Watch):
 class ScaledRewind(Guard):
     """--on-nan rewind in fp16: rewinds when weights are NaN or infinite.
 
-    The repeated steps skip the update that caused it, which is the newest one that was taken.
+    The update that caused this, the last one taken, is skipped when the steps are repeated.
     """
 
     def __init__(self) -> None:

@@ -136,7 +136,7 @@ def smallest_of_best(rates: dict[int, float]) -> int:
 def measure_rate(reader: Reader, plan: list[Indices], processes: int, seconds: float) -> float:
     """Measure the images per second of a reader without a consumer, excluding start-up.
 
-    Measures for `seconds` and at least one batch per process, because these may arrive together, or to the plan's end.
+    Measure at least `seconds` and one batch per process (these may arrive together), or until the plan ends.
     """
     turn = max(1, processes)
     batches = reader.read(plan, 0)

@@ -60,7 +60,7 @@ def load_keeping_flags(optimizer: Optimizer, state: Mapping[str, Any], kept: Col
     """Restore an optimizer's state, but keep settings of this session, such as the weight decay.
 
     Args:
-        kept: Keys of the groups whose values of this session are kept; None: all.
+        kept: Keys of the parameter groups that keep this session's values; None: all.
     """
     configured = [
         {key: value for key, value in group.items() if key != "params" and (kept is None or key in kept)}

@@ -24,7 +24,7 @@ class NoAverage:
         """Add the weights of a step to the average.
 
         Args:
-            unless: If 1, change only the count; float32, a scalar on the weights' device. Call `take_back` then.
+            unless: A float32 scalar on the weights' device. If it is 1, only the count changes: then call `take_back`.
         """
 
     def take_back(self) -> None:

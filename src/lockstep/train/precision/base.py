@@ -45,7 +45,7 @@ class Precision:
         loss.backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Compute the unscaled gradients of the optimizer's parameters."""
+        """Divide the gradients of the optimizer's parameters by the loss scale."""
 
     def step(self, optimizer: Optimizer) -> bool | None:
         """Take the optimizer's step. Return False if it was skipped because of a NaN or infinite gradient.

@@ -1,7 +1,7 @@
 """Stop early enough to checkpoint before the time limit.
 
 A worker checks its clock once per round: a training step, or a batch of an evaluation. If it does not request a stop
-now, the next chance is the next check, and the stop then takes another round and the checkpoint. So it requests a stop
+now, it can do so only at the next check, and stopping then takes another round and a checkpoint. So it requests a stop
 when the time left is less than the sum of the longest time between two checks, the longest round, the longest
 checkpoint write and a reserve. The clock is monotonic, so setting the system clock has no effect.
 """

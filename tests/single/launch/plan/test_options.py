@@ -70,7 +70,7 @@ def test_nodes_started_by_hand() -> None:
         (LaunchOptions(hosts="a:1,b:1,a:1"), None, "a is listed twice"),
         (LaunchOptions(hosts="a:1", hostfile=Path("f")), None, "--hosts and --hostfile both"),
         (LaunchOptions(hostfile=Path("/no/such")), None, "--hostfile /no/such: No such file"),
-        (LaunchOptions(launcher="slurm"), None, "--launcher slurm: not inside such an allocation"),
+        (LaunchOptions(launcher="slurm"), None, "--launcher slurm: not in an allocation of this system"),
         (LaunchOptions(launcher="local", hosts="a:1"), None, "a is not this machine"),
         (LaunchOptions(nodes=2), None, "--nodes needs --node-rank"),
         (LaunchOptions(nodes=2, node_rank=2, master_addr="a"), None, "--node-rank 2: must be from 0 to 1"),
