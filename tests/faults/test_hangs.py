@@ -88,7 +88,8 @@ dist.barrier()
 if dist.get_rank() == 0:
     end = time.monotonic() + float(sys.argv[1])
     if sys.argv[2] == "evaluation":
-        layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten())
+        parts = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten()
+        layers = torch.nn.Sequential(*parts)
         right = 0
         while time.monotonic() < end:
             images = torch.randn(16, 3, 32, 32)

@@ -18,6 +18,7 @@ from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.protocol.messages import Message, Moving, Standstill
 
 LIMIT = 0.2
+STATE = WorkerState(0, stack=(Frame("x.py", 1, "f"),))
 
 
 class Host:
@@ -30,16 +31,13 @@ class Host:
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
         monkeypatch.setattr(progress_watch, "activity", lambda pid, descendants=True: self._activity(descendants))
-        monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: self._state())
+        monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: STATE)
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
 
     def _activity(self, descendants: bool) -> Activity:
         return self.tree if descendants else self.own
-
-    def _state(self) -> WorkerState:
-        return WorkerState(0, stack=(Frame("x.py", self.line, "f"),))
 
     def watched(self, happens: Callable[[int], None] = lambda tick: None, ticks: int = 60) -> list[Message]:
         """The messages while this happens at each of so many ticks, of which 20 make the limit."""
